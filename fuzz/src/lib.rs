@@ -6,72 +6,109 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 
-#[path = "../../crates/kvfs-cli/src/beneath.rs"]
-mod beneath;
-#[path = "../../crates/kvfs-cli/src/daemons.rs"]
-mod daemons;
-#[path = "../../crates/kvfs-cli/src/deaths.rs"]
-mod deaths;
-#[path = "../../crates/kvfs-cli/src/descendants.rs"]
-mod descendants;
-#[path = "../../crates/kvfs-cli/src/destination.rs"]
-mod destination;
-#[path = "../../crates/kvfs-cli/src/device_profile.rs"]
-mod device_profile;
-#[path = "../../crates/kvfs-cli/src/failures.rs"]
-mod failures;
-#[path = "../../crates/kvfs-cli/src/figures.rs"]
-mod figures;
-#[path = "../../crates/kvfs-cli/src/http/message.rs"]
-mod http_message;
-#[path = "../../crates/kvfs-cli/src/identity.rs"]
-mod identity;
-#[path = "../../crates/kvfs-cli/src/import.rs"]
-mod import;
-#[path = "../../crates/kvfs-cli/src/import_items.rs"]
-mod import_items;
-#[path = "../../crates/kvfs-cli/src/import_mounted.rs"]
-mod import_mounted;
-#[path = "../../crates/kvfs-cli/src/importer.rs"]
-mod importer;
-#[path = "../../crates/kvfs-cli/src/mount_options.rs"]
-mod mount_options;
-#[path = "../../crates/kvfs-cli/src/mount_settings.rs"]
-mod mount_settings;
-#[path = "../../crates/kvfs-cli/src/mount_table.rs"]
-mod mount_table;
-#[path = "../../crates/kvfs-cli/src/mount_words.rs"]
-mod mount_words;
-#[path = "../../crates/kvfs-cli/src/mounted.rs"]
-mod mounted;
-#[path = "../../crates/kvfs-cli/src/network.rs"]
-mod network;
-#[path = "../../crates/kvfs-cli/src/output.rs"]
-mod output;
-#[path = "../../crates/kvfs-cli/src/paths.rs"]
-mod paths;
-#[path = "../../crates/kvfs-cli/src/pax.rs"]
-mod pax;
-#[path = "../../crates/kvfs-cli/src/place.rs"]
-mod place;
-#[path = "../../crates/kvfs-cli/src/scrubbing.rs"]
-mod scrubbing;
-#[path = "../../crates/kvfs-cli/src/sizes.rs"]
-mod sizes;
-#[path = "../../crates/kvfs-cli/src/sockets.rs"]
-mod sockets;
-#[path = "../../crates/kvfs-cli/src/sources.rs"]
-mod sources;
-#[path = "../../crates/kvfs-cli/src/store.rs"]
-mod store;
-#[path = "../../crates/kvfs-cli/src/tar_stream.rs"]
-mod tar_stream;
-#[path = "../../crates/kvfs-cli/src/text.rs"]
-mod text;
-#[path = "../../crates/kvfs-cli/src/tree.rs"]
-mod tree;
-#[path = "../../crates/kvfs-cli/src/waiting.rs"]
-mod waiting;
+#[path = "."]
+mod commands {
+    #[path = "../../crates/kvfs-cli/src/commands/import.rs"]
+    pub mod import;
+}
+#[path = "."]
+mod support {
+    #[path = "."]
+    pub mod archives {
+        #[path = "../../crates/kvfs-cli/src/support/archives/import_items.rs"]
+        pub mod import_items;
+        #[path = "../../crates/kvfs-cli/src/support/archives/import_mounted.rs"]
+        pub mod import_mounted;
+        #[path = "../../crates/kvfs-cli/src/support/archives/importer.rs"]
+        pub mod importer;
+        #[path = "../../crates/kvfs-cli/src/support/archives/made_by.rs"]
+        pub mod made_by;
+        #[path = "../../crates/kvfs-cli/src/support/archives/pax.rs"]
+        pub mod pax;
+        #[path = "../../crates/kvfs-cli/src/support/archives/sources.rs"]
+        pub mod sources;
+        #[path = "../../crates/kvfs-cli/src/support/archives/tar_stream.rs"]
+        pub mod tar_stream;
+    }
+    #[path = "."]
+    pub mod machine {
+        #[path = "../../crates/kvfs-cli/src/support/machine/beneath.rs"]
+        pub mod beneath;
+        #[path = "../../crates/kvfs-cli/src/support/machine/descendants.rs"]
+        pub mod descendants;
+        #[path = "../../crates/kvfs-cli/src/support/machine/destination.rs"]
+        pub mod destination;
+        #[path = "../../crates/kvfs-cli/src/support/machine/identity.rs"]
+        pub mod identity;
+        #[path = "../../crates/kvfs-cli/src/support/machine/paths.rs"]
+        pub mod paths;
+    }
+    #[path = "."]
+    pub mod mounting {
+        #[path = "../../crates/kvfs-cli/src/support/mounting/mount_options.rs"]
+        pub mod mount_options;
+        #[path = "../../crates/kvfs-cli/src/support/mounting/mount_settings.rs"]
+        pub mod mount_settings;
+        #[path = "../../crates/kvfs-cli/src/support/mounting/mount_table.rs"]
+        pub mod mount_table;
+        #[path = "../../crates/kvfs-cli/src/support/mounting/mount_words.rs"]
+        pub mod mount_words;
+    }
+    #[path = "."]
+    pub mod mounts {
+        #[path = "../../crates/kvfs-cli/src/support/mounts/daemons.rs"]
+        pub mod daemons;
+        #[path = "../../crates/kvfs-cli/src/support/mounts/mounted.rs"]
+        pub mod mounted;
+        #[path = "../../crates/kvfs-cli/src/support/mounts/place.rs"]
+        pub mod place;
+        #[path = "../../crates/kvfs-cli/src/support/mounts/sockets.rs"]
+        pub mod sockets;
+        #[path = "../../crates/kvfs-cli/src/support/mounts/waiting.rs"]
+        pub mod waiting;
+    }
+    #[path = "."]
+    pub mod serving {
+        #[path = "../../crates/kvfs-cli/src/support/serving/deaths.rs"]
+        pub mod deaths;
+        #[path = "../../crates/kvfs-cli/src/support/serving/figures.rs"]
+        pub mod figures;
+        #[path = "."]
+        pub mod http {
+            #[path = "../../crates/kvfs-cli/src/support/serving/http/message.rs"]
+            pub mod message;
+        }
+        #[path = "../../crates/kvfs-cli/src/support/serving/network.rs"]
+        pub mod network;
+        #[path = "../../crates/kvfs-cli/src/support/serving/scrubbing.rs"]
+        pub mod scrubbing;
+    }
+    #[path = "."]
+    pub mod stores {
+        #[path = "../../crates/kvfs-cli/src/support/stores/device_profile.rs"]
+        pub mod device_profile;
+        #[path = "../../crates/kvfs-cli/src/support/stores/store.rs"]
+        pub mod store;
+        #[path = "../../crates/kvfs-cli/src/support/stores/tree.rs"]
+        pub mod tree;
+    }
+    #[path = "."]
+    pub mod terminal {
+        #[path = "../../crates/kvfs-cli/src/support/terminal/failures.rs"]
+        pub mod failures;
+        #[path = "../../crates/kvfs-cli/src/support/terminal/output.rs"]
+        pub mod output;
+        #[path = "../../crates/kvfs-cli/src/support/terminal/sizes.rs"]
+        pub mod sizes;
+        #[path = "../../crates/kvfs-cli/src/support/terminal/text.rs"]
+        pub mod text;
+    }
+}
+
+use commands::import;
+use support::archives::pax;
+use support::mounting::mount_options;
+use support::serving::http::message as http_message;
 
 /// A whole tar stream as `kvfs import` takes it. The checksums of what looks like a header are put
 /// right. What is left of any of them is a sound file system.

@@ -1,121 +1,27 @@
-//! The `kvfs` command: one module per command, each with its `Args` and a `run`.
+//! The `kvfs` command: `commands` has a module for each of its commands, `support` what they share.
 //!
-//! This file dispatches the commands without knowing what they do. Output, errors and exit codes
-//! are in `output`, opening a store or finding a mounted one in `store`.
+//! This file dispatches the commands without knowing what they do.
 
-mod bench;
-mod beneath;
-mod cat;
-mod changes;
-mod changes_since;
-mod check;
-mod clone_tree;
-mod clones;
-mod commit;
-mod create;
-mod daemon;
-mod daemons;
-mod deaths;
-mod defrag;
-mod descendants;
-mod destination;
-mod device_profile;
-mod dict;
-mod doctor;
-mod du;
-mod explore;
-mod export;
-mod failures;
-mod figures;
-mod files;
-mod find;
-mod fork;
-mod forked;
-mod forks;
-mod fsmonitor;
-mod gc;
-mod guest;
-mod handover;
-mod history;
-mod http;
-mod identity;
-mod import;
-mod import_items;
-mod import_mounted;
-mod importer;
-mod keeper;
-mod kv;
-mod list;
-mod live;
-mod ls;
-mod manual;
-mod mcp;
-mod merge;
-mod merge_requests;
-mod metrics;
-mod mount;
-mod mount_config;
-mod mount_options;
-mod mount_settings;
-mod mount_table;
-mod mount_words;
-mod mounted;
-mod network;
-mod output;
-mod pager;
-mod paths;
-mod pax;
-mod place;
-mod proposed;
-mod pull;
-mod push;
-mod question;
-mod restore;
-mod retention;
-mod rm;
-mod run;
-mod salvage;
-mod sandbox;
-mod scripts;
-mod scrub;
-mod scrubbing;
-mod secret;
-mod send;
-mod serve;
-mod served_files;
-mod served_names;
-mod service;
-mod show;
-mod sizes;
-mod snapshot;
-mod sockets;
-mod sources;
-mod span;
-mod stat;
-mod statistics;
-mod store;
-mod tar_stream;
-mod terminal;
-mod text;
-mod top;
-mod transactions;
-mod tree;
-mod txn;
-mod umount;
-mod undo;
-mod unpublish;
-mod upgrade;
-mod usage;
-mod waiting;
-mod walks;
-mod web;
+mod commands;
+mod support;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use output::Output;
+use commands::{
+    abort, bench, cat, changes, check, clone, clone_tree, commit, compact, completions, create,
+    defrag, dict, diff, doctor, du, explore, export, find, fork, forks, fsmonitor, gc, history,
+    import, kv, list, ls, man, mcp, merge, mount, pull, push, rebase, receive, restore, rm, run,
+    salvage, scrub, secret, send, serve, show, snapshot, stat, top, txn, umount, undo, unpublish,
+    web,
+};
+use support::machine::destination;
+use support::mounts::waiting;
+use support::serving::scripts;
+use support::terminal::output::Output;
+use support::terminal::{output, usage};
 
 /// One store that is an ordered, transactional key-value database and a POSIX file system.
 #[derive(Parser)]
@@ -134,7 +40,7 @@ enum Command {
     Mount(Box<mount::Args>),
     Umount(umount::Args),
     Commit(commit::Args),
-    Abort(commit::AbortArgs),
+    Abort(abort::Args),
     List(list::Args),
     Kv(kv::Args),
     Dict(dict::Args),
@@ -146,17 +52,17 @@ enum Command {
     Web(web::Args),
     Top(top::Args),
     Snapshot(snapshot::Args),
-    Clone(snapshot::CloneArgs),
+    Clone(clone::Args),
     Merge(merge::Args),
-    Rebase(merge::RebaseArgs),
-    Diff(snapshot::DiffArgs),
+    Rebase(rebase::RebaseArgs),
+    Diff(diff::Args),
     Restore(restore::Args),
     Undo(undo::Args),
-    Changes(changes_since::Args),
+    Changes(changes::Args),
     History(history::Args),
     Show(show::Args),
     Send(send::SendArgs),
-    Receive(send::ReceiveArgs),
+    Receive(receive::Args),
     Ls(ls::Args),
     Cat(cat::Args),
     Stat(stat::Args),
@@ -168,7 +74,7 @@ enum Command {
     Du(du::Args),
     Find(find::Args),
     Defrag(defrag::Args),
-    Compact(dict::CompactArgs),
+    Compact(compact::Args),
     Import(import::Args),
     Export(export::Args),
     Push(push::Args),
@@ -181,8 +87,8 @@ enum Command {
     Secret(secret::Args),
     Bench(bench::Args),
     Doctor(doctor::Args),
-    Completions(manual::CompletionsArgs),
-    Man(manual::ManArgs),
+    Completions(completions::Args),
+    Man(man::Args),
 }
 
 /// Resets SIGCHLD. If the parent process ignores it, so does this one: the kernel then discards the
@@ -235,10 +141,10 @@ fn main() -> ExitCode {
         Command::Run(args) => return run::run(args, &output),
         Command::Explore(args) => return explore::run(args, &output),
         Command::Commit(args) => return commit::run(args, &output),
-        Command::Abort(args) => return commit::abort(args, &output),
+        Command::Abort(args) => return abort::run(args, &output),
         Command::Txn(args) => return txn::run(args, &output),
         Command::Merge(args) => return merge::run(args, &output),
-        Command::Rebase(args) => return merge::rebase(args, &output),
+        Command::Rebase(args) => return rebase::run(args, &output),
         Command::Create(args) => create::run(args, &output),
         Command::Mount(args) => mount::run(*args, &output),
         Command::Umount(args) => umount::run(args, &output),
@@ -249,17 +155,17 @@ fn main() -> ExitCode {
         Command::Top(args) => top::run(args, &output),
         Command::Kv(args) => kv::run(args, &output),
         Command::Dict(args) => dict::run(args, &output),
-        Command::Compact(args) => dict::compact(args, &output),
+        Command::Compact(args) => compact::run(args, &output),
         Command::Snapshot(args) => snapshot::run(args, &output),
-        Command::Clone(args) => snapshot::clone(args, &output),
-        Command::Diff(args) => snapshot::diff(args, &output),
+        Command::Clone(args) => clone::run(args, &output),
+        Command::Diff(args) => diff::run(args, &output),
         Command::Restore(args) => restore::run(args, &output),
-        Command::Changes(args) => changes_since::run(args, &output),
+        Command::Changes(args) => changes::run(args, &output),
         Command::Undo(args) => undo::run(args, &output),
         Command::History(args) => history::run(args, &output),
         Command::Show(args) => show::run(args, &output),
         Command::Send(args) => send::send(args, &output),
-        Command::Receive(args) => send::receive(args, &output),
+        Command::Receive(args) => receive::run(args, &output),
         Command::Ls(args) => ls::run(args, &output),
         Command::Cat(args) => cat::run(args, &output),
         Command::Stat(args) => stat::run(args, &output),
@@ -283,8 +189,8 @@ fn main() -> ExitCode {
         Command::Secret(args) => secret::run(args, &output),
         Command::Bench(args) => bench::run(args, &output),
         Command::Doctor(args) => doctor::run(args, &output),
-        Command::Completions(args) => manual::completions(args, Cli::command(), &output),
-        Command::Man(args) => manual::man(args, Cli::command(), &output),
+        Command::Completions(args) => completions::run(args, Cli::command(), &output),
+        Command::Man(args) => man::run(args, Cli::command(), &output),
     };
     output.finish(outcome)
 }

@@ -387,18 +387,24 @@ fn nothing_is_printed_onto_a_store() {
 fn files_are_opened_to_be_written_in_one_place() {
     /// And why they may.
     const PLACES: &[(&str, &str)] = &[
-        ("destination.rs", "the place"),
-        ("daemons.rs", "records, in a directory of their own"),
-        ("daemon.rs", "/dev/null"),
-        ("bench.rs", "in the directory that it makes"),
-        ("export/directory.rs", "a new file, after the judgement of what had its name"),
+        ("support/machine/destination.rs", "the place"),
+        ("support/mounts/daemons.rs", "records, in a directory of their own"),
+        ("support/serving/daemon.rs", "/dev/null"),
+        ("commands/bench.rs", "in the directory that it makes"),
+        (
+            "support/archives/export_tree/directory.rs",
+            "a new file, after the judgement of what had its name",
+        ),
         ("local_copies.rs", "the caches, in a directory of their own"),
-        ("keeper.rs", "the store, which is opened as one"),
-        ("terminal.rs", "the terminal"),
-        ("run.rs", "the terminal"),
-        ("mcp/files.rs", "files in a transaction of the store"),
+        ("support/serving/keeper.rs", "the store, which is opened as one"),
+        ("support/terminal/prompt.rs", "the terminal"),
+        ("commands/run.rs", "the terminal"),
+        ("commands/mcp/files.rs", "files in a transaction of the store"),
         ("secrets.rs", "a new file, where nothing is"),
-        ("merge/fork_file.rs", "a fork in the place of a fork, after the judgement of that"),
+        (
+            "commands/merge/fork_file.rs",
+            "a fork in the place of a fork, after the judgement of that",
+        ),
     ];
     const OPENS: &[&str] = &[
         "File::create",

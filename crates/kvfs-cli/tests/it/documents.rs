@@ -274,7 +274,7 @@ fn every_module_that_the_fuzz_targets_take_in_is_there() {
     let text = fs::read_to_string(directory.join("lib.rs")).expect("the fuzz targets");
     let paths: Vec<&str> = text
         .lines()
-        .filter_map(|line| line.strip_prefix("#[path = \"")?.strip_suffix("\"]"))
+        .filter_map(|line| line.trim_start().strip_prefix("#[path = \"")?.strip_suffix("\"]"))
         .collect();
     assert!(paths.len() > 10, "these are not all: {paths:?}");
     let missing: Vec<_> = paths.iter().filter(|path| !directory.join(path).exists()).collect();

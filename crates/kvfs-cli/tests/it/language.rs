@@ -23,7 +23,7 @@ const ALLOWED: &[(&str, usize)] = &[
     ("crates/kvdb-server/src/commands/streams/trimming.rs", 1),
     ("crates/kvdb-server/src/commands/strings.rs", 1),
     ("crates/kvdb-server/src/relay.rs", 1),
-    ("crates/kvfs-cli/src/merge.rs", 1),
+    ("crates/kvfs-cli/src/commands/merge.rs", 1),
     ("crates/kvfs/src/apply_commit.rs", 1),
     ("crates/kvfs/src/fs/options.rs", 2),
     ("crates/kvfs/src/fs/superseded.rs", 1),

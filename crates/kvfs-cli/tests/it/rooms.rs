@@ -30,6 +30,10 @@ const CRATES: &[&str] = &[
     "kvfs-cli",
 ];
 
+/// Modules that have nothing but modules. The rooms of a crate with such halls are the modules in
+/// them, and not the halls.
+const HALLS: &[(&str, &[&str])] = &[("kvfs-cli", &["commands", "support"])];
+
 /// A crate, modules of it each of which leads to all others of them, and why they may.
 const CIRCLES: &[(&str, &[&str], &str)] = &[];
 
@@ -38,6 +42,8 @@ type Name = String;
 /// What was read of one crate.
 struct Crate {
     src: PathBuf,
+    /// Modules that have nothing but modules, by their paths from the root.
+    halls: BTreeSet<Vec<Name>>,
     root: Name,
     modules: BTreeSet<Name>,
     /// Names that the root takes out of modules, and those modules.
@@ -92,6 +98,20 @@ fn leaves(tree: &UseTree, path: &mut Vec<Name>, each: &mut dyn FnMut(&[Name], &s
     path.truncate(depth);
 }
 
+/// Notes a module and those in it that have nothing but modules.
+fn note_halls(src: &Path, at: Vec<Name>, halls: &mut BTreeSet<Vec<Name>>) {
+    let file = at.iter().fold(src.to_owned(), |directory, name| directory.join(name));
+    let items = parse(&file.with_extension("rs"));
+    if items.iter().all(|item| matches!(item, Item::Mod(module) if module.content.is_none())) {
+        for item in &items {
+            if let Item::Mod(module) = item {
+                note_halls(src, [&at[..], &[module.ident.to_string()]].concat(), halls);
+            }
+        }
+        halls.insert(at);
+    }
+}
+
 impl Crate {
     fn read(name: &str) -> Crate {
         let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name).join("src");
@@ -102,7 +122,12 @@ impl Crate {
             .filter_map(|i| if let Item::Mod(m) = i { Some(m.ident.to_string()) } else { None })
             .collect();
         let (reexports, named) = Default::default();
-        let mut this = Crate { src, root: root.into(), modules, reexports, named, at: Vec::new() };
+        let mut halls = BTreeSet::new();
+        for (_, names) in HALLS.iter().filter(|(of, _)| *of == name) {
+            names.iter().for_each(|hall| note_halls(&src, vec![hall.to_string()], &mut halls));
+        }
+        let (root, at) = (root.into(), Vec::new());
+        let mut this = Crate { src, halls, root, modules, reexports, named, at };
         items.iter().for_each(|item| this.visit_item(item));
         this
     }
@@ -125,7 +150,7 @@ impl Crate {
 
     fn note(&mut self, path: &[Name]) {
         if let Some(path) = self.resolve(path) {
-            let from = self.at.first().unwrap_or(&self.root).clone();
+            let from = self.room(&self.at).unwrap_or_else(|| self.root.clone());
             self.named.insert((from, path));
         }
     }
@@ -166,33 +191,39 @@ impl Crate {
         tokens.clear();
     }
 
-    /// The module that has what a path from the root names.
-    fn owner(&self, path: &[Name]) -> &Name {
-        match path.first() {
-            Some(first) => {
-                self.modules.get(first).or_else(|| self.reexports.get(first)).unwrap_or(&self.root)
-            }
-            None => &self.root,
+    /// The room in which a path from the root leads; `None` for the root itself.
+    fn room(&self, path: &[Name]) -> Option<Name> {
+        let depth =
+            (1..path.len()).take_while(|depth| self.halls.contains(&path[..*depth])).count();
+        path.get(..=depth).map(|room| room.join("::"))
+    }
+
+    /// The room that has what a path from the root names.
+    fn owner(&self, path: &[Name]) -> Name {
+        let Some(first) = path.first() else { return self.root.clone() };
+        match self.modules.contains(first) {
+            true => self.room(path).unwrap_or_else(|| self.root.clone()),
+            false => self.reexports.get(first).unwrap_or(&self.root).clone(),
         }
     }
 
-    fn uses(&self) -> BTreeMap<&Name, BTreeSet<&Name>> {
-        let mut uses: BTreeMap<&Name, BTreeSet<&Name>> = BTreeMap::new();
+    fn uses(&self) -> BTreeMap<Name, BTreeSet<Name>> {
+        let mut uses: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
         for (from, path) in &self.named {
             let to = self.owner(path);
-            if from != to {
-                uses.entry(from).or_default().insert(to);
+            if *from != to {
+                uses.entry(from.clone()).or_default().insert(to);
             }
         }
         uses
     }
 
     /// The sets of modules each of which leads to all others of its set.
-    fn circles(&self) -> BTreeSet<Vec<&Name>> {
+    fn circles(&self) -> BTreeSet<Vec<Name>> {
         let uses = self.uses();
         let reached = |from: &Name| {
             let mut seen: BTreeSet<&Name> = BTreeSet::new();
-            let mut left: Vec<&Name> = uses.get(from).into_iter().flatten().copied().collect();
+            let mut left: Vec<&Name> = uses.get(from).into_iter().flatten().collect();
             while let Some(module) = left.pop() {
                 if seen.insert(module) {
                     left.extend(uses.get(module).into_iter().flatten());
@@ -201,11 +232,14 @@ impl Crate {
             seen
         };
         let all: BTreeMap<&Name, BTreeSet<&Name>> =
-            uses.keys().map(|from| (*from, reached(from))).collect();
+            uses.keys().map(|from| (from, reached(from))).collect();
         let leads = |a: &Name, b: &Name| all.get(a).is_some_and(|reached| reached.contains(b));
         all.keys()
             .filter(|a| leads(a, a))
-            .map(|a| all.keys().copied().filter(|b| leads(a, b) && leads(b, a)).collect())
+            .map(|a| {
+                let same = all.keys().filter(|b| leads(a, b) && leads(b, a));
+                same.map(|name| (**name).clone()).collect()
+            })
             .collect()
     }
 }
@@ -269,6 +303,20 @@ impl<'a> Visit<'a> for Crate {
         self.note_tokens(call.tokens.clone());
         visit::visit_macro(self, call);
     }
+}
+
+#[test]
+fn what_commands_share_uses_no_command() {
+    let mut wrong = Vec::new();
+    for (from, to) in Crate::read("kvfs-cli").uses() {
+        let commands = to.iter().filter(|to| to.starts_with("commands::"));
+        wrong.extend(
+            commands
+                .filter(|_| from.starts_with("support::"))
+                .map(|to| format!("{from} uses {to}")),
+        );
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]

@@ -1,0 +1,95 @@
+//! `kvfs clone-tree`: copies a directory by reference.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use kvdb_server::Reply;
+use serde_json::json;
+
+use crate::support::machine::paths;
+use crate::support::mounts::mounted::{Mounted, Naming};
+use crate::support::mounts::place::{self, View};
+use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
+use crate::support::terminal::sizes::human_size;
+
+/// Copy a file, or a directory with everything in it, by reference: no data is copied, and the cost
+/// is that of the names.
+#[derive(clap::Args)]
+#[command(after_help = "\
+SRC and DST lie in the same mounted store, and in the same view of it (the main branch, or one \
+transaction). The copy appears atomically; it has the owners, modes, times and extended \
+attributes of the original. The two change independently afterwards, and shared data is kept for \
+as long as one of them uses it. A file with several names in SRC is one file with these names in \
+DST; names outside of SRC still refer to the original.
+
+  kvfs clone-tree /mnt/project /mnt/project.try")]
+pub struct Args {
+    /// File or directory to copy.
+    src: PathBuf,
+    /// Name of the copy; if it is an existing directory, the copy is made in it under the name of
+    /// SRC.
+    dst: PathBuf,
+}
+
+/// Returns the location of a path: the path from the root of its view, and the transaction if it is
+/// a transaction's view.
+fn position(mounted: &Mounted, path: &Path, device: &str) -> Outcome<(PathBuf, Option<Naming>)> {
+    let outside = || {
+        Failure::new(
+            Exit::Usage,
+            format!(
+                "{} is not in the store mounted at {}",
+                path.display(),
+                mounted.mount_point.display()
+            ),
+        )
+    };
+    let place = place::of(path).map_err(|e| Failure::io("cannot read the table of mounts", &e))?;
+    let place = place.filter(|place| place.mount.device == device).ok_or_else(outside)?;
+    match &place.view {
+        View::Mainline | View::Transaction(_) | View::Clone(_) => {
+            Ok((place.rest, mounted.naming(&place.view)))
+        }
+        view => Err(Failure::new(
+            Exit::Usage,
+            format!("{} lies in {view}, where nothing is made", path.display()),
+        )),
+    }
+}
+
+pub fn run(args: Args, output: &Output) -> Outcome {
+    let full = |path: &Path| {
+        paths::full_path(path)
+            .map_err(|e| Failure::io(format!("cannot find {}", path.display()), &e))
+    };
+    let src = full(&args.src)?;
+    let (directory, name) = match (args.dst.is_dir(), src.file_name(), args.dst.file_name()) {
+        (true, Some(name), _) => (full(&args.dst)?, name.to_owned()),
+        (false, _, Some(name)) => {
+            let directory =
+                args.dst.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            (full(directory)?, name.to_owned())
+        }
+        _ => return Err(Failure::new(Exit::Usage, "the copy must have a name")),
+    };
+    let mut mounted = Mounted::find_view(&directory)?;
+    let device = place::of_target(&directory)?.map(|place| place.mount.device).unwrap_or_default();
+    let (from, of) = position(&mounted, &src, &device)?;
+    let (to, into) = position(&mounted, &directory.join(&name), &device)?;
+    if of != into {
+        return Err(Failure::new(
+            Exit::Usage,
+            "both must lie in one view: nothing is shared between two of them by this",
+        ));
+    }
+    let mut words = vec![&b"CLONETREE"[..], from.as_os_str().as_bytes(), to.as_os_str().as_bytes()];
+    words.extend(of.iter().flat_map(Naming::words));
+    let Reply::Array(fields) = mounted.call(&words)? else {
+        return Err(Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply"));
+    };
+    let number =
+        |at: usize| if let Some(Reply::Integer(n)) = fields.get(at) { *n as u64 } else { 0 };
+    let (directories, files, bytes) = (number(1), number(3), number(5));
+    let text = format!("{files} files and {directories} directories, {} shared", human_size(bytes));
+    output.print(text, json!({"files": files, "directories": directories, "bytes": bytes}))
+}

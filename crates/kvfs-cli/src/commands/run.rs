@@ -1,0 +1,478 @@
+//! `kvfs run`: runs a program in a transaction. `there` does so for a transaction on a server.
+
+mod there;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use kvdb_server::Reply;
+
+use crate::commands::mount;
+use crate::support::machine::sandbox::{self, Namespace};
+use crate::support::mounts::mounted::{self, Commit, Mounted, NotCommitted};
+use crate::support::mounts::place::View;
+use crate::support::review::merge_requests::{Author, Choices, Rebased, rebase_transaction};
+use crate::support::review::proposed;
+use crate::support::review::question::{Answer, Question};
+use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
+use crate::support::terminal::prompt::Terminal;
+use crate::support::terminal::sizes;
+use crate::support::terminal::text::{show, with_paths};
+
+/// Run a program in a transaction: commit on exit 0, otherwise discard.
+#[derive(clap::Args)]
+#[command(after_help = "\
+The program and its children see the mounted store at the usual paths, in the state of the \
+transaction; other programs do not see their changes before the commit. Programs need not be \
+adapted: kvfs run /mnt -- make install
+
+By default exit code 0 commits, and any other aborts. Of two transactions that change the same \
+file or key, the first to commit wins (si), or the younger one waits (ser).
+
+Inside of a program that `kvfs run` has started, kvfs run begins a nested transaction: it sees \
+the changes of the outer transaction so far, and commits into it. Several nested transactions may \
+run at once; of two that change the same file or key, the first to commit wins.
+
+Environment of the program: KVFS_TXN, the number of the transaction; KVFS_SOCKET, the socket of \
+the store's daemon; KVFS_MOUNT, the mount point. `kvfs kv` uses the transaction automatically; \
+other clients of the socket join it by: TXN JOIN $KVFS_TXN
+
+For a store on a server (kvfs serve --write), the transaction begins on the server, and is \
+mounted on a new directory, KVFS_MOUNT, in which the program runs:
+
+  kvfs run kvfs+unix:/run/my.sock -- make install DESTDIR=.
+
+--durable, --commit, --abort, --keep, --no-keep and --no-sync mean the same there. With --durable \
+the command that continues the transaction, if this one is killed, is printed on standard error \
+before the program starts. Changes are compared on the server, so --ask and --rebase are not \
+available.
+
+Exit codes: that of the program, or 128 plus the signal that ended it. From kvfs run itself, if \
+nothing was changed: 75 others have changed the same files or keys since the start, or needed \
+what the transaction had locked: run it again (the transaction is kept open, and its number is \
+printed, unless --no-keep is given); 125 something else failed; 126 the program cannot be run; \
+127 there is no such program. If the message of a 125 says \"committed\", the commit was made, \
+and only its sync failed.")]
+pub struct Args {
+    /// Directory a store is mounted on; or a clone in it (/mnt/.kvfs/clone/NAME), to begin the
+    /// transaction in that clone; or kvfs+unix:SOCKET, served by `kvfs serve --write`.
+    mount: PathBuf,
+    #[command(flatten)]
+    how: How,
+    #[command(flatten)]
+    end: End,
+    /// Do not wait until the commit is on disk; it gets there within the flush interval.
+    #[arg(long)]
+    no_sync: bool,
+    /// Discard the transaction after a conflict; without this it stays open, with all changes of
+    /// the program.
+    #[arg(long)]
+    no_keep: bool,
+    /// Rebase the transaction after a conflict onto the commits of others (kvfs txn rebase), and
+    /// commit it. Files and keys that both have changed are still a conflict.
+    #[arg(long, conflicts_with_all = ["ask", "abort", "keep"])]
+    rebase: bool,
+    /// Make the view the root of the program (chroot), for systems without name spaces. The program
+    /// must be in the store.
+    #[arg(long)]
+    chroot: bool,
+    /// Program and its arguments, after `--`.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Options to begin a transaction with.
+#[derive(clap::Args)]
+pub struct How {
+    /// Isolation level. si: the transaction sees the store as it was at the beginning; of two that
+    /// change the same file or key, the first to commit wins. ser: the transaction behaves as if it
+    /// ran alone; everything it reads or writes is locked until it ends.
+    #[arg(long, short = 'i', value_enum, default_value = "si", value_name = "LEVEL")]
+    isolation: Isolation,
+    /// Label of the transaction in listings.
+    #[arg(long, value_name = "TEXT")]
+    label: Option<String>,
+    /// Abort the transaction after it was not used for SECONDS.
+    #[arg(long, value_name = "SECONDS")]
+    idle: Option<f64>,
+    /// Skip the check for conflicts of keys: the last to commit wins instead of the first. Use it
+    /// only if no other program changes the same keys. Files that both change are still a conflict,
+    /// since names, links and contents must be consistent (si only).
+    #[arg(long)]
+    no_check: bool,
+    /// Let the transaction survive a restart of the daemon, even after a crash; its changes are
+    /// written twice for that (si only).
+    #[arg(long)]
+    durable: bool,
+    /// Limit the space of the changes in the transaction (10G), the number of files that it creates
+    /// (100000f), or both (10G,100000f). Beyond the limit, writes in the transaction fail as on a
+    /// full disk (ENOSPC); others are not affected.
+    #[arg(long, value_name = "LIMIT", value_parser = sizes::parse_limit)]
+    limit: Option<sizes::Limit>,
+    /// Make the commit one that `kvfs undo` cannot undo, and keep none of the data that it removes.
+    #[arg(long)]
+    no_undo: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Isolation {
+    Si,
+    Ser,
+}
+
+#[derive(clap::Args)]
+#[group(multiple = false)]
+struct End {
+    /// Commit regardless of the exit code.
+    #[arg(long)]
+    commit: bool,
+    /// Abort regardless of the exit code, for a rehearsal.
+    #[arg(long)]
+    abort: bool,
+    /// Show the changes, and ask whether to commit them.
+    #[arg(long)]
+    ask: bool,
+    /// Leave the transaction open and print its number; end it with `kvfs txn commit` or `abort`.
+    #[arg(long)]
+    keep: bool,
+}
+
+impl How {
+    /// Begins a transaction. Returns its number.
+    pub fn begin(
+        &self,
+        mounted: &mut Mounted,
+        within: Option<u64>,
+        attached: bool,
+        label: &str,
+    ) -> Outcome<u64> {
+        if self.no_check && self.isolation == Isolation::Ser {
+            let what = "a serializable transaction checks what it has read: --no-check is for si";
+            return Err(Failure::new(Exit::Usage, what).hint("leave out one of the two"));
+        }
+        let around = within.map(|id| id.to_string());
+        let idle = self.idle.map(|seconds| seconds.to_string());
+        let limit = self.limit.unwrap_or_default();
+        let [bytes, files] =
+            [limit.bytes, limit.files].map(|most| most.map(|most| most.to_string()));
+        let clone = mounted.view.clone_name().map(String::from);
+        let mut words = vec!["BEGIN", if self.isolation == Isolation::Ser { "SER" } else { "SI" }];
+        words.push("INPLACE");
+        words.extend(clone.iter().flat_map(|clone| ["OF", clone]));
+        // A commit into an outer transaction is undone by aborting that one.
+        words.extend((!self.no_undo && within.is_none()).then_some("UNDOABLE"));
+        words.extend(around.iter().flat_map(|id| ["WITHIN", id.as_str()]));
+        words.extend(["LABEL", self.label.as_deref().unwrap_or(label)]);
+        words.extend(idle.iter().flat_map(|seconds| ["IDLE", seconds.as_str()]));
+        words.extend(bytes.iter().flat_map(|bytes| ["LIMIT", bytes.as_str()]));
+        words.extend(files.iter().flat_map(|files| ["FILES", files.as_str()]));
+        words.extend(self.no_check.then_some("NOCHECK"));
+        words.extend(self.durable.then_some("DURABLE"));
+        words.extend(attached.then_some("ATTACHED"));
+        match mounted.txn(&words)? {
+            Reply::Integer(id) => Ok(id as u64),
+            other => Err(Failure::new(
+                Exit::Failed,
+                format!("the store's daemon gave an unexpected reply: {other:?}"),
+            )),
+        }
+    }
+}
+
+/// Limit of the rebases of a transaction that others repeatedly commit before.
+const REBASES: usize = 16;
+
+/// The value `0` prevents git from making changes that it was not asked for.
+const GIT_LOCKS: &str = "GIT_OPTIONAL_LOCKS";
+
+/// Returns the view that a transaction replaces for a program, and its path.
+fn replaced(mounted: &mut Mounted, id: u64) -> Outcome<(View, PathBuf)> {
+    if mounted.bound && matches!(mounted.view, View::Transaction(_)) {
+        return Ok((mounted.view.clone(), mounted.mounted_at.clone()));
+    }
+    let of = mounted.view_beneath(id)?;
+    let place = mounted.path_of(&of);
+    Ok((of, place))
+}
+
+/// Runs the program in the view of a transaction, with the environment that tells it about the
+/// transaction. See [`sandbox::run`] for `ends_with`.
+pub fn enter(
+    mounted: &mut Mounted,
+    id: u64,
+    chroot: bool,
+    ends_with: Option<i32>,
+    command: &[OsString],
+    output: &Output,
+) -> Outcome<sandbox::Code> {
+    mounted.must_have_views()?;
+    let view = mounted.view(id);
+    if !view.is_dir() {
+        return Err(Failure::new(Exit::NotFound, format!("{} is not there", view.display())));
+    }
+    let mut environment = vec![(mounted::TRANSACTION, OsString::from(id.to_string()))];
+    // `git status` rewrites its index if that was written in the same second as a file was changed.
+    // A user who only looks does not want to commit that.
+    if std::env::var_os(GIT_LOCKS).is_none() {
+        environment.push((GIT_LOCKS, "0".into()));
+    }
+    let namespace = if chroot {
+        // The socket cannot be reached in a chroot.
+        environment.push((mounted::MOUNT, "/".into()));
+        Namespace::Root { view }
+    } else {
+        environment.push((mounted::SOCKET, mounted.socket.clone().into()));
+        let (of, place) = replaced(mounted, id)?;
+        environment.push((mounted::MOUNT, place.clone().into()));
+        Namespace::Bound { view, of, mount_point: mounted.mount_point.clone(), place }
+    };
+    sandbox::run(&namespace, command, &environment, ends_with, output)
+}
+
+/// Runs the command, and exits with the program's exit code.
+pub fn run(args: Args, output: &Output) -> ExitCode {
+    match run_and_end(&args, output) {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => {
+            output.print_error(&failure);
+            ExitCode::from(if failure.exit == Exit::Conflict {
+                Exit::TRY_AGAIN
+            } else {
+                sandbox::NOT_STARTED
+            })
+        }
+    }
+}
+
+fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
+    if let Some(server) = mount::address(&args.mount) {
+        return there::run(&server?, args, output);
+    }
+    let mut mounted = Mounted::find_branch(&args.mount)?;
+    let within = mounted.entered();
+    if let Some(id) = within.filter(|id| !mounted.shows(*id)) {
+        let what = format!(
+            "this already runs in transaction {id}, and {} does not show that one",
+            args.mount.display()
+        );
+        return Err(Failure::new(Exit::Usage, what).hint(format!(
+            "give the directory that shows it ({}), or run the program as it is",
+            std::env::var(mounted::MOUNT).unwrap_or_default()
+        )));
+    }
+    mounted.must_have_views()?;
+    let terminal = match args.end.ask {
+        true => Some(Terminal::open("decide beforehand: --commit, --abort, or --keep")?),
+        false => None,
+    };
+    let label =
+        args.command.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
+    if terminal.is_some() {
+        // Prevents the program from committing the transaction itself, and from changing the store
+        // in a way that bypasses the question.
+        mounted.seal()?;
+    }
+    // Attached: if this process is killed, the transaction ends with it.
+    let mut id = args.how.begin(&mut mounted, within, true, &label)?;
+    let code = match enter(&mut mounted, id, args.chroot, None, &args.command, output) {
+        Ok(code) => code,
+        Err(failure) => {
+            mounted.txn(&["ABORT", &id.to_string()])?;
+            return Err(failure);
+        }
+    };
+    find_again(&mut mounted, id, terminal.is_some())?;
+    let number = id.to_string();
+    let ended = (code != 0).then(|| format!("The program ended with {code}."));
+    let mut asked = terminal.map(|terminal| Question::new(terminal, id, ended));
+    let (end, state) = loop {
+        let (end, state) = match &mut asked {
+            Some(question) => question.ask(&mut mounted).map_err(|failure| {
+                // If the list of changes cannot be shown, the program's changes are kept.
+                match mounted.txn(&["KEEP", &number]) {
+                    Ok(_) => failure.hint(format!("it is kept as transaction {id}")),
+                    Err(_) => failure,
+                }
+            })?,
+            None if args.end.keep => (Answer::Keep, None),
+            None if args.end.commit || code == 0 && !args.end.abort => (Answer::Commit, None),
+            None => (Answer::Abort, None),
+        };
+        let (Answer::Commit, Some(question)) = (end, &mut asked) else { break (end, state) };
+        match commit(&mut mounted, id, args, state.as_deref()) {
+            Err(NotCommitted::Changed(_)) => {
+                question.say_that_it_changed()?;
+            }
+            done => {
+                return done
+                    .map(|()| code)
+                    .map_err(|why| not_committed(&mut mounted, id, args, why));
+            }
+        }
+    };
+    match end {
+        Answer::Commit => commit_rebased(&mut mounted, &mut id, args, state.as_deref())
+            .map_err(|why| not_committed(&mut mounted, id, args, why))?,
+        Answer::Abort => {
+            mounted.txn(&["ABORT", &number])?;
+            match (args.end.abort, args.end.ask) {
+                (true, _) => {}
+                (_, true) => output.note("nothing was changed"),
+                _ => output.note(format!("aborted (exit code {code}): nothing was changed")),
+            }
+        }
+        Answer::Keep => {
+            mounted.txn(&["KEEP", &number])?;
+            let value = serde_json::json!({"id": id, "exit": code});
+            output.print(id, with_paths(value, &[("view", Some(&mounted.view(id)))]))?;
+        }
+    }
+    Ok(code)
+}
+
+/// Fails if the transaction has ended with the store's daemon. `sealed` is set if processes that
+/// the program has started were kept from ending the transaction; another daemon does not know of
+/// that seal.
+fn find_again(mounted: &mut Mounted, id: u64, sealed: bool) -> Outcome {
+    if mounted.connect_again()? {
+        return Ok(());
+    }
+    let mount = mounted.mount_point.display().to_string();
+    match mounted.txn(&["STATUS", &id.to_string()]) {
+        Ok(_) if !sealed => Ok(()),
+        Ok(_) => {
+            let what = "the store's daemon ended while the program ran, and another one goes on";
+            Err(Failure::new(Exit::Failed, what)
+                .hint(format!("it is kept as transaction {id}: see kvfs txn diff {mount} {id}")))
+        }
+        Err(failure) if failure.exit == Exit::NotFound => {
+            let what = format!(
+                "the store's daemon ended while the program ran, and transaction {id} with it"
+            );
+            Err(Failure::new(Exit::Failed, what).hint(
+                "what the program did in it is gone; with --durable it goes on where the mount \
+                 has a keeper",
+            ))
+        }
+        Err(failure) => Err(failure),
+    }
+}
+
+fn commit(
+    mounted: &mut Mounted,
+    id: u64,
+    args: &Args,
+    state: Option<&str>,
+) -> Result<(), NotCommitted> {
+    let stay = !args.no_keep || args.rebase;
+    let how = Commit { sync: !args.no_sync, state, stay, ..Commit::default() };
+    let commit = |mounted: &mut Mounted| mounted.commit(id, how);
+    let failure = match commit(mounted) {
+        Err(NotCommitted::Failed(failure)) => failure,
+        done => return done,
+    };
+    if mounted.connect_again().unwrap_or(true) {
+        return Err(NotCommitted::Failed(failure));
+    }
+    // The daemon was killed during the commit. If the transaction is still open, it was not
+    // committed.
+    match mounted.txn(&["STATUS", &id.to_string()]) {
+        Ok(_) => commit(mounted),
+        Err(_) => Err(NotCommitted::Failed(failure.hint(format!(
+            "the store's daemon ended during the commit: kvfs history {} shows whether it is there",
+            mounted.mount_point.display()
+        )))),
+    }
+}
+
+/// Commits. If `--rebase` is given, rebases the transaction whenever others have committed changes
+/// of the same files and keys before it, up to a limit; then `id` becomes the number of the rebased
+/// transaction.
+fn commit_rebased(
+    mounted: &mut Mounted,
+    id: &mut u64,
+    args: &Args,
+    state: Option<&str>,
+) -> Result<(), NotCommitted> {
+    for _ in 0..REBASES {
+        let failure = match commit(mounted, *id, args, state) {
+            Err(NotCommitted::Conflict(failure)) if args.rebase => failure,
+            done => return done,
+        };
+        let choices = Choices::default();
+        match rebase_transaction(*id, &choices, |words| mounted.call(words)) {
+            Ok(Rebased::Done(new)) => *id = new,
+            Ok(Rebased::Against(conflicts, more)) => {
+                let ours = format!("transaction {id}");
+                let all: Vec<String> =
+                    conflicts.iter().map(|one| one.line(&ours, "what is there now")).collect();
+                let total = all.len().saturating_add(usize::try_from(more).unwrap_or(usize::MAX));
+                let what = format!("both have changed {}", proposed::some_of_all(&all, total));
+                return Err(NotCommitted::Conflict(Failure::new(Exit::Conflict, what)));
+            }
+            // The transaction is over or cannot be rebased, so only the conflict is reported.
+            Err(_) => return Err(NotCommitted::Conflict(failure)),
+        }
+    }
+    commit(mounted, *id, args, state)
+}
+
+/// Keeps the program's changes after a conflict, unless the user does not want that.
+fn not_committed(mounted: &mut Mounted, id: u64, args: &Args, why: NotCommitted) -> Failure {
+    let what = match why {
+        NotCommitted::Conflict(failure) if args.no_keep => {
+            // The transaction has already ended, unless it was to be rebased.
+            let _ = mounted.txn(&["ABORT", &id.to_string()]);
+            return failure;
+        }
+        // The nested transactions may still be in use.
+        NotCommitted::Nested(_) => "commit it when they have ended; what it did",
+        _ => "run it again; what it did",
+    };
+    kept(mounted, id, what, why)
+}
+
+/// Adds to the message of a conflict who has changed the same files, as far as that is known.
+fn said_by_whom(mounted: &mut Mounted, id: u64, failure: Failure) -> Failure {
+    let Ok(Reply::Array(all)) = mounted.txn(&["AGAINST", &id.to_string()]) else { return failure };
+    let line = |one: &Reply| match one {
+        Reply::Array(parts) => match &parts[..] {
+            [Reply::Bulk(path), by] => {
+                let by = Author::of(by).ok().flatten()?;
+                Some(format!("{} was changed {}", show(path), by.words()))
+            }
+            _ => None,
+        },
+        _ => None,
+    };
+    let lines: Vec<String> = all.iter().filter_map(line).collect();
+    match lines.is_empty() {
+        true => failure,
+        false => failure.with(&proposed::some_of(&lines)),
+    }
+}
+
+/// Keeps a transaction after its commit was refused, because its work may have taken hours. The
+/// message says that `what` is kept.
+pub fn kept(mounted: &mut Mounted, id: u64, what: &str, why: NotCommitted) -> Failure {
+    let (failure, rebase) = match why {
+        NotCommitted::Conflict(failure) => (said_by_whom(mounted, id, failure), true),
+        NotCommitted::Nested(failure) => (failure, false),
+        why => return why.into(),
+    };
+    // A serializable transaction that gave way to another one is over.
+    if mounted.txn(&["KEEP", &id.to_string()]).is_err() {
+        return failure;
+    }
+    let mount = mounted.mount_point.display();
+    let rebase = match rebase {
+        true => format!("kvfs txn rebase {mount} {id} brings it up to what is there now, "),
+        false => String::new(),
+    };
+    failure.hint(format!(
+        "{what} is kept as transaction {id}: kvfs txn diff {mount} {id} shows it, its files are in \
+         {}, {rebase}and kvfs txn abort {mount} {id} ends it",
+        mounted.view(id).display()
+    ))
+}

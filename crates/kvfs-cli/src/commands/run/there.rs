@@ -1,0 +1,196 @@
+//! `kvfs run kvfs+unix:SOCKET -- COMMAND`: runs a program in a transaction on a server. The
+//! transaction is mounted on a directory for this run alone, in which the program works, and which
+//! only its user can enter. The daemon of that mount ends with this process, even if that is
+//! killed, unless the mount is kept for the user.
+
+use std::fs::remove_dir;
+use std::path::{Path, PathBuf};
+
+use kvfs_fuse::{Unmount, unmount};
+use places::Server;
+use serde_json::{Value, json};
+
+use super::{Args, Isolation};
+use crate::commands::{mount, umount};
+use crate::support::machine::sandbox::{self, Namespace};
+use crate::support::mounts::daemons::Record;
+use crate::support::mounts::mounted;
+use crate::support::review::proposed;
+use crate::support::serving::guest;
+use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
+use crate::support::terminal::text::{self, with_paths};
+
+/// Runs the command. Returns the program's exit code.
+pub fn run(server: &Server, args: &Args, output: &Output) -> Outcome<sandbox::Code> {
+    refuse_of_local_stores(args)?;
+    let cannot = |e: std::io::Error| Failure::io("cannot make a directory to mount on", &e);
+    let made = tempfile::Builder::new().prefix("kvfs-run-").tempdir().map_err(cannot)?;
+    // The mount must not be removed with the directory.
+    let dir = made.keep();
+    let there = match mount::for_this_process(server, &dir, args.how.durable) {
+        Ok(record) => There { dir, record },
+        Err(failure) => {
+            let _ = remove_dir(&dir);
+            return Err(failure);
+        }
+    };
+    if let Some(key) = &there.record.key {
+        // Print it before the program starts, since a run that is killed prints nothing.
+        let how = guest::taken_up(&there.record, key);
+        let paths = [("store", Some(&*there.record.store)), ("view", Some(&*there.dir))];
+        let value = with_paths(json!({"key": key}), &paths);
+        output.note_with(format!("if this is killed, {how} goes on with its transaction"), value);
+    }
+    let namespace = Namespace::Directory { view: there.dir.clone() };
+    let environment = [(mounted::MOUNT, there.dir.clone().into())];
+    let code = match sandbox::run(&namespace, &args.command, &environment, None, output) {
+        Ok(code) => code,
+        Err(failure) => {
+            there.abort()?;
+            return Err(failure);
+        }
+    };
+    match (args.end.keep, args.end.commit || code == 0 && !args.end.abort) {
+        (true, _) => {
+            there.keep()?;
+            let key = there.record.key.as_ref();
+            let value = json!({"exit": code, "key": key});
+            let value = with_paths(value, &[("view", Some(&*there.dir))]);
+            output.print(there.dir.display(), value)?;
+        }
+        (false, true) => there.commit(args, output)?,
+        (false, false) => {
+            there.abort()?;
+            if !args.end.abort {
+                output.note(format!("aborted (exit code {code}): nothing was changed"));
+            }
+        }
+    }
+    Ok(code)
+}
+
+/// Fails if an option is given that requires a store mounted on this machine.
+fn refuse_of_local_stores(args: &Args) -> Outcome {
+    let refused = |what: &str, why: &str| {
+        let what = format!("{what} is for a store that is mounted here: {why}");
+        Err(Failure::new(Exit::Usage, what).hint("leave it out, or run the program on the server"))
+    };
+    let how = &args.how;
+    if args.end.ask {
+        let why = "what was changed is compared where the store is";
+        return refused("--ask", why).map_err(|failure| {
+            failure.hint(
+                "--keep leaves the files there to be looked at, and kvfs commit DIR commits them",
+            )
+        });
+    }
+    if args.rebase {
+        return refused("--rebase", "both sides are brought together where the store is");
+    }
+    if args.chroot {
+        return refused("--chroot", "the program works in the directory of the mount");
+    }
+    let is_other = how.isolation == Isolation::Ser
+        || how.label.is_some()
+        || how.idle.is_some()
+        || how.no_check
+        || how.limit.is_some()
+        || how.no_undo;
+    match is_other {
+        true => refused("this", "of how a transaction is begun, a server takes --durable alone"),
+        false => Ok(()),
+    }
+}
+
+/// The mount of a run.
+struct There {
+    dir: PathBuf,
+    record: Record,
+}
+
+impl There {
+    fn ask(&self, request: &str) -> Outcome<Value> {
+        guest::ask(&self.record, request)?.ok_or_else(|| {
+            let what = "the daemon of the mount has ended while the program ran, and the \
+                        transaction with it";
+            Failure::new(Exit::Failed, what).hint("its log says why; a durable one goes on")
+        })
+    }
+
+    /// Keeps the mount when this process ends.
+    fn keep(&self) -> Outcome {
+        self.ask("keep").map(drop)
+    }
+
+    fn abort(&self) -> Outcome {
+        let answer = self.ask("abort")?;
+        self.take_down();
+        match answer["result"] == "aborted" {
+            true => Ok(()),
+            false => {
+                let why = answer["why"].as_str().unwrap_or("its daemon gave an unexpected reply");
+                Err(Failure::new(Exit::Failed, format!("it is not aborted: {why}")))
+            }
+        }
+    }
+
+    fn take_down(&self) {
+        // Processes that the program has left running may use the mount.
+        if umount::unmount_clean(&self.dir).is_err() {
+            let _ = unmount(&self.dir, Unmount::Lazy);
+        }
+        let _ = remove_dir(&self.dir);
+    }
+
+    fn commit(&self, args: &Args, output: &Output) -> Outcome {
+        let answer = self.ask(if args.no_sync { "commit" } else { "commit synced" })?;
+        let failure = match answer["result"].as_str() {
+            Some("committed") => {
+                self.take_down();
+                return match answer["not_synced"].as_str() {
+                    None => Ok(()),
+                    Some(why) => {
+                        let what = format!("committed, and perhaps not on disk there: {why}");
+                        Err(Failure::new(Exit::Failed, what))
+                    }
+                };
+            }
+            Some("conflict") => {
+                let of = |value: &Value| text::show(value.as_str().unwrap_or_default().as_bytes());
+                let places = answer["places"].as_array().into_iter().flatten();
+                let mut lines: Vec<String> = places.map(of).collect();
+                if lines.is_empty() {
+                    lines.push(of(&answer["what"]));
+                }
+                let what = format!("others have changed the same: {}", proposed::some_of(&lines));
+                let failure = Failure::new(Exit::Conflict, what);
+                if args.no_keep {
+                    self.abort()?;
+                    return Err(failure.hint("run it again"));
+                }
+                failure
+            }
+            result => {
+                let why = answer["why"].as_str().unwrap_or("its daemon gave an unexpected reply");
+                let what = match result {
+                    Some("unknown") => "it is not known whether it has committed",
+                    _ => "it is not committed",
+                };
+                Failure::new(Exit::Failed, format!("{what}: {why}"))
+            }
+        };
+        // Keep the program's changes, since its work may have taken hours.
+        self.keep()?;
+        if answer["result"] != "unknown" {
+            output.note("nothing was changed");
+        }
+        Err(failure.hint(kept(&self.dir)))
+    }
+}
+
+fn kept(dir: &Path) -> String {
+    let dir = dir.display();
+    format!(
+        "what it did is in {dir}: kvfs commit {dir} tries it again, and kvfs abort {dir} ends it"
+    )
+}

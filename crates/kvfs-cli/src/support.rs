@@ -1,0 +1,10 @@
+//! What commands share, in rooms by theme.
+
+pub mod archives;
+pub mod machine;
+pub mod mounting;
+pub mod mounts;
+pub mod review;
+pub mod serving;
+pub mod stores;
+pub mod terminal;

@@ -1,0 +1,173 @@
+//! `kvfs import` into a mounted store: sends the items to its daemon, which makes them in a
+//! transaction.
+//!
+//! Several requests are in flight at a time, so that the daemon works while the next items are
+//! read.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use kvdb_server::Reply;
+
+use crate::support::archives::import_items::{BATCH, Item};
+use crate::support::archives::importer::Counts;
+use crate::support::machine::paths;
+use crate::support::mounts::daemons::Record;
+use crate::support::mounts::mounted::{Mounted, Naming};
+use crate::support::mounts::place::{self, View};
+use crate::support::mounts::sockets;
+use crate::support::terminal::output::{Exit, Failure, Outcome};
+
+/// The limit of requests without a reply.
+const UNDER_WAY: usize = 4;
+
+/// A directory of a mounted store.
+pub struct Target {
+    mounted: Mounted,
+    /// The path from the root of its view.
+    directory: PathBuf,
+    /// The path on this machine.
+    full: PathBuf,
+    /// The transaction or the clone, or `None` for the store itself.
+    view: Option<Naming>,
+}
+
+/// Returns the target of a path that is a directory of a mounted store, one to be made there, or
+/// the file of a mounted store.
+pub fn target(path: &Path) -> Outcome<Option<Target>> {
+    place::must_let_us_in(path)?;
+    let cannot = |e: std::io::Error| Failure::io(format!("cannot find {}", path.display()), &e);
+    if path.is_file() || !path.exists() && place::of(&directory_of(path)).map_err(cannot)?.is_none()
+    {
+        if !path.is_file() || sockets::socket_of(path)?.is_none() {
+            return Ok(None);
+        }
+        let mounted = Mounted::find(path)?;
+        let (view, full) = (mounted.naming(&View::Mainline), mounted.mount_point.clone());
+        return Ok(Some(Target { mounted, directory: PathBuf::from("/"), full, view }));
+    }
+    let full =
+        if path.exists() { paths::full_path(path).map_err(cannot)? } else { directory_of(path) };
+    let Some(place) = place::of(&full).map_err(cannot)? else { return Ok(None) };
+    let directory = if full.is_dir() {
+        full.clone()
+    } else {
+        full.parent().unwrap_or(Path::new("/")).to_path_buf()
+    };
+    let mounted = Mounted::find_view(&directory)?;
+    match &place.view {
+        View::Mainline | View::Transaction(_) | View::Clone(_) => {}
+        view => {
+            let what = format!(
+                "{} leads into {view}: files are imported into the store, its clones and transactions",
+                path.display()
+            );
+            return Err(Failure::new(Exit::Usage, what));
+        }
+    }
+    let view = mounted.naming(&place.view);
+    Ok(Some(Target { mounted, directory: place.rest, full, view }))
+}
+
+fn directory_of(path: &Path) -> PathBuf {
+    paths::path_beside(path).unwrap_or_else(|_| path.to_path_buf())
+}
+
+impl Target {
+    pub fn is_root(&self) -> bool {
+        self.directory.as_os_str().is_empty() || self.directory == Path::new("/")
+    }
+
+    /// Returns the file of the store.
+    pub fn store(&self) -> Option<PathBuf> {
+        Record::all()
+            .into_iter()
+            .find(|record| record.mount_point == self.mounted.mount_point)
+            .map(|record| record.store)
+    }
+
+    /// Fails if the target lies in the source, since copying a directory into itself would never
+    /// end.
+    pub fn is_apart_from(&self, source: &Path) -> Outcome {
+        let source = paths::full_path(source)
+            .map_err(|e| Failure::io(format!("cannot find {}", source.display()), &e))?;
+        match self.full.starts_with(&source) {
+            true => Err(Failure::new(
+                Exit::Usage,
+                format!(
+                    "{} lies in {}, which is to be copied",
+                    self.full.display(),
+                    source.display()
+                ),
+            )),
+            false => Ok(()),
+        }
+    }
+
+    pub fn import(
+        mut self,
+        to: &[u8],
+        read: impl FnOnce(&mut dyn FnMut(Item) -> Outcome) -> Outcome,
+    ) -> Outcome<Counts> {
+        let directory = [b"/", self.directory.as_os_str().as_bytes(), b"/", to].concat();
+        let mut words = vec![&b"IMPORT"[..], b"BEGIN", &directory];
+        words.extend(self.view.iter().flat_map(Naming::words));
+        self.mounted.call(&words)?;
+        let (mut bytes, mut under_way) = (Vec::new(), 0);
+        let mounted = &mut self.mounted;
+        let done = read(&mut |item| {
+            if bytes.len() + item.size() > 2 * BATCH {
+                send(mounted, &mut bytes, &mut under_way)?;
+            }
+            item.encode(&mut bytes);
+            if bytes.len() >= BATCH { send(mounted, &mut bytes, &mut under_way) } else { Ok(()) }
+        });
+        let done = done.and_then(|()| send(mounted, &mut bytes, &mut under_way));
+        if let Err(failure) = done {
+            // Closing the connection ends the import, but a pending refusal explains the failure
+            // better.
+            while under_way > 0 {
+                mounted.receive()?;
+                under_way -= 1;
+            }
+            return Err(failure);
+        }
+        while under_way > 0 {
+            mounted.receive()?;
+            under_way -= 1;
+        }
+        let Reply::Array(fields) = mounted.call(&[b"IMPORT", b"END"])? else {
+            return Err(Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply"));
+        };
+        let number = |at: usize| {
+            if let Some(Reply::Integer(n)) = fields.get(2 * at + 1) { *n as u64 } else { 0 }
+        };
+        Ok(Counts {
+            files: number(0),
+            directories: number(1),
+            symlinks: number(2),
+            hard_links: number(3),
+            special: number(4),
+            bytes: number(5),
+            skipped: number(6),
+        })
+    }
+}
+
+fn send(mounted: &mut Mounted, bytes: &mut Vec<u8>, under_way: &mut usize) -> Outcome {
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    if *under_way == UNDER_WAY {
+        *under_way -= 1;
+        if let Err(refused) = mounted.receive() {
+            // The requests after it are refused for the same reason.
+            *under_way = 0;
+            return Err(refused);
+        }
+    }
+    mounted.send(&[b"IMPORT", b"ADD", bytes])?;
+    *under_way += 1;
+    bytes.clear();
+    Ok(())
+}

@@ -1,0 +1,347 @@
+//! `kvfs mount kvfs+unix:SOCKET DIR`: the files of a snapshot or a transaction, or the main files
+//! by their lease, are mounted on this machine, and a server has the store. The daemon of the mount
+//! holds the transaction, so it commits or aborts it. `kvfs commit` and `kvfs abort` send it a
+//! request at a socket that only its user can use: one line for the request and one for the answer.
+//! `kvfs stat` asks there whether the server can be reached.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use kvdb_server::PrivateSocket;
+use kvdb_wire::{
+    BeginOptions, Client, Outcome as Committed, Reach, ServedTransaction, TransactionKey,
+};
+use kvfs::{Fs, Views};
+use places::Server;
+use places::served::Aborted;
+use serde_json::{Value, json};
+
+use crate::support::mounts::daemons::{self, Record};
+use crate::support::serving::figures;
+use crate::support::terminal::output::{Exit, Failure, Outcome};
+use crate::support::terminal::text;
+
+/// Limit of the bytes of a request.
+const REQUEST: u64 = 64;
+/// The time for which a daemon waits for the rest of a request.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The transaction that a mount requests.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Asked {
+    /// The clone of the transaction. If it is empty, the main files of the store.
+    pub branch: String,
+    /// The transaction survives the mount and the server.
+    pub durable: bool,
+    /// The key of an open transaction to take up, instead of beginning one.
+    pub key: Option<TransactionKey>,
+}
+
+/// Returns a key in hexadecimal digits, as users see it.
+pub fn key_text(key: &TransactionKey) -> String {
+    key.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Parses a key.
+pub fn parse_key(word: &str) -> Result<TransactionKey, String> {
+    let wrong = || "write its key, 32 digits from 0 to f, as the mount has told it".to_string();
+    let digits = word.as_bytes();
+    if digits.len() != 32 || !digits.iter().all(u8::is_ascii_hexdigit) {
+        return Err(wrong());
+    }
+    let mut key = [0; 16];
+    for (byte, pair) in key.iter_mut().zip(digits.chunks(2)) {
+        let pair = std::str::from_utf8(pair).map_err(|_| wrong())?;
+        *byte = u8::from_str_radix(pair, 16).map_err(|_| wrong())?;
+    }
+    Ok(key)
+}
+
+/// Begins the transaction, or takes it up.
+pub fn begin(
+    client: &Arc<Client>,
+    asked: &Asked,
+    label: &str,
+) -> kvdb_wire::Result<Arc<ServedTransaction>> {
+    let begun = match asked.key {
+        Some(key) => ServedTransaction::take_up(client, key),
+        None => {
+            let options = BeginOptions {
+                durable: asked.durable,
+                branch: asked.branch.clone(),
+                label: label.into(),
+                ..BeginOptions::default()
+            };
+            ServedTransaction::begin(client, options)
+        }
+    };
+    begun.map(Arc::new)
+}
+
+/// A mount of a snapshot, a transaction or the main files on a server.
+#[derive(Clone)]
+pub struct Guest {
+    pub client: Arc<Client>,
+    /// The transaction, or the lease of the main files. `None` if it is a mount of a snapshot.
+    pub transaction: Option<Arc<ServedTransaction>>,
+    pub fs: Fs,
+    pub views: Views,
+    /// Set if the mount ends with the process that has begun it.
+    pub attached: Arc<AtomicBool>,
+}
+
+impl Guest {
+    /// Answers the requests of commands until the process ends.
+    pub fn listen(self) -> Outcome<PrivateSocket> {
+        let cannot = |e: std::io::Error| Failure::io("cannot listen to kvfs commit", &e);
+        daemons::make_directory().map_err(cannot)?;
+        let socket = PrivateSocket::listen(&socket_of(std::process::id() as i32))
+            .map_err(|e| Failure::new(Exit::Failed, e.to_string()))?;
+        let listener = socket.listener.try_clone().map_err(cannot)?;
+        listener.set_nonblocking(false).map_err(cannot)?;
+        let answers = move || {
+            for stream in listener.incoming() {
+                let guest = self.clone();
+                // Answer on a thread of its own: a commit may wait for the server, and other
+                // requests must still be answered.
+                let answered = stream.and_then(|stream| {
+                    thread("kvfs-asked").spawn(move || {
+                        if let Err(e) = guest.answer(&stream) {
+                            tracing::warn!("a request was not answered: {e}");
+                        }
+                    })
+                });
+                if let Err(e) = answered {
+                    tracing::warn!("a request was not taken: {e}");
+                }
+            }
+        };
+        thread("kvfs-commit").spawn(answers).map_err(cannot)?;
+        Ok(socket)
+    }
+
+    fn answer(&self, mut stream: &UnixStream) -> std::io::Result<()> {
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let mut request = String::new();
+        BufReader::new(stream.take(REQUEST)).read_line(&mut request)?;
+        let answer = match (request.trim_end(), &self.transaction) {
+            ("status", _) => self.status(),
+            ("keep", _) => {
+                self.attached.store(false, Ordering::Relaxed);
+                json!({"result": "kept"})
+            }
+            (_, None) => json!({"result": "snapshot"}),
+            (_, Some(lease)) if lease.is_lease() => {
+                let why = "the mount has the main files by lease: what is written in it is part of \
+                           them without a commit, and kvfs umount ends it";
+                json!({"result": "failed", "why": why})
+            }
+            ("commit", Some(transaction)) => self.commit(transaction, false),
+            ("commit synced", Some(transaction)) => self.commit(transaction, true),
+            ("abort", Some(transaction)) => self.abort(transaction),
+            _ => json!({"result": "failed", "why": "there is no such request"}),
+        };
+        writeln!(stream, "{answer}")
+    }
+
+    fn status(&self) -> Value {
+        let (state, since) = match self.client.reach() {
+            Reach::Connected => ("connected", None),
+            Reach::Waiting(since) => ("waiting", Some(since.as_secs())),
+            Reach::Gone(since) => ("gone", Some(since.as_secs())),
+        };
+        let mut all = json!({
+            "result": "snapshot",
+            "server": {"state": state, "seconds": since},
+            "requests": figures::requests(&self.client.counts_by_request()),
+        });
+        if let Some(transaction) = &self.transaction {
+            let over = transaction.over();
+            let result = match (transaction.is_lease(), &over) {
+                (true, None) => "lease",
+                (true, Some(_)) => "lost",
+                (false, None) => "open",
+                (false, Some(_)) => "over",
+            };
+            all["result"] = result.into();
+            if transaction.is_lease() {
+                all["over"] = over.into();
+            }
+            all["id"] = transaction.id().0.into();
+            all["in_doubt"] = transaction.is_in_doubt().into();
+            all["durable"] = kvdb::ServedView::is_durable(&**transaction).into();
+            all["key"] = key_text(&transaction.key()).into();
+        }
+        all
+    }
+
+    fn commit(&self, transaction: &ServedTransaction, synced: bool) -> Value {
+        let committed = self
+            .views
+            .hand_over_written()
+            .and_then(|()| places::served::commit(&self.fs, transaction, synced));
+        let id = transaction.id().0;
+        match committed {
+            Ok(Committed::Committed) => json!({"result": "committed", "id": id}),
+            Ok(Committed::NotSynced(why)) => {
+                json!({"result": "committed", "id": id, "not_synced": why})
+            }
+            Ok(Committed::Conflict { what, keys }) => {
+                let mut places: Vec<String> = keys.into_iter().map(|key| key.place).collect();
+                places.retain(|place| !place.is_empty());
+                places.dedup();
+                json!({"result": "conflict", "id": id, "what": what, "places": places})
+            }
+            Err(e) => {
+                let result = if transaction.is_in_doubt() { "unknown" } else { "failed" };
+                json!({"result": result, "id": id, "why": why(transaction, &e)})
+            }
+        }
+    }
+
+    fn abort(&self, transaction: &ServedTransaction) -> Value {
+        let id = transaction.id().0;
+        match places::served::abort(&self.client, &self.fs, transaction) {
+            Ok(Aborted::There) => json!({"result": "aborted", "id": id}),
+            Ok(Aborted::Later(e)) => {
+                json!({"result": "aborted", "id": id, "later": e.to_string()})
+            }
+            Err(e) if transaction.is_in_doubt() => {
+                let why = why(transaction, &e.into());
+                let why = format!("a commit was asked for, whose outcome is not known: {why}");
+                json!({"result": "failed", "id": id, "why": why})
+            }
+            Err(e) => {
+                json!({"result": "failed", "id": id, "why": why(transaction, &e.into())})
+            }
+        }
+    }
+
+    /// Handles the end of the mount. The data written in a durable transaction is kept, and so is
+    /// that under a lease, which is given back; any other transaction ends.
+    pub fn leave(&self) -> Outcome {
+        let Some(transaction) = self.transaction.as_ref().filter(|open| open.over().is_none())
+        else {
+            return Ok(());
+        };
+        if transaction.is_lease() {
+            let written = self.fs.shutdown().map_err(|e| e.to_string());
+            let given_back =
+                written.and_then(|()| transaction.give_back().map_err(|e| e.to_string()));
+            return given_back.map_err(|e| {
+                let what = format!("what was written last may not be with the server: {e}");
+                Failure::new(Exit::Failed, what)
+            });
+        }
+        if kvdb::ServedView::is_durable(&**transaction) {
+            let key = key_text(&transaction.key());
+            return self.fs.shutdown().map_err(|e| {
+                let what = format!("what was written last in transaction {key} is lost: {e}");
+                Failure::new(Exit::Failed, what)
+            });
+        }
+        transaction.leave();
+        Ok(())
+    }
+}
+
+fn thread(name: &str) -> std::thread::Builder {
+    std::thread::Builder::new().name(name.into())
+}
+
+fn why(transaction: &ServedTransaction, error: &kvfs::Error) -> String {
+    match (transaction.over(), transaction.refused()) {
+        (Some(why), _) => format!("transaction {} is over: {why}", transaction.id()),
+        (None, Some(why)) => format!("{error}: {why}"),
+        (None, None) => error.to_string(),
+    }
+}
+
+fn socket_of(daemon: i32) -> PathBuf {
+    daemons::directory().join(format!("{daemon}.sock"))
+}
+
+/// Sends a request to the daemon of a mount from a server. Returns `None` if it is another kind of
+/// mount.
+pub fn ask(record: &Record, request: &str) -> Outcome<Option<Value>> {
+    if !matches!(Server::parse(&record.store), Ok(Some(_))) {
+        return Ok(None);
+    }
+    let cannot = |e: std::io::Error| {
+        let at = record.mount_point.display();
+        Failure::io(format!("the daemon of the mount on {at} does not answer"), &e)
+    };
+    let mut stream = match UnixStream::connect(socket_of(record.pid)) {
+        // The daemon has ended.
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        stream => stream.map_err(cannot)?,
+    };
+    writeln!(stream, "{request}").map_err(cannot)?;
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).map_err(cannot)?;
+    let odd = |_| Failure::new(Exit::Failed, "the mount's daemon gave an unexpected reply");
+    serde_json::from_str(&answer).map(Some).map_err(odd)
+}
+
+/// Returns the command that takes up the durable transaction of a mount.
+pub fn taken_up(record: &Record, key: &str) -> String {
+    let store = text::show(record.store.as_os_str().as_bytes());
+    format!("kvfs mount {store} DIR --txn --key {key}")
+}
+
+/// Describes what happens to an open transaction when its mount ends.
+pub fn left_by(record: &Record, status: &Value) -> Option<String> {
+    if status["result"] == "lost" {
+        let why = text::show_line(status["over"].as_str()?);
+        return Some(format!("what was written after the last sync may be lost: {why}"));
+    }
+    if status["result"] != "open" {
+        return None;
+    }
+    let id = &status["id"];
+    Some(match status["durable"] == true {
+        true => {
+            format!("transaction {id} goes on: {}", taken_up(record, status["key"].as_str()?))
+        }
+        false if status["in_doubt"] == true => format!(
+            "transaction {id} was asked to commit, and it is not known whether it has: look at the \
+             store"
+        ),
+        false => format!("transaction {id} was aborted, and what was written in it is gone"),
+    })
+}
+
+/// Returns the record of the mount at a directory.
+pub fn record_at(dir: &Path) -> Outcome<Record> {
+    let none = || {
+        let what = format!("no store is mounted on {}", dir.display());
+        Failure::new(Exit::NotFound, what)
+    };
+    let path = crate::support::machine::paths::full_path(dir)
+        .or_else(|_| crate::support::machine::paths::path_beside(dir));
+    let path = path.map_err(|e| Failure::io(format!("cannot use {}", dir.display()), &e))?;
+    let entry = kvfs_fuse::mounts::mount_at(&path)
+        .map_err(|e| Failure::io("cannot read the table of mounts", &e))?
+        .ok_or_else(none)?;
+    Record::read(&entry.device).ok_or_else(none)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_read_as_it_is_written() {
+        let key = std::array::from_fn(|i| (i * 17) as u8);
+        assert_eq!(parse_key(&key_text(&key)), Ok(key));
+        for wrong in ["", "12", &"g".repeat(32), &"é".repeat(16), &"0".repeat(33)] {
+            assert!(parse_key(wrong).is_err(), "{wrong}");
+        }
+    }
+}
