@@ -202,7 +202,7 @@ impl State {
         arguments: &[&[u8]],
     ) -> End {
         self.begin();
-        // Those of a script that ran before are not to be found.
+        // Remove the ones of a script that ran before.
         let globals = self.lua.globals();
         let hidden = ["KEYS", "ARGV"].into_iter().try_for_each(|name| globals.raw_remove(name));
         let called = hidden.and_then(|()| {

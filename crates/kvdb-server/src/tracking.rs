@@ -81,9 +81,9 @@ impl Tracking {
         Tracking { state, thread, count: AtomicUsize::new(0), most, most_waiting }
     }
 
-    /// Begins or changes the tracking of a connection. `follow` starts a thread that follows what is
-    /// committed, if there is none. If it fails, others that begin in the meantime wait for that,
-    /// and start another one.
+    /// Begins or changes the tracking of a connection. `follow` starts a thread that follows what
+    /// is committed, if there is none. If it fails, others that begin in the meantime wait for
+    /// that, and start another one.
     pub fn begin(
         &self,
         mut tracker: Tracker,

@@ -15,7 +15,7 @@ use crate::body::TransactionKey;
 const KEY: &[u8] = b"lease";
 const LEASE: u8 = 4;
 
-/// How a lease stands.
+/// The state of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stands {
     Held,
@@ -37,7 +37,7 @@ pub(crate) struct LeaseRecord {
     pub batches: u64,
     /// Its time, in milliseconds.
     pub time: u32,
-    /// By this the host knows whether the branch has changed without the lease
+    /// The number by which the host knows whether the branch has changed without the lease
     /// ([`crate::Host::lend`]).
     pub lent_in: u64,
     /// The label of its client.

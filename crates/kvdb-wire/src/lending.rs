@@ -401,8 +401,8 @@ impl Lending {
         synced: bool,
         held: Option<&HeldLease>,
     ) -> Option<Answer<()>> {
-        // Transactions end by this key, too, and must not wait for the commits of others, which lock
-        // the state for reading.
+        // Transactions end by this key, too, and must not wait for the commits of others, which
+        // lock the state for reading.
         self.state.read().stands(key)?;
         let mut state = self.state.write();
         match state.stands(key)? {

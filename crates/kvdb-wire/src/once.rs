@@ -130,8 +130,8 @@ impl Once {
                 // If the outcome is on disk, the record must be, too.
                 self.note(key, (BEGUN, Some(wanted)), durability)?;
                 if let Err(e) = act() {
-                    // By these errors another request has done it in the meantime, so the outcome
-                    // that the store shows is not that of this one.
+                    // These errors say that another request has done it in the meantime, so the
+                    // outcome that the store shows is not that of this one.
                     let is_of_another =
                         matches!(e, Error::Exists(_) | Error::NoSnapshot(_) | Error::NoBranch(_));
                     if is_of_another || !is_done() {

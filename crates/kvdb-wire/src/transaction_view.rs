@@ -303,8 +303,8 @@ impl ServedView for ServedTransaction {
             let state = self.state.lock();
             (state.heard.elapsed(), state.bytes)
         };
-        // What a lease has written may have replaced what was there, so the space that is left has
-        // to be asked for.
+        // The changes of a lease may have replaced what was there, so ask for the space that is
+        // left.
         let is_much = self.is_lease() && bytes > SPACE_KNOWN_FOR;
         match is_much || !self.lease.is_zero() && silent > self.lease / 4 {
             true => self.renew(),

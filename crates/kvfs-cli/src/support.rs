@@ -1,4 +1,4 @@
-//! What commands share, in rooms by theme.
+//! Parts that several commands use, in rooms by theme.
 
 pub mod archives;
 pub mod machine;

@@ -266,7 +266,7 @@ fn dump(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// What becomes of the libraries that are there when others are restored.
+/// Says what becomes of the libraries that are there when others are restored.
 #[derive(Clone, Copy, PartialEq)]
 enum Policy {
     Flush,
@@ -317,8 +317,7 @@ fn stats(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     let all = libraries::all(s)?;
     out.map(2);
     out.bulk(b"running_script");
-    // What the reply needs is copied: it may wait for the client, and others for the list of what
-    // runs.
+    // Copy what the reply needs: it may wait for the client, and others for the list of what runs.
     let running = s.shared.scripts.show_call(|call| {
         (call.name.clone(), call.command.arguments().to_request(), call.begun.elapsed())
     });

@@ -1,5 +1,5 @@
-//! The sending of a transaction's changes to the server. Gathered changes become numbered batches, and
-//! one thread sends them for all that wait, in order.
+//! The sending of a transaction's changes to the server. Gathered changes become numbered batches,
+//! and one thread sends them for all that wait, in order.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! How a transaction is begun, or taken up by another client.
+//! The begin of a transaction, and its take-up by another client.
 
 use std::sync::Arc;
 use std::time::Duration;

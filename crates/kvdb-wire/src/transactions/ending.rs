@@ -1,5 +1,5 @@
-//! How a transaction ends at the request of its client: by a commit, whose outcome remains known,
-//! or by an abort.
+//! The end of a transaction at the request of its client: a commit, whose outcome remains known, or
+//! an abort.
 
 use std::sync::Arc;
 

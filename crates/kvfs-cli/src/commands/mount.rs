@@ -50,8 +50,8 @@ pub struct Args {
     /// Store to mount: a file or a block device made by `kvfs create`; or dir:FOLDER/NAME or
     /// s3://BUCKET/NAME in object storage, which is mounted read-only and shows the published state
     /// (@SNAPSHOT after it selects a snapshot), or can be written to by --write; or
-    /// kvfs+unix:SOCKET, kvfs+vsock://CID:PORT or kvfs://HOST:PORT, served by `kvfs serve`, together
-    /// with --snapshot, --txn or --lease.
+    /// kvfs+unix:SOCKET, kvfs+vsock://CID:PORT or kvfs://HOST:PORT, served by `kvfs serve`,
+    /// together with --snapshot, --txn or --lease.
     #[arg(required_unless_present_any = ["config", "upgrade"])]
     store: Option<PathBuf>,
     /// Directory to mount the store on.

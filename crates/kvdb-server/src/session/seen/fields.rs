@@ -55,9 +55,9 @@ fn decode(deadline: &[u8], tuple: &[u8]) -> Result<u64, Failure> {
     })
 }
 
-/// Returns the time at which a transaction that is committed later names a hash in the index of
-/// all deadlines, for this deadline of a field. Others that give fields the same deadline must not
-/// put the same tuple, which would be a conflict, so the times of each transaction are its own. They
+/// Returns the time at which a transaction that is committed later names a hash in the index of all
+/// deadlines, for this deadline of a field. Others that give fields the same deadline must not put
+/// the same tuple, which would be a conflict, so the times of each transaction are its own. They
 /// are apart from each other, so that one that gives fields ever new deadlines does not put a tuple
 /// for each of these. The sweeper comes early, by a sixteenth of the time that is left at most, and
 /// names the deadline then.
