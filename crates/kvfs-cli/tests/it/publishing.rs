@@ -103,18 +103,22 @@ fn a_place_that_is_not_to_be_reached_stops_no_file_and_is_tried_again() {
     assert!(now["generation"].is_null() && !world.path("share").exists(), "{now}");
     fs::create_dir(world.path("share")).expect("mkdir");
     awaited(&root, "it is published", all_is_there);
-    // The heads are not to be had for a while.
+    // The heads are not to be had for a while. They change places with a file at once: without
+    // anything there, the publication would be over.
     let (share, away) = (world.path("share/m"), world.path("share/away"));
-    fs::rename(&share, &away).expect("rename");
-    fs::write(&share, "not a directory").expect("write");
+    fs::write(&away, "not a directory").expect("write");
+    let exchanged = || {
+        let flags = rustix::fs::RenameFlags::EXCHANGE;
+        rustix::fs::renameat_with(rustix::fs::CWD, &share, rustix::fs::CWD, &away, flags)
+    };
+    exchanged().expect("exchanged");
     fs::write(root.join("file"), "meanwhile").expect("write");
     fs::File::open(root.join("file")).and_then(|f| f.sync_all()).expect("fsync");
     let now = awaited(&root, "it fails", |now| now["failing"].is_string());
     assert_eq!((now["due"].as_bool(), now["overtaken"].as_bool()), (Some(true), Some(false)));
     let told = succeeds(kvfs(&["stat"]).arg(&root));
     assert!(told.contains("IT FAILS"), "{told}");
-    fs::remove_file(&share).expect("unlink");
-    fs::rename(&away, &share).expect("rename");
+    exchanged().expect("exchanged");
     let now = awaited(&root, "it goes on", all_is_there);
     assert_eq!(now["failing"], Value::Null, "{now}");
     assert_eq!(world.published("file").as_deref(), Some("meanwhile"));
