@@ -8,9 +8,11 @@ use clap::Subcommand;
 use serde_json::{Value, json};
 
 use crate::support::mounts::place::{self, View};
+use crate::support::stores::connection::Connection;
 use crate::support::stores::retention::Rules;
 use crate::support::stores::served_names::There;
 use crate::support::stores::snapshots::{list, must_show_what_it_is_of, time, with};
+use crate::support::stores::store::Store;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::sizes::human_size;
 use crate::support::terminal::text::show;
@@ -134,6 +136,14 @@ impl Action {
     }
 }
 
+fn roll_back(target: &Path, name: &str) -> Outcome {
+    let mut connection = Connection::open(target, true)?;
+    let ended = connection.store().map_or(Ok(()), Store::end_lease);
+    let done = ended.and_then(|()| connection.call(&[b"SNAPSHOT", b"ROLLBACK", name.as_bytes()]));
+    let closed = connection.close();
+    done.and(closed)
+}
+
 pub fn run(args: Args, output: &Output) -> Outcome {
     if let Some(there) = There::of(args.action.target())? {
         return there::snapshot(&there, &args.action, output);
@@ -165,7 +175,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
                     format!("{} shows {view}, which would end with the rollback", target.display());
                 Failure::new(Exit::Usage, what).hint("do it from outside")
             })?;
-            with(target, true, &["SNAPSHOT", "ROLLBACK", name])?;
+            roll_back(target, name)?;
             output.print("", json!({"rolled_back_to": name}))
         }
         Action::List { target } => {

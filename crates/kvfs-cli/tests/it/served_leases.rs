@@ -137,6 +137,26 @@ fn the_main_files_are_mounted_here_or_there() {
     place.has("/shared", Some("of the mount"));
 }
 
+/// The client would go on over other files than those that it has read.
+#[test]
+fn a_rollback_of_the_files_ends_their_lease() {
+    let Some(place) = Place::new() else { return };
+    let (one, store) = (place.path("one"), place.path("store"));
+    succeeds(kvfs().args(["snapshot", "create"]).arg(&store).arg("before"));
+    let serving = place.serve();
+    succeeds(lease(&place, "one").args(["--timeout", "0"]));
+    std::fs::create_dir(one.join("made")).expect("made");
+    write(&one, "made/file", "of the lease").expect("written");
+    serving.ends_when_asked();
+    succeeds(kvfs().args(["snapshot", "rollback"]).arg(&store).arg("before"));
+    let serving = place.serve();
+    write(&one, "made/late", "too late").expect_err("the files are others");
+    umount(&place, "one");
+    serving.ends_when_asked();
+    place.has("/made", None);
+    assert!(said(&succeeds(kvfs().arg("check").arg(&store))).contains("clean"));
+}
+
 #[test]
 fn a_transaction_commits_when_the_mount_by_lease_has_ended() {
     let Some(place) = Place::new() else { return };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use env::Simulated;
-use kvdb::{CreateOptions, Durability, Kvdb, OpenOptions};
+use kvdb::{CreateOptions, Kvdb, OpenOptions};
 use kvfs::{
     Allocate, AllocateMode, Caller, FileKind, Fs, FsOptions, Ino, ROOT, SetAttr, ViewId, Views,
     XattrFlags,
@@ -92,32 +92,6 @@ fn after_a_failed_sync_nothing_is_taken_and_what_was_taken_is_said_to_be_lost() 
     // What is there is still read.
     assert_eq!(&fs.read(f, 0, 14).unwrap()[..], b"not to be lost");
     fails(fs.fsync(f, false), libc::EIO);
-}
-
-/// The commit is done when its sync fails, so the space of the files that it removed is freed at
-/// once, and not only by the next mount.
-#[test]
-fn a_commit_whose_sync_fails_frees_the_files_that_it_removed() {
-    let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
-    let (db, fs) = open(device.clone());
-    let views = Views::new(db, fs.clone());
-    let f = file(&fs, "f", &[7; 400_000]);
-    fs.sync_all().unwrap();
-    fs.forget(f, 1);
-    let id = views.begin(Default::default()).unwrap();
-    let inside = views.fs(&ViewId::Transaction(id)).unwrap();
-    inside.unlink(ROOT, b"f").unwrap();
-    for on in [Operation::Grow, Operation::Write] {
-        device.inject(Fault::always(on, FaultKind::NoSpace));
-    }
-    let committed = views.commit(id, Durability::Synced);
-    device.clear();
-    let said = committed.expect_err("its sync found no space").to_string();
-    assert!(said.contains("committed and seen by all, but perhaps not durable"), "{said}");
-    fails(views.fs(&ViewId::Transaction(id)).map(drop), libc::ESTALE);
-    fails(fs.lookup(ROOT, b"f"), libc::ENOENT);
-    let report = fs.verify().unwrap();
-    assert_eq!((report.findings, report.orphans, report.pages), (vec![], 0, 0));
 }
 
 #[test]

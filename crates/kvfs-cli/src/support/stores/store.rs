@@ -304,10 +304,25 @@ impl Store {
     /// Opens the file system to serve it to clients. One that has the lease of the main files goes
     /// on with it.
     pub fn served_file_system(&self) -> Outcome<Fs> {
-        let lent = kvdb_wire::is_lent(&self.db).map_err(|e| {
-            failures::of_database(format!("cannot serve {}", self.path.display()), e)
-        })?;
+        let lent = self.is_lent()?;
         self.open_files(FsOptions { lent, ..self.file_options() }, &InUse::default())
+    }
+
+    /// Ends the lease of the main files, if a client of a server has it, before they are replaced.
+    /// The client would go on over other files than those that it has read.
+    pub fn end_lease(&self) -> Outcome {
+        // It ends where the files are opened for writing without it.
+        match self.is_lent()? {
+            true => self.file_system().map(drop),
+            false => Ok(()),
+        }
+    }
+
+    fn is_lent(&self) -> Outcome<bool> {
+        kvdb_wire::is_lent(&self.db).map_err(|e| {
+            let what = format!("cannot read who has the main files of {}", self.path.display());
+            failures::of_database(what, e)
+        })
     }
 
     fn file_options(&self) -> FsOptions {
