@@ -270,7 +270,7 @@ ROWS = [
     ),
 ]
 
-# What is said of a test of a suite, by its name and its output; the first that fits counts.
+# The remarks on tests of a suite, by name and output; the first that fits counts.
 REASONS = [
     (r"Try ACL HELP|no users here", "there are no access lists: one user, `default`"),
     (r"'debug' is not possible", "`DEBUG` is not taken between `MULTI` and `EXEC`"),

@@ -1,5 +1,6 @@
-//! What a call on a scope works on: a state of a store that is open in this process, or a view that
-//! a server holds. What depends on that is here and in `served`, so that a scope need not know.
+//! The place of a scope: a state of a store that is open in this process, or a view that a server
+//! holds. Code that depends on which it is stands here and in `served`, so that a scope need not
+//! know.
 
 use std::sync::Arc;
 
@@ -69,7 +70,7 @@ impl At {
     }
 }
 
-/// What a call works on.
+/// The state or the view that a call works on.
 #[derive(Clone, Copy)]
 pub enum Place<'a> {
     /// The store is open in this process.

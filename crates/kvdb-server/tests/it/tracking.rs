@@ -200,7 +200,7 @@ fn a_client_may_leave_out_its_own_changes() {
     ]);
     other.expect(&[("SET last 1", "OK")]);
     assert_eq!(told(&mut c), "[\"invalidate\" [\"last\"]]");
-    // What it has changed is still tracked, since it may have read it again.
+    // The key that it has changed is still tracked, since it may have read it again.
     other.expect(&[("SET k 2", "OK"), ("SET a:1 y", "OK")]);
     assert_eq!(told(&mut c), "[\"invalidate\" [\"k\"]]");
     assert_eq!(told(&mut c), "[\"invalidate\" [\"a:1\"]]");

@@ -318,7 +318,7 @@ fn a_client_takes_the_lease_if_its_line_says_so() {
     let host = Arc::new(db.clone());
     let server = Server::without_socket(db, Some(host), ServerOptions::default()).unwrap();
     let server = Arc::new(server);
-    // Those who may are refused by the host, which does not lend its main branch.
+    // The host refuses clients that may, because it does not lend its main branch.
     for (token, code) in [
         ("writer", FailureCode::NotAllowed),
         ("laptop", FailureCode::Invalid),

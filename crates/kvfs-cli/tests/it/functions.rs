@@ -41,7 +41,7 @@ const TWICE: &str = "redis.register_function{function_name = 'twice', descriptio
      redis.register_function('put', function(keys, args) \
      return redis.call('SET', keys[1], args[1]) end)";
 
-/// What `FUNCTION LIST` shows of the library `lib` with the code [`TWICE`].
+/// The reply of `FUNCTION LIST` about the library `lib` with the code [`TWICE`].
 const LISTED: &str = "[[\"library_name\" \"lib\" \"engine\" \"LUA\" \"functions\" \
      [[\"name\" \"twice\" \"description\" \"doubles\" \"flags\" [no-writes]] \
      [\"name\" \"put\" \"description\" (nil) \"flags\" []]]]]";

@@ -8,8 +8,8 @@ use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 use syn::{Expr, Item, ItemMod, ItemUse, Lit, Meta, UseTree};
 
-/// What a file names by its path from the root of its crate, tests left out: the module, which is
-/// the path up to the last name but one, or up to the last where that is a module.
+/// The modules that a file names by their paths from the root of its crate, without its tests: a
+/// module is the path up to the last name but one, or up to the last where that is a module.
 #[derive(Default)]
 struct Named {
     names: BTreeSet<String>,
