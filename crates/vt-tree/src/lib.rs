@@ -80,6 +80,7 @@ pub use item::{Body, BodyRef, Item, ItemRef, Lookup, Seq};
 pub use memtable::{DEFERRED_OVERHEAD, DeferredSlot, Memtable, MemtableCursor, Pool, Writer};
 pub use merge::{ADAPTIVE, Placement, SOLID_STATE_SEEK, VALUE_WINDOW};
 pub use merge::{Merge, MergeOptions, MergeStats, RunWriter, concat, merge, slice, split_points};
+pub use merge::{Relocated, Relocation};
 pub use rewrite::rewrite;
 pub use run::{BlockWalk, Probe, Run, RunCursor, RunStats, ZoneWeight};
 pub use salvage::{SalvageCache, SalvageCursor, Salvaged};

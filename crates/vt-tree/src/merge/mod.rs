@@ -38,6 +38,8 @@ mod cursor;
 mod options;
 mod placement;
 mod read_ahead;
+mod relocated;
+mod relocation;
 mod relocation_window;
 mod split_points;
 mod writer;
@@ -59,6 +61,8 @@ use crate::{Error, Result};
 pub use builder::MergeStats;
 pub use options::MergeOptions;
 pub use placement::{ADAPTIVE, Placement, SOLID_STATE_SEEK, VALUE_WINDOW};
+pub use relocated::Relocated;
+pub use relocation::Relocation;
 pub use split_points::split_points;
 pub use writer::RunWriter;
 

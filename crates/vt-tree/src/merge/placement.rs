@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use zones::{ZONE_SIZE, ZoneId};
 
+use super::relocated::Relocated;
 use crate::Result;
 use crate::index::entry::Entry;
 use crate::value::ExtentRef;
@@ -53,6 +54,9 @@ pub struct Placement {
     /// The zones to evacuate by defragmentation: everything in them is copied, however long its
     /// span.
     pub evacuate: Option<Arc<BTreeSet<ZoneId>>>,
+    /// Values that were copied to other places: references to the old places are replaced. It is
+    /// for merges that leave values where they are otherwise.
+    pub relocated: Option<Arc<Relocated>>,
 }
 
 impl Default for Placement {
@@ -64,6 +68,7 @@ impl Default for Placement {
             seek_bytes: SOLID_STATE_SEEK,
             gather_below: 0,
             evacuate: None,
+            relocated: None,
         }
     }
 }
@@ -102,15 +107,24 @@ impl Placement {
     }
 
     fn must_leave(&self, entry: &Entry) -> Result<bool> {
-        match &self.evacuate {
-            None => Ok(false),
-            Some(victims) => Ok(entry.zone_use()?.iter().any(|(z, _)| victims.contains(&z))),
+        let evacuated = self.evacuate.as_deref();
+        let left = self.relocated.as_ref().map(|relocated| relocated.zones());
+        if evacuated.is_none() && left.is_none() {
+            return Ok(false);
         }
+        let leaves =
+            |zone: ZoneId| [evacuated, left].into_iter().flatten().any(|set| set.contains(&zone));
+        Ok(entry.zone_use()?.iter().any(|(zone, _)| leaves(zone)))
     }
 
     /// Returns whether every value stays where it is.
     pub(crate) fn leaves_values(&self) -> bool {
         self.values_at == 0 && self.gather_below == 0 && self.evacuate.is_none()
+    }
+
+    /// Returns the reference to a value that stays, which is another one if it was relocated.
+    pub(crate) fn place_of(&self, e: ExtentRef) -> ExtentRef {
+        self.relocated.as_ref().map_or(e, |relocated| relocated.place_of(e))
     }
 
     /// Returns whether this value is brought into the block of its key.

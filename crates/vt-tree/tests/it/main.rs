@@ -6,6 +6,7 @@ mod difference;
 mod faults;
 mod merge_read_ahead;
 mod page_index;
+mod relocation;
 mod run_algebra;
 mod stitching;
 mod storage;

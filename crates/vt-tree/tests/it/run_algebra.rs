@@ -281,6 +281,7 @@ impl World {
                 seek_bytes: self.r.of(&[1, 1000, 8 << 10]),
                 gather_below: self.r.of(&[0, 0, 100, 2048, u32::MAX]),
                 evacuate,
+                relocated: None,
             },
             drop_tombstones: bottom && self.r.one_in(2),
             separate_at: self.r.of(&[1, 40, 2048, 2048, u32::MAX]),

@@ -140,7 +140,8 @@ impl RunBuilder {
             }
             BodyRef::Put(ValueRef::Extent(extent)) if self.placement.leaves_values() => {
                 self.stats.stitched += u64::from(extent.stored);
-                self.add(item.key, item.seq, item.body)
+                let extent = self.placement.place_of(extent);
+                self.add(item.key, item.seq, BodyRef::Put(ValueRef::Extent(extent)))
             }
             // The value that the update changes is known, and a run cannot hold both: the update is
             // applied.

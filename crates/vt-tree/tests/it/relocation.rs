@@ -1,0 +1,119 @@
+//! Large values are copied to places in an order of the caller's, and the runs that refer to them
+//! follow.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use vt_tree::{
+    BlockCache, ExtentRef, Input, KeyRange, Memtable, Merge, MergeOptions, MergeStats, Placement,
+    Relocated, Relocation, Run, TreeCursor, Value, check_run, slice,
+};
+use zones::{FormatOptions, Lifetime, MemoryDevice, Priority, ZonePin, Zones};
+
+const KEYS: u64 = 4000;
+const VALUE: u64 = 4096;
+
+fn store() -> Arc<BlockCache> {
+    let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default())
+        .expect("a fresh store");
+    zones.start();
+    BlockCache::new(zones, 16 << 20)
+}
+
+fn value(key: u64) -> Bytes {
+    Bytes::from(key.to_be_bytes().repeat(VALUE as usize / 8))
+}
+
+/// A run of all keys, whose values lie in the order of the keys.
+fn run(store: &Arc<BlockCache>) -> Arc<Run> {
+    let m = Memtable::new();
+    for key in 0..KEYS {
+        m.put(&key.to_be_bytes(), key + 1, Value::Inline(value(key)));
+    }
+    merged(store, Input::Memtable(Arc::new(m)), Placement::stitch()).0
+}
+
+fn merged(store: &Arc<BlockCache>, input: Input, placement: Placement) -> (Arc<Run>, MergeStats) {
+    let options = MergeOptions { placement, ..MergeOptions::default() };
+    let (run, stats) = Merge::new(store, &[input], &KeyRange::all(), options)
+        .and_then(Merge::finish)
+        .expect("merges");
+    let run = run.expect("something is left");
+    let mut faults = Vec::new();
+    check_run(&run, &mut |f| faults.push(f), &mut |_| {});
+    assert_eq!(faults, Vec::<String>::new());
+    (run, stats)
+}
+
+/// The places of the values of a run, in the order of the keys. Each value is compared with what
+/// was put.
+fn places(store: &Arc<BlockCache>, run: &Arc<Run>, first: u64) -> Vec<ExtentRef> {
+    let mut cursor = TreeCursor::new(store, &[Input::Run(run.clone())], KEYS + 1);
+    let mut places = Vec::new();
+    while let Some(tuple) = cursor.next().expect("it is whole") {
+        let key = first + places.len() as u64;
+        assert_eq!(&tuple.key[..], &key.to_be_bytes()[..]);
+        assert!(store.read_value(&tuple.value).expect("it is whole") == value(key), "{key}");
+        let Value::Extent(e) = tuple.value else { panic!("it lies outside its block") };
+        places.push(e);
+    }
+    places
+}
+
+/// The keys in the order in which their values are to lie: 1237 and 4000 have no factor in common,
+/// so each of them once.
+fn order() -> impl Iterator<Item = usize> {
+    (0..KEYS).map(|n| (n * 1237 % KEYS) as usize)
+}
+
+/// Lays the values in that order.
+fn laid(store: &Arc<BlockCache>, places: &[ExtentRef]) -> (Relocated, ZonePin, MergeStats) {
+    let placement = Placement { values_at: 256 << 10, window: 512 << 10, ..Placement::stitch() };
+    let mut relocation = Relocation::new(store, placement, Priority::Merge, Lifetime::Young);
+    for key in order() {
+        relocation.push(places[key]).expect("there is room");
+    }
+    relocation.finish().expect("there is room")
+}
+
+#[test]
+fn values_lie_in_the_order_of_the_caller_and_all_runs_that_share_them_follow() {
+    let store = store();
+    let run = run(&store);
+    let of_some = KeyRange {
+        start: 1000u64.to_be_bytes().to_vec().into(),
+        end: Some(2000u64.to_be_bytes().to_vec().into()),
+    };
+    let some = slice(&run, &of_some).expect("it is whole").expect("keys");
+    let before = places(&store, &run, 0);
+    let (relocated, pin, stats) = laid(&store, &before);
+    assert_eq!(relocated.len() as u64, KEYS, "all of them were scattered");
+    assert_eq!((stats.values_read, stats.values_written), (KEYS * VALUE, KEYS * VALUE));
+
+    let relocated = Some(Arc::new(relocated));
+    let placement = Placement { relocated, ..Placement::stitch() };
+    let (run, stats) = merged(&store, Input::Run(run), placement.clone());
+    assert_eq!((stats.values_read, stats.values_written), (0, 0), "only references change");
+    let (some, _) = merged(&store, Input::Run(some), placement);
+    drop(pin);
+    let after = places(&store, &run, 0);
+    let addresses: Vec<u64> = order().map(|key| after[key].addr).collect();
+    let breaks = addresses.windows(2).filter(|pair| pair[1] != pair[0] + VALUE).count();
+    assert!(breaks <= 3, "{breaks}: they fill two zones or three");
+    assert!(places(&store, &some, 1000) == after[1000..2000], "shared values stay shared");
+
+    let (relocated, _, stats) = laid(&store, &after);
+    assert!(relocated.is_empty() && stats.written() == 0, "what lies in order stays");
+}
+
+#[test]
+fn references_to_other_places_stay() {
+    let store = store();
+    let (one, other) = (run(&store), run(&store));
+    let (relocated, _pin, _) = laid(&store, &places(&store, &one, 0));
+    let before = places(&store, &other, 0);
+    let placement = Placement { relocated: Some(Arc::new(relocated)), ..Placement::stitch() };
+    let (after, stats) = merged(&store, Input::Run(other), placement);
+    assert!(places(&store, &after, 0) == before);
+    assert_eq!(stats.values_written, 0);
+}
