@@ -70,7 +70,7 @@ mod signals;
 mod snapshots;
 mod transactions;
 
-pub use background::defragment::{DefragOptions, DefragProgress};
+pub use background::defragment::{DefragOptions, DefragProgress, ValueOrder};
 pub use commit::author::with_author;
 pub use commit::batch::{Batch, Durability};
 pub use commit::conditional::Reads;

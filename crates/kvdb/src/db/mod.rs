@@ -41,7 +41,7 @@ use self::database::Database;
 use self::recovery::Recovery;
 use self::snapshots::DROPPED;
 use self::stats::Stats;
-use crate::background::defragment::{DefragOptions, DefragProgress};
+use crate::background::defragment::{DefragOptions, DefragProgress, ValueOrder};
 use crate::commit::CommitEnv;
 use crate::commit::batch::{Batch, Durability};
 use crate::commit::conditional::Reads;
@@ -418,6 +418,13 @@ impl Kvdb {
     pub fn defragment(&self, options: DefragOptions) -> Result<bool> {
         self.db.0.health.writable()?;
         self.db.0.defragmenter.start_defragment(options)
+    }
+
+    /// Sets the order in which a defragmentation lays large values, for dictionaries whose values
+    /// are read in another order than that of their keys. It replaces the order that was set
+    /// before, and is not stored.
+    pub fn set_value_order(&self, order: Arc<dyn ValueOrder>) {
+        self.db.0.defragmenter.set_value_order(order);
     }
 
     /// Returns the progress of the defragmentation, or of the last one.

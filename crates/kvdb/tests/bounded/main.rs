@@ -145,6 +145,7 @@ const OF_ONE: &[&str] = &[
     "Kvdb::branches",
     "Kvdb::defrag_progress",
     "Kvdb::stop_defragment",
+    "Kvdb::set_value_order",
     "Kvdb::wait_for_defragment",
     "Kvdb::stop_scrub",
     "Kvdb::scrub_progress",

@@ -75,5 +75,6 @@ mod transaction_power_cut;
 mod transactions;
 mod undo;
 mod updates;
+mod value_order;
 mod writers;
 mod written;

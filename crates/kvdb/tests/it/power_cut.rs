@@ -146,6 +146,9 @@ fn run(seed: u64, large: bool) {
             }
         };
         if let Some(db) = &db {
+            if large && random.one_in(2) {
+                db.set_value_order(Arc::new(Backwards));
+            }
             history.found(contents(db).unwrap(), &format!("seed {seed}, life {life}"));
             if let Err(e) = work(db, &env, &mut random, &dicts, &mut history, steps, large) {
                 assert!(device.is_dead(), "seed {seed}, life {life}: {e}");

@@ -1,4 +1,4 @@
-//! Evacuation of zones: runs are merged one at a time, in parts. Data in the victim zones is
+//! Merges of single runs, one at a time and in parts: by an evacuation, data in the victim zones is
 //! copied, and everything else is stitched.
 
 use env::sync::atomic::Ordering;
@@ -41,6 +41,14 @@ pub(super) enum OtherMerges {
     Excluded,
 }
 
+/// Merges of single runs that have data in some zones.
+pub(super) struct RunMerges {
+    pub zones: Arc<BTreeSet<ZoneId>>,
+    pub placement: Placement,
+    /// The runs that were merged.
+    pub done: BTreeSet<(DictionaryId, RunId)>,
+}
+
 impl Defragmenter {
     /// Evacuates `victims`. `between` is called after each part with the bytes that it moved, and
     /// returns whether to continue. Returns the bytes moved in total.
@@ -52,7 +60,21 @@ impl Defragmenter {
         between: &mut dyn FnMut(u64) -> bool,
     ) -> Result<u64> {
         let zones = Arc::new(victims.zones.clone());
-        let touches = |run: &Run| run.uses().iter().any(|(zone, _)| zones.contains(&zone));
+        let placement = Placement { evacuate: Some(zones.clone()), ..Placement::stitch() };
+        let mut of_victims = RunMerges { zones, placement, done: BTreeSet::new() };
+        self.merge_runs(&mut of_victims, part, merges, between)
+    }
+
+    /// Merges each run with data in the zones alone, except those that are done. For `between` and
+    /// the result see `evacuate`.
+    pub(super) fn merge_runs(
+        &self,
+        of: &mut RunMerges,
+        part: u64,
+        merges: OtherMerges,
+        between: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<u64> {
+        let touches = |run: &Run| run.uses().iter().any(|(zone, _)| of.zones.contains(&zone));
         let version = self.versions.load_full();
         let runs: Vec<(DictionaryId, RunId)> = version
             .trees
@@ -63,37 +85,37 @@ impl Defragmenter {
                     .map(move |p| (dict, p.id))
                     .collect::<Vec<_>>()
             })
+            .filter(|run| !of.done.contains(run))
             .collect();
         drop(version);
         let mut all = 0;
         for (dict, id) in runs {
             let mut start = Some(Bytes::new());
             while let Some(from) = start {
-                let (moved, next) =
-                    match self.evacuate_part(dict, id, &zones, &from, part, merges)? {
-                        Evacuated::Moved(bytes, next) => (bytes, next),
-                        Evacuated::Busy => {
-                            self.pause(WAIT, || self.signals.stopping());
-                            (0, Some(from))
-                        }
-                    };
+                let (moved, next) = match self.merge_part(dict, id, of, &from, part, merges)? {
+                    Evacuated::Moved(bytes, next) => (bytes, next),
+                    Evacuated::Busy => {
+                        self.pause(WAIT, || self.signals.stopping());
+                        (0, Some(from))
+                    }
+                };
                 all += moved;
                 start = next;
                 if !between(moved) {
                     return Ok(all);
                 }
             }
+            of.done.insert((dict, id));
         }
         Ok(all)
     }
 
-    /// Copies the data that a run has in `victims`, from the key `from` on, about `part` bytes of
-    /// it.
-    fn evacuate_part(
+    /// Merges a run alone, from the key `from` on, until about `part` bytes were written.
+    fn merge_part(
         &self,
         dict: DictionaryId,
         id: RunId,
-        victims: &Arc<BTreeSet<ZoneId>>,
+        of: &RunMerges,
         from: &Bytes,
         part: u64,
         merges: OtherMerges,
@@ -121,7 +143,7 @@ impl Defragmenter {
         };
         let Some(number) = claimed else { return Ok(Evacuated::Busy) };
         let numbered = NumberedRun { id, run };
-        let done = self.replace_part(&numbered, dict, level, &options, victims, from, part, merges);
+        let done = self.replace_part(&numbered, dict, level, &options, of, from, part, merges);
         self.compactor.release(number);
         done
     }
@@ -133,19 +155,19 @@ impl Defragmenter {
         dict: DictionaryId,
         level: usize,
         options: &DictionaryOptions,
-        victims: &Arc<BTreeSet<ZoneId>>,
+        of: &RunMerges,
         from: &Bytes,
         part: u64,
         merges: OtherMerges,
     ) -> Result<Evacuated> {
         let (id, run) = (numbered.id, &numbered.run);
-        if !run.uses().iter().any(|(zone, _)| victims.contains(&zone)) {
+        if !run.uses().iter().any(|(zone, _)| of.zones.contains(&zone)) {
             return Ok(Evacuated::Moved(0, None));
         }
         // While it yields to readers it still holds space that other merges may need, so the part
         // ends soon.
         let gives_way = || merges == OtherMerges::Running && self.stands_back();
-        let mut placement = Placement { evacuate: Some(victims.clone()), ..Placement::stitch() };
+        let mut placement = of.placement.clone();
         if gives_way() {
             placement.window = STEP;
         }

@@ -12,7 +12,7 @@
 //!
 //! A defragmentation started by hand first merges dictionaries whose key blocks are small compared
 //! with their values, which shows which values are dead, and lays scattered values in key order
-//! (`sort_values`).
+//! (`sort_values`), or in the order that the user of the store supplies.
 //!
 //! It runs on request, and automatically when too much of the store is holes. It pauses between
 //! parts to keep to its rate. An automatic one goes faster the more space is lost, so that writers
@@ -22,12 +22,14 @@
 //!
 //! - `victims`: selection of the zones to empty;
 //! - `evacuate`: evacuation of these zones, part by part;
+//! - `order`: values laid in an order of the user's;
 //! - `objects`: zones that lie in object storage;
 //! - `request`: requests and progress;
 //! - this module: the rounds.
 
 mod evacuate;
 mod objects;
+mod order;
 mod request;
 mod victims;
 
@@ -38,6 +40,7 @@ use env::sync::{Condvar, Mutex};
 use vt_tree::{BlockCache, Placement, RunStats};
 use zones::{Job, ZONE_SIZE, Zones};
 
+pub use order::ValueOrder;
 pub(crate) use victims::Holes;
 
 use self::evacuate::OtherMerges;
@@ -131,6 +134,8 @@ pub(crate) struct Defragmenter {
     flusher: Arc<Flusher>,
     compactor: Arc<Compactor>,
     activity: Arc<Activity>,
+    /// The order of values that the user of the store has supplied.
+    order: Mutex<Option<Arc<dyn ValueOrder>>>,
     state: Mutex<DefragState>,
     /// Signalled when a defragmentation begins, ends, or is to stop.
     changed: Condvar,
@@ -156,6 +161,7 @@ impl Defragmenter {
             flusher,
             compactor,
             activity,
+            order: Mutex::default(),
             state: Mutex::default(),
             changed: Condvar::default(),
         }
@@ -163,9 +169,12 @@ impl Defragmenter {
 
     fn defragment(&self, options: DefragOptions) -> Result<()> {
         let _job = Job::Defragmentation.begin();
-        if !self.progress().automatic && !self.inline {
+        if !self.progress().automatic {
             let before = self.counters.copied.get();
-            self.sort_values(options)?;
+            if !self.inline {
+                self.sort_values(options)?;
+            }
+            unless_in_vain(self.lay_values(options))?;
             let moved = self.counters.copied.get().saturating_sub(before);
             self.update(|p| p.bytes_moved += moved);
         }
@@ -253,13 +262,10 @@ impl Defragmenter {
     /// Scattered values are laid in key order on the way, unless the rate is limited: scans then
     /// find them together, while a zone-by-zone move leaves them as scattered as they were.
     fn sort_values(&self, options: DefragOptions) -> Result<()> {
-        // If there is no room, or the dictionary was dropped, continue: the rounds may still have
-        // something to move.
-        let unless_in_vain = |done: Result<()>| match done {
-            Err(Error::NoSpace | Error::NoDictionary(_)) => Ok(()),
-            done => done,
-        };
         unless_in_vain(self.flusher.flush_all().map(|_| ()))?;
+        let order = self.value_order().filter(|_| options.bytes_per_second.is_none());
+        let ordered =
+            |dict: &DictionaryId| order.as_ref().is_some_and(|(_, all)| all.contains(dict));
         let dictionaries: Vec<DictionaryId> = self.versions.load().trees.keys().copied().collect();
         for dict in dictionaries {
             // Release the version before the merge: it would pin the data that the merge frees.
@@ -281,6 +287,7 @@ impl Defragmenter {
                 let scattered = here
                     && room
                     && options.bytes_per_second.is_none()
+                    && !ordered(&dict)
                     && values / spans.max(1) < TOGETHER;
                 unless_in_vain(self.compactor.compact_to_defragment(
                     dict,
@@ -424,6 +431,15 @@ impl Defragmenter {
                 Err(e) => return Err(e),
             }
         }
+    }
+}
+
+/// Treats a lack of room, or a dictionary that was dropped, as success: what follows may still have
+/// something to move.
+fn unless_in_vain(done: Result<()>) -> Result<()> {
+    match done {
+        Err(Error::NoSpace | Error::NoDictionary(_)) => Ok(()),
+        done => done,
     }
 }
 

@@ -10,6 +10,8 @@ use kvdb::{
 };
 use zones::MemoryDevice;
 
+use crate::model::Backwards;
+
 use super::oracle::{ManifestState, observe};
 use super::world::{Dead, World};
 
@@ -146,6 +148,10 @@ pub fn maintenance(w: &mut World) -> Result<(), Dead> {
         3 => {
             for name in ["Kvdb::defragment", "Kvdb::stop_defragment", "Kvdb::wait_for_defragment"] {
                 w.call(name);
+            }
+            if w.random.one_in(2) {
+                w.call("Kvdb::set_value_order");
+                w.db.set_value_order(Arc::new(Backwards));
             }
             w.unless_full(
                 w.db.defragment(DefragOptions { fullest_percent: 99, ..DefragOptions::default() }),

@@ -2,12 +2,14 @@
 //! within a small test.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use env::{Random, Simulated};
 use kvdb::{
     Batch, Compression, CreateOptions, DictionaryId, DictionaryOptions, Error, Kvdb, OpenOptions,
+    ValueOrder, View,
 };
 use zones::Device;
 
@@ -163,6 +165,34 @@ pub fn changes(random: &mut Random, dicts: &[DictionaryId]) -> Vec<Change> {
             }
         })
         .collect()
+}
+
+/// An order of values that is not that of keys: from the last key to the first one, in each
+/// dictionary that has values outside of its blocks.
+pub struct Backwards;
+
+impl ValueOrder for Backwards {
+    fn dictionaries(&self, view: &View) -> Vec<DictionaryId> {
+        let all = view.dictionaries().into_iter();
+        all.filter(|info| info.options.separate_at != u32::MAX).map(|info| info.id).collect()
+    }
+
+    fn visit(
+        &self,
+        view: &View,
+        visit: &mut dyn FnMut(DictionaryId, &[u8], &[u8]) -> kvdb::Result<ControlFlow<()>>,
+    ) -> kvdb::Result<()> {
+        for dict in self.dictionaries(view) {
+            let tuples = view.scan(dict, b"", b"", usize::MAX)?;
+            for (key, _) in tuples.iter().rev() {
+                let end = [&key[..], &[0]].concat();
+                if visit(dict, key, &end)?.is_break() {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The seeds to run: see the top of the test files.

@@ -1,0 +1,193 @@
+//! A defragmentation lays values in the order that the user of the store supplies, and nothing that
+//! is read changes.
+
+use std::io;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use env::Machine;
+use kvdb::{
+    Batch, CreateOptions, DefragOptions, DictionaryId, DictionaryOptions, Durability, Kvdb,
+    OpenOptions, ValueOrder, View,
+};
+use zones::{Device, MemoryDevice, Purpose};
+
+const VALUE: usize = 4096;
+const KEYS: usize = 4000;
+
+/// A device with one head, which counts what is done with values.
+#[derive(Default)]
+struct Disk {
+    memory: MemoryDevice,
+    head: AtomicU64,
+    seeks: AtomicU64,
+    written: AtomicU64,
+}
+
+impl Device for Disk {
+    fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        if purpose == Purpose::Pages {
+            let head = self.head.swap(offset + buf.len() as u64, Relaxed);
+            self.seeks.fetch_add(u64::from(head != offset), Relaxed);
+        }
+        self.memory.read_at(purpose, offset, buf)
+    }
+    fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
+        if purpose == Purpose::Pages {
+            self.written.fetch_add(buf.len() as u64, Relaxed);
+        }
+        self.memory.write_at(purpose, offset, buf)
+    }
+    fn sync(&self) -> io::Result<()> {
+        self.memory.sync()
+    }
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.memory.discard(offset, len)
+    }
+    fn len(&self) -> io::Result<u64> {
+        self.memory.len()
+    }
+    fn grow(&self, new_len: u64) -> io::Result<()> {
+        self.memory.grow(new_len)
+    }
+}
+
+fn key(i: usize) -> Vec<u8> {
+    format!("key{i:05}").into_bytes()
+}
+
+fn value(i: usize) -> Vec<u8> {
+    let mut state = i as u64;
+    (0..VALUE)
+        .map(|_| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 56) as u8
+        })
+        .collect()
+}
+
+/// The keys in the order in which they are read: 1237 and 4000 have no factor in common, so each of
+/// them once.
+fn order() -> impl Iterator<Item = usize> {
+    (0..KEYS).map(|n| n * 1237 % KEYS)
+}
+
+struct AsRead(Vec<DictionaryId>);
+
+impl ValueOrder for AsRead {
+    fn dictionaries(&self, _: &View) -> Vec<DictionaryId> {
+        self.0.clone()
+    }
+
+    fn visit(
+        &self,
+        _: &View,
+        visit: &mut dyn FnMut(DictionaryId, &[u8], &[u8]) -> kvdb::Result<ControlFlow<()>>,
+    ) -> kvdb::Result<()> {
+        for dict in &self.0 {
+            for i in order() {
+                let (start, mut end) = (key(i), key(i));
+                end.push(0);
+                if visit(*dict, &start, &end)?.is_break() {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn options() -> OpenOptions {
+    OpenOptions { memory: 32 << 20, defrag_rate: 0, ..OpenOptions::default() }
+}
+
+/// A store whose values lie in the order of their keys.
+fn store() -> (Arc<Disk>, Kvdb, DictionaryId) {
+    let disk = Arc::new(Disk::default());
+    let create = CreateOptions { open: options(), ..CreateOptions::default() };
+    let db = Kvdb::create(disk.clone(), Arc::new(Machine::default()), create).unwrap();
+    let d = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
+    for i in 0..KEYS {
+        db.put(d, &key(i), &value(i), Durability::Buffered).unwrap();
+    }
+    db.compact(d).unwrap();
+    (disk, db, d)
+}
+
+fn defragment(db: &Kvdb) {
+    assert!(db.defragment(DefragOptions::default()).unwrap());
+    db.wait_for_defragment();
+}
+
+/// Reads all in the order in which they are read. Returns the seeks between values.
+fn seeks(disk: &Disk, view: &View, dict: DictionaryId) -> u64 {
+    let before = disk.seeks.load(Relaxed);
+    for i in order() {
+        assert!(view.get(dict, &key(i)).unwrap().unwrap() == value(i), "{i}");
+    }
+    disk.seeks.load(Relaxed) - before
+}
+
+#[test]
+fn values_lie_in_the_order_in_which_they_are_read_and_a_second_time_nothing_moves() {
+    let (disk, db, d) = store();
+    db.snapshot("before").unwrap();
+    assert!(seeks(&disk, &db.view(), d) >= KEYS as u64 * 9 / 10, "a seek each");
+    db.set_value_order(Arc::new(AsRead(vec![d])));
+    let written = disk.written.load(Relaxed);
+    defragment(&db);
+    let written = disk.written.load(Relaxed) - written;
+    let all = (KEYS * VALUE) as u64;
+    assert!((all..=all * 2).contains(&written), "{written} bytes of values, of {all}");
+    let after = seeks(&disk, &db.view(), d);
+    assert!(after * 20 <= KEYS as u64, "{after} seeks");
+    let snapshot = db.open_snapshot("before").unwrap();
+    seeks(&disk, &snapshot, snapshot.dictionary("d").unwrap());
+    drop(snapshot);
+
+    let written = disk.written.load(Relaxed);
+    defragment(&db);
+    assert_eq!(disk.written.load(Relaxed), written, "they lie in order");
+
+    db.close().unwrap();
+    drop(db);
+    assert!(kvdb::check(disk.clone(), &mut |_, _| {}).is_clean());
+    let (db, _) = Kvdb::open(disk.clone(), Arc::new(Machine::default()), options()).unwrap();
+    let after = seeks(&disk, &db.view(), d);
+    assert!(after * 20 <= KEYS as u64, "{after} seeks");
+}
+
+#[test]
+fn a_value_of_two_keys_is_written_once_and_stays_shared() {
+    let (disk, db, d) = store();
+    let other = db.create_dictionary("other", DictionaryOptions::default()).unwrap();
+    let view = Arc::new(db.view());
+    let mut batch = Batch::new();
+    for i in 0..KEYS {
+        batch.put_stored(other, key(i), view.stored(d, &key(i)).unwrap().unwrap());
+    }
+    drop(view);
+    db.commit(batch, Durability::Buffered).unwrap();
+    db.set_value_order(Arc::new(AsRead(vec![d, other])));
+    let written = disk.written.load(Relaxed);
+    defragment(&db);
+    let written = disk.written.load(Relaxed) - written;
+    assert!(written < (KEYS * VALUE) as u64 * 3 / 2, "{written} bytes of values");
+    for dict in [d, other] {
+        let after = seeks(&disk, &db.view(), dict);
+        assert!(after * 20 <= KEYS as u64, "{after} seeks");
+    }
+}
+
+#[test]
+fn an_order_that_is_not_set_changes_nothing_and_a_limited_rate_lays_nothing() {
+    let (disk, db, d) = store();
+    db.set_value_order(Arc::new(AsRead(vec![d])));
+    let written = disk.written.load(Relaxed);
+    let limited = DefragOptions { bytes_per_second: Some(u64::MAX), ..DefragOptions::default() };
+    assert!(db.defragment(limited).unwrap());
+    db.wait_for_defragment();
+    assert_eq!(disk.written.load(Relaxed), written);
+    assert!(seeks(&disk, &db.view(), d) >= KEYS as u64 * 9 / 10, "a seek each");
+}
