@@ -35,7 +35,7 @@
 //!   Merging branches: `merging`, `three_way`, `views/merging`, `views/common_states`; forks:
 //!   `views/merging_forks`.
 //! - Whole trees: `walk`, `tree`, `tree_order`, `clone_tree`, `same_file`, `remove_tree`,
-//!   `whole`.
+//!   `whole`; `name_order`, in which a defragmentation lays their pages.
 //! - Checking: `verify`, `repair`, `losses`, `salvage`, `scrub_note`, `describe_keys`.
 //!
 //! A write reserves space (`free_space`), puts pages into the buffer of its inode (`data`) and
@@ -78,6 +78,7 @@ mod losses;
 mod lost;
 mod merge;
 mod merging;
+mod name_order;
 mod namespace;
 mod orphans;
 #[cfg(any(test, fuzzing))]
@@ -131,6 +132,7 @@ pub use merging::{
     Choice, Deed, FinishRebase, MergeConflict, MergeForkOptions, MergeOptions, Merged, Rebased,
     SettleKeys,
 };
+pub use name_order::lay_by_name;
 pub use remove_tree::RemoveStats;
 pub use repair::{Losses, Repaired, repair};
 pub use request::with_note;

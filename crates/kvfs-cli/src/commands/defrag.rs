@@ -20,8 +20,8 @@ space is unused. Data that was moved stays moved if the command is stopped.")]
 pub struct Args {
     /// Directory a store is mounted on, or the file of a store that is not mounted.
     target: PathBuf,
-    /// Limit moved data to MIB per second, zone by zone. Without a limit, scattered values are also
-    /// rewritten in the order of their keys.
+    /// Limit moved data to MIB per second, zone by zone. Without a limit, scattered data is also
+    /// rewritten: files in the order of their names, values in the order of their keys.
     #[arg(long, value_name = "MIB")]
     rate: Option<u64>,
     /// Skip zones that are more than PERCENT full.

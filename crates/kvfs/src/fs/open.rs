@@ -24,6 +24,7 @@ use crate::inode_cache::InodeCache;
 use crate::layout::{self, Attributes, Body, ImapKey, Layout, Super};
 use crate::listing_table::ListingTable;
 use crate::lost::Lost;
+use crate::name_order::lay_by_name;
 use crate::promises::Promises;
 use crate::read_plan::ReadPlans;
 use crate::space_account::SpaceAccount;
@@ -48,6 +49,7 @@ impl Fs {
             None => Layout::create(&db)?,
         };
         db.prefetch(&[layout.nmap, layout.imap]);
+        lay_by_name(&db);
         let fs = Fs::open_layout(db, None, layout, env, options, in_use)?;
         fs.start_ticker();
         Ok(fs)

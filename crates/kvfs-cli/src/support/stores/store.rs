@@ -228,6 +228,7 @@ fn open_on(
     let (db, recovery) = Kvdb::open(device.clone(), Arc::new(Machine::default()), options)
         .map_err(|e| failures::of_database(format!("cannot open {}", path.display()), e))?;
     tracing::info!("opened {}: {recovery}", path.display());
+    kvfs::lay_by_name(&db);
     let recovery = (!recovery.clean).then(|| recovery.to_string());
     Ok(Store {
         path: paths::full_path(path).unwrap_or_else(|_| path.to_path_buf()),

@@ -1,0 +1,83 @@
+//! The order in which a defragmentation lays the pages of files: that of their names, directory by
+//! directory, in which programs read a tree. A file keeps its inode number when it is renamed,
+//! moved or linked, and a file that is saved under another name first has a new one, so the order of
+//! the keys of pages is that of the making of files and not that of their names.
+//!
+//! A tree is walked depth first: the files of a directory, then each of its subdirectories. A file
+//! with several names lies by the first one. The trees of clones follow that of the main branch;
+//! files that they share with it lie where it has them.
+
+use std::collections::{BTreeSet, HashSet};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use kvdb::{DictionaryId, Kvdb, ValueOrder, View};
+
+use crate::attr::{FileKind, Ino, ROOT};
+use crate::layout::{self, Layout};
+
+/// The number of trees that are walked. The pages of other clones lie where those that they share
+/// with these do, or stay where they are.
+const TREES: usize = 64;
+
+/// Sets the order in which a defragmentation of `db` lays the pages of files: by directory and name.
+/// [`Fs::open`](crate::Fs::open) does the same; call it for a store whose file system is not opened.
+pub fn lay_by_name(db: &Kvdb) {
+    db.set_value_order(Arc::new(NameOrder));
+}
+
+struct NameOrder;
+
+/// Returns the dictionaries of the file systems that a view sees, those of the main branch first.
+fn trees(view: &View) -> impl Iterator<Item = Layout> {
+    let branches: BTreeSet<String> =
+        view.dictionaries().into_iter().map(|info| info.branch).collect();
+    branches.into_iter().filter_map(move |branch| {
+        // The branch of the store itself has no files.
+        Layout::of_names(|name| view.dictionary_in(&branch, name))
+    })
+}
+
+impl ValueOrder for NameOrder {
+    fn dictionaries(&self, view: &View) -> Vec<DictionaryId> {
+        trees(view).map(|layout| layout.dmap).collect()
+    }
+
+    fn visit(&self, view: &View, visit: Visit<'_>) -> kvdb::Result<()> {
+        for layout in trees(view).take(TREES) {
+            if walk(view, layout, visit)?.is_break() {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+type Visit<'a> = &'a mut dyn FnMut(DictionaryId, &[u8], &[u8]) -> kvdb::Result<ControlFlow<()>>;
+
+/// Visits the pages of the files of a tree. In a damaged store entries that mean nothing are passed
+/// over, and a directory with several names is entered once.
+fn walk(view: &View, layout: Layout, visit: Visit<'_>) -> kvdb::Result<ControlFlow<()>> {
+    let mut entered: HashSet<Ino> = HashSet::new();
+    let mut directories = vec![ROOT];
+    while let Some(dir) = directories.pop() {
+        let first = directories.len();
+        let (start, end) = (layout::name_key(dir, b""), layout::names_end(dir));
+        let mut names = view.cursor(layout.nmap, &start, &end)?;
+        while let Some(tuple) = names.next()? {
+            let Ok((ino, kind)) = layout::decode_name(dir, &tuple.value()?) else { continue };
+            match kind {
+                FileKind::File => {
+                    let (start, end) = (layout::page_key(ino, 0), layout::pages_end(ino));
+                    if visit(layout.dmap, &start, &end)?.is_break() {
+                        return Ok(ControlFlow::Break(()));
+                    }
+                }
+                FileKind::Dir if entered.insert(ino) => directories.push(ino),
+                _ => {}
+            }
+        }
+        directories[first..].reverse();
+    }
+    Ok(ControlFlow::Continue(()))
+}
