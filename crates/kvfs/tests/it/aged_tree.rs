@@ -159,7 +159,7 @@ fn defragment(disk: &Arc<Disk>) {
     db.close().unwrap();
 }
 
-/// As `kvfs defrag` does where it knows that the store has files. Returns the bytes of file data
+/// Defragments as `kvfs defrag` does, which knows that the store has files. Returns the bytes of file data
 /// that it has written.
 fn defragment_by_name(disk: &Arc<Disk>) -> u64 {
     let written = disk.written.load(Relaxed);
@@ -352,9 +352,9 @@ fn what_is_received_whole_lies_in_the_order_of_its_numbers_at_once() {
     );
 }
 
-/// What people do to the files of a tree, in an order that is not that of names: 1237 and the
-/// number of files have no factor in common, so `age` is called once for each of them. A snapshot
-/// keeps the tree as it was before.
+/// A tree that is changed file by file, in an order that is not that of names: 1237 and the number
+/// of files have no factor in common, so `age` is called once for each of them. A snapshot keeps
+/// the tree as it was before.
 fn aged(mut age: impl FnMut(&Fs, &[Ino], usize, &str)) -> Arc<Disk> {
     let disk = import();
     let (db, fs) = cold(&disk, ZONE_SIZE);

@@ -8,9 +8,9 @@
 //! everything else is stitched. A crash between two parts leaves runs that refer to new places and
 //! runs that refer to old ones; both are whole.
 //!
-//! What a pass leaves of a zone, long spans among holes, would be moved by the rounds, in the order
-//! of keys. So a second pass evacuates these zones in the order of the user. Nothing that a pass has
-//! laid is scattered for the next one, so a second defragmentation moves nothing.
+//! A pass may leave long spans among holes, which the rounds would move in the order of keys. So a
+//! second pass evacuates these zones in the order of the user. Nothing that a pass has laid is
+//! scattered for the next one, so a second defragmentation moves nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -33,8 +33,9 @@ const MOST_BYTES: u64 = 512 << 20;
 /// Key blocks that are short compared with their values may be written again for the sake of the
 /// values: at most one byte of blocks for this many bytes of values.
 const SMALL_ENOUGH: u64 = 2;
-/// The alignment of values, bytes, and the zones of which the visited places are kept.
+/// The alignment of values, bytes: each unit has a bit in [`Places`].
 const UNIT: u64 = 512;
+/// The most zones of which the visited places are kept: their bits take 32 MiB.
 const MOST_ZONES: usize = 16 << 10;
 
 /// The order in which the large values of some dictionaries are read, if it is not that of their
