@@ -74,7 +74,7 @@ impl Places {
         let units = (ZONE_SIZE / UNIT) as usize;
         let bits = self.zones.entry(zone).or_insert_with(|| vec![0; units / 64]);
         let unit = (addr % ZONE_SIZE / UNIT) as usize;
-        let (word, bit) = (unit / 64, 1 << (unit % 64));
+        let (word, bit) = (unit / 64, 1u64 << (unit % 64));
         let new = bits[word] & bit == 0;
         bits[word] |= bit;
         new
