@@ -181,7 +181,26 @@ fn a_value_of_two_keys_is_written_once_and_stays_shared() {
 }
 
 #[test]
-fn an_order_that_is_not_set_changes_nothing_and_a_limited_rate_lays_nothing() {
+fn a_clone_follows_the_values_that_it_shares() {
+    let (disk, db, d) = store();
+    db.snapshot("before").unwrap();
+    db.clone_snapshot("before", "clone").unwrap();
+    let clone = db.dictionary_in("clone", "d").unwrap();
+    db.set_value_order(Arc::new(AsRead(vec![d, clone])));
+    for most in [(KEYS * VALUE) as u64 * 3 / 2, 0] {
+        let written = disk.written.load(Relaxed);
+        defragment(&db);
+        let written = disk.written.load(Relaxed) - written;
+        assert!(written <= most, "{written} bytes of values");
+        for dict in [d, clone] {
+            let after = seeks(&disk, &db.view(), dict);
+            assert!(after * 20 <= KEYS as u64, "{after} seeks");
+        }
+    }
+}
+
+#[test]
+fn nothing_is_laid_in_order_if_the_rate_is_limited() {
     let (disk, db, d) = store();
     db.set_value_order(Arc::new(AsRead(vec![d])));
     let written = disk.written.load(Relaxed);

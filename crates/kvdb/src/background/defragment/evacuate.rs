@@ -45,6 +45,8 @@ pub(super) enum OtherMerges {
 pub(super) struct RunMerges {
     pub zones: Arc<BTreeSet<ZoneId>>,
     pub placement: Placement,
+    /// Runs of these dictionaries alone are merged; all if it is `None`.
+    pub only: Option<BTreeSet<DictionaryId>>,
     /// The runs that were merged.
     pub done: BTreeSet<(DictionaryId, RunId)>,
 }
@@ -61,7 +63,7 @@ impl Defragmenter {
     ) -> Result<u64> {
         let zones = Arc::new(victims.zones.clone());
         let placement = Placement { evacuate: Some(zones.clone()), ..Placement::stitch() };
-        let mut of_victims = RunMerges { zones, placement, done: BTreeSet::new() };
+        let mut of_victims = RunMerges { zones, placement, only: None, done: BTreeSet::new() };
         self.merge_runs(&mut of_victims, part, merges, between)
     }
 
@@ -85,6 +87,7 @@ impl Defragmenter {
                     .map(move |p| (dict, p.id))
                     .collect::<Vec<_>>()
             })
+            .filter(|run| of.only.as_ref().is_none_or(|only| only.contains(&run.0)))
             .filter(|run| !of.done.contains(run))
             .collect();
         drop(version);

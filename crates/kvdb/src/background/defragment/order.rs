@@ -33,6 +33,9 @@ const MOST_BYTES: u64 = 512 << 20;
 /// Key blocks that are short compared with their values may be written again for the sake of the
 /// values: at most one byte of blocks for this many bytes of values.
 const SMALL_ENOUGH: u64 = 2;
+/// The key blocks of clones, which follow the values that they share, are written again as long as
+/// they have at most one byte for this many bytes of all data.
+const CLONES: u64 = 8;
 /// The alignment of values, bytes: each unit has a bit in [`Places`].
 const UNIT: u64 = 512;
 /// The most zones of which the visited places are kept: their bits take 32 MiB.
@@ -100,14 +103,39 @@ impl Defragmenter {
             return Ok(());
         }
         self.flusher.flush_all()?;
-        if !self.may_be_laid(&dictionaries) || self.pass(&*order, &dictionaries, None)? == 0 {
+        let followers = self.followers();
+        let dictionaries: BTreeSet<DictionaryId> =
+            dictionaries.intersection(&followers).copied().collect();
+        if !self.may_be_laid(&dictionaries) {
+            return Ok(());
+        }
+        let pass = |evacuate| self.pass(&*order, &dictionaries, &followers, evacuate);
+        if pass(None)? == 0 {
             return Ok(());
         }
         let victims = self.victims(u64::MAX, u64::from(options.fullest_percent.min(99)))?;
         if victims.gain() > 0 && !self.is_to_stop() {
-            self.pass(&*order, &dictionaries, Some(Arc::new(victims.zones)))?;
+            pass(Some(Arc::new(victims.zones)))?;
         }
         Ok(())
+    }
+
+    /// Returns the dictionaries whose references are replaced: those of the main branch, and those
+    /// of clones as long as it costs little. The other clones keep the old places, as snapshots do.
+    fn followers(&self) -> BTreeSet<DictionaryId> {
+        let mut left = self.holes().live / CLONES;
+        let version = self.versions.load();
+        let mut followers = BTreeSet::new();
+        for (&dict, tree) in version.trees.iter() {
+            let blocks: u64 = tree.runs().map(|p| p.run.stats().block_bytes).sum();
+            if tree.info().branch.is_empty() {
+                followers.insert(dict);
+            } else if blocks <= left {
+                left -= blocks;
+                followers.insert(dict);
+            }
+        }
+        followers
     }
 
     /// Returns whether there is room for the values once more, all of them can be read here, and
@@ -123,16 +151,20 @@ impl Defragmenter {
                 return false;
             }
         }
-        let needed = values.saturating_add(blocks).saturating_add(self.flusher.unflushed_bytes());
+        // Clones share most of their values, so the sum of all is more than there is.
+        let live = values.saturating_add(blocks).min(self.holes().live);
+        let needed = live.saturating_add(self.flusher.unflushed_bytes());
         values > 0 && blocks <= values / SMALL_ENOUGH && self.zones.space().free_for_user > needed
     }
 
-    /// Lays scattered values, and all in the zones to evacuate, in their order. Returns the bytes
-    /// of values that it has copied.
+    /// Lays scattered values of these dictionaries, and all in the zones to evacuate, in their
+    /// order, and lets `followers` refer to their new places. Returns the bytes of values that it
+    /// has copied.
     fn pass(
         &self,
         order: &dyn ValueOrder,
         dictionaries: &BTreeSet<DictionaryId>,
+        followers: &BTreeSet<DictionaryId>,
         evacuate: Option<Arc<BTreeSet<ZoneId>>>,
     ) -> Result<u64> {
         // The view pins all places until their references were replaced.
@@ -151,6 +183,9 @@ impl Defragmenter {
         order.visit(&view, &mut |dict, start, end| {
             if self.is_to_stop() {
                 return Ok(ControlFlow::Break(()));
+            }
+            if !dictionaries.contains(&dict) {
+                return Ok(ControlFlow::Continue(()));
             }
             let mut cursor = match open.take() {
                 Some((of, cursor)) if of == dict => cursor,
@@ -175,16 +210,21 @@ impl Defragmenter {
             open = Some((dict, cursor));
             if relocation.copied() >= MOST_VALUES || relocation.stats().written() >= MOST_BYTES {
                 let full = std::mem::replace(&mut relocation, begin());
-                copied += self.replace_references(full)?;
+                copied += self.replace_references(full, followers)?;
             }
             Ok(ControlFlow::Continue(()))
         })?;
-        copied += self.replace_references(relocation)?;
+        copied += self.replace_references(relocation, followers)?;
         Ok(copied)
     }
 
-    /// Replaces the references to all values that were copied. Returns the bytes of these.
-    fn replace_references(&self, relocation: Relocation) -> Result<u64> {
+    /// Replaces the references of `followers` to all values that were copied. Returns the bytes of
+    /// these.
+    fn replace_references(
+        &self,
+        relocation: Relocation,
+        followers: &BTreeSet<DictionaryId>,
+    ) -> Result<u64> {
         let (relocated, pin, stats) = relocation.finish()?;
         if relocated.is_empty() {
             return Ok(0);
@@ -193,6 +233,7 @@ impl Defragmenter {
         let mut merges = RunMerges {
             zones: Arc::new(relocated.zones().clone()),
             placement: Placement { relocated: Some(Arc::new(relocated)), ..Placement::stitch() },
+            only: Some(followers.clone()),
             done: BTreeSet::new(),
         };
         loop {
