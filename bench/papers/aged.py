@@ -5,8 +5,9 @@ seconds and bytes a file, and what was read ahead.
 
 Each tree is made once, by the build before, at the speed of memory; each run reads a copy of that
 image, so both read the same bytes. With `--within` the builds run in a control group of so many
-MiB, and a file of twice as much lies in the store, so that it does not fit into memory. Needs root
-and what README.md says of SLOWDISK.
+MiB, and a file of twice as much lies in the store, so that it does not fit into memory. With
+`--defrag` each build defragments its copy first, at the speed of memory. Needs root and what
+README.md says of SLOWDISK.
 """
 
 import argparse
@@ -153,6 +154,7 @@ def arguments():
     p.add_argument("--cases", default="", help="words; a case runs if its name has one of them")
     p.add_argument("--options", default="rw", help="options of the mount")
     p.add_argument("--dir", default="/dev/shm", help="where images lie: a tmpfs")
+    p.add_argument("--defrag", action="store_true", help="defragment each copy before it is read")
     p.add_argument("--json", action="store_true", help="print each run as well, a line each")
     return p.parse_args()
 
@@ -202,6 +204,8 @@ class Bench:
             copy = disk.Image.__new__(disk.Image)
             copy.path, copy.size = directory / "image", image.size
             disk.sh("cp", "--sparse=always", image.path, copy.path)
+            if self.a.defrag:
+                disk.sh(self.programs[which], "defrag", copy.path)
             fs = self.mounted(which, directory)
             slow = disk.SlowDisk(self.slowdisk, copy, self.a.profile, directory)
             try:
