@@ -121,16 +121,18 @@ impl Defragmenter {
     }
 
     /// Returns the dictionaries whose references are replaced: those of the main branch, and those
-    /// of clones as long as it costs little. The other clones keep the old places, as snapshots do.
+    /// of clones as long as it costs little. The other clones keep the old places, as snapshots do,
+    /// and so do clones with a limit, since values that were copied count towards it.
     fn followers(&self) -> BTreeSet<DictionaryId> {
         let mut left = self.holes().live / CLONES;
         let version = self.versions.load();
         let mut followers = BTreeSet::new();
         for (&dict, tree) in version.trees.iter() {
             let blocks: u64 = tree.runs().map(|p| p.run.stats().block_bytes).sum();
-            if tree.info().branch.is_empty() {
+            let branch = &tree.info().branch;
+            if branch.is_empty() {
                 followers.insert(dict);
-            } else if blocks <= left {
+            } else if blocks <= left && !version.limits.contains_key(branch) {
                 left -= blocks;
                 followers.insert(dict);
             }
