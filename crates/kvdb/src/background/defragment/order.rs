@@ -132,7 +132,7 @@ impl Defragmenter {
             let branch = &tree.info().branch;
             if branch.is_empty() {
                 followers.insert(dict);
-            } else if blocks <= left && !version.limits.contains_key(branch) {
+            } else if blocks <= left && !version.limits.contains_key(&**branch) {
                 left -= blocks;
                 followers.insert(dict);
             }
