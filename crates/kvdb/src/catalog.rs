@@ -10,37 +10,28 @@ use crate::background::Admission;
 use crate::commit::Committer;
 use crate::commit::order::Changed;
 use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions, MAX_DICTIONARY_NAME};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::health::Health;
 use crate::manifest::{Edit, ManifestState};
-use crate::read::version_set::{VersionEdit, VersionSet};
-use crate::signals::Signals;
+use crate::read::version_set::VersionEdit;
 use crate::snapshots::Snapshotter;
 
 /// Makes, changes and drops dictionaries.
 pub(crate) struct Catalog {
-    health: Arc<Health>,
-    signals: Arc<Signals>,
-    versions: Arc<VersionSet>,
+    engine: Engine,
     commits: Arc<Committer>,
     admission: Arc<Admission>,
     snapshotter: Arc<Snapshotter>,
 }
 
-/// The parts of the engine that the catalog needs.
-pub(crate) struct CatalogParts {
-    pub health: Arc<Health>,
-    pub signals: Arc<Signals>,
-    pub versions: Arc<VersionSet>,
-    pub commits: Arc<Committer>,
-    pub admission: Arc<Admission>,
-    pub snapshotter: Arc<Snapshotter>,
-}
-
 impl Catalog {
-    pub(crate) fn new(parts: CatalogParts) -> Catalog {
-        let CatalogParts { health, signals, versions, commits, admission, snapshotter } = parts;
-        Catalog { health, signals, versions, commits, admission, snapshotter }
+    pub(crate) fn new(
+        engine: Engine,
+        commits: Arc<Committer>,
+        admission: Arc<Admission>,
+        snapshotter: Arc<Snapshotter>,
+    ) -> Catalog {
+        Catalog { engine, commits, admission, snapshotter }
     }
 
     /// Returns the dictionary of that name in a branch, and makes it if it does not exist.
@@ -50,10 +41,10 @@ impl Catalog {
         name: &str,
         options: DictionaryOptions,
     ) -> Result<DictionaryId> {
-        if let Some(id) = self.versions.dictionary(branch, name) {
+        if let Some(id) = self.engine.versions.dictionary(branch, name) {
             return Ok(id);
         }
-        self.health.writable()?;
+        self.engine.health.writable()?;
         if name.is_empty() || name.len() > MAX_DICTIONARY_NAME {
             return Err(Error::Invalid(format!(
                 "a dictionary's name has 1 to {MAX_DICTIONARY_NAME} bytes, not {}",
@@ -87,8 +78,8 @@ impl Catalog {
         dicts: &[DictionaryId],
         lock: impl FnOnce(&BTreeSet<DictionaryId>) -> Result<L>,
     ) -> Result<()> {
-        self.health.writable()?;
-        let version = self.versions.load_full();
+        self.engine.health.writable()?;
+        let version = self.engine.versions.load_full();
         let mut branches = BTreeSet::new();
         for dict in dicts {
             let info = version.tree(*dict)?.info();
@@ -108,25 +99,25 @@ impl Catalog {
                 Ok(drops(state, dicts))
             })?;
         drop((naming, locked));
-        self.signals.compaction_wanted();
+        self.engine.signals.compaction_wanted();
         installed.finish(&*self.admission)
     }
 
     /// Drops a dictionary for the store's own use, which no other commit and no transaction uses.
     pub(crate) fn remove_own(&self, dict: DictionaryId) -> Result<()> {
-        self.health.writable()?;
+        self.engine.health.writable()?;
         self.commits.flush_before_edit(&*self.admission)?;
         let naming = self.snapshotter.settled()?;
         self.commits.install(|state| drops(state, &[dict]))?;
         drop(naming);
-        self.signals.compaction_wanted();
+        self.engine.signals.compaction_wanted();
         Ok(())
     }
 
     /// Changes the stitching threshold of a dictionary, durably and also for merges under way.
     pub(crate) fn set_stitch_at(&self, dict: DictionaryId, stitch_at: u64) -> Result<()> {
-        self.health.writable()?;
-        self.versions.load().tree(dict)?;
+        self.engine.health.writable()?;
+        self.engine.versions.load().tree(dict)?;
         self.commits.flush_before_edit(&*self.admission)?;
         self.commits.install(|state| {
             let there = state.dictionaries.contains_key(&dict);
@@ -137,8 +128,8 @@ impl Catalog {
     /// Changes the options by which a dictionary stores new data, durably and also for merges under
     /// way.
     pub(crate) fn set_options(&self, dict: DictionaryId, options: DictionaryOptions) -> Result<()> {
-        self.health.writable()?;
-        let reserved = self.versions.load().tree(dict)?.info().options.reserved;
+        self.engine.health.writable()?;
+        let reserved = self.engine.versions.load().tree(dict)?.info().options.reserved;
         if options.reserved != reserved {
             return Err(Error::Invalid(
                 "whether a dictionary is reserved is decided when it is made".into(),

@@ -35,10 +35,11 @@
 //! The rooms, in the order of a commit's life: `commit` (the pipeline, late binding, group sync),
 //! `mirror` (commits that outlive the process), `journal` (the stream of records), `read` (the
 //! versions and snapshots that readers pin, and the reads), `background` (flush, compaction, write
-//! throttling), `manifest` (the log of the store's structure), `db` (wires the parts; threads,
-//! recovery, checks, checkpoints). The other rooms: `transactions` and `locks`, `catalog` (the
-//! dictionaries), `snapshots`, `log` (the layout of journal and manifest on the device), `remote`
-//! (stores in object storage), `lock_order`, `scrub`, `salvage`.
+//! throttling), `manifest` (the log of the store's structure), `engine` (what all parts of an open
+//! store share), `db` (wires the parts; threads, recovery, checks, checkpoints). The other rooms:
+//! `transactions` and `locks`, `catalog` (the dictionaries), `snapshots`, `log` (the layout of
+//! journal and manifest on the device), `remote` (stores in object storage), `lock_order`, `scrub`,
+//! `salvage`.
 
 #![warn(missing_docs)]
 
@@ -48,6 +49,7 @@ mod commit;
 mod counters;
 mod db;
 mod dictionary;
+mod engine;
 mod error;
 mod health;
 mod ids;

@@ -198,7 +198,7 @@ impl CompactionState {
             .map(|(p, level)| (p, level + down))
             .collect();
         let levels = moves.iter().map(|(p, level)| (p.id, *level)).collect::<Vec<_>>();
-        compactor.versions.install(Order::OfPlaces, |state| {
+        compactor.engine.versions.install(Order::OfPlaces, |state| {
             let mut change = VersionEdit::default();
             if state.dictionaries.contains_key(&dict) {
                 for (NumberedRun { id, run }, level) in &moves {
@@ -218,7 +218,7 @@ impl CompactionState {
     /// them. It is not split when little space is free, since the parts of several would be so
     /// small that they leave holes.
     fn split(&mut self, compactor: &Compactor) -> Result<()> {
-        if compactor.zones.space().free_for_user < SHARE_ZONES_BELOW {
+        if compactor.engine.zones.space().free_for_user < SHARE_ZONES_BELOW {
             return Ok(());
         }
         let placement = compactor.storage(&self.plan).placement;
@@ -226,9 +226,10 @@ impl CompactionState {
         let stats = || self.plan.inputs.iter().map(|p| p.run.stats());
         let work: u64 =
             stats().map(|s| s.block_bytes + s.items + if values { s.value_bytes } else { 0 }).sum();
-        let most = work / (compactor.options.merge_part / WORTH).max(1);
-        let count =
-            most.min(compactor.options.merge_subcompactions(compactor.inline) as u64) as usize;
+        let most = work / (compactor.engine.options.merge_part / WORTH).max(1);
+        let count = most
+            .min(compactor.engine.options.merge_subcompactions(compactor.engine.inline) as u64)
+            as usize;
         if count < 2 {
             return Ok(());
         }
@@ -276,7 +277,7 @@ impl Subcompaction {
             workers.waiting = (1..count).collect();
         }
         self.whole.reset_part(compactor);
-        compactor.counters.split_merges.add(u64::from(count > 1));
+        compactor.engine.counters.split_merges.add(u64::from(count > 1));
         Ok(count > 1)
     }
 
@@ -364,13 +365,13 @@ impl Subcompaction {
             state.plan.inputs.iter().map(|p| Input::Run(p.run.clone())).collect();
         let options = MergeOptions {
             drop_tombstones: state.plan.to_bottom,
-            old_seq: compactor.versions.visible.load(Ordering::Acquire),
+            old_seq: compactor.engine.versions.visible.load(Ordering::Acquire),
             priority: Priority::Merge,
-            lifetime: lifetime(&compactor.zones, &state.plan.inputs, state.plan.level),
+            lifetime: lifetime(&compactor.engine.zones, &state.plan.inputs, state.plan.level),
             ..storage
         };
         drop(state);
-        Ok(Merge::new(&compactor.cache, &inputs, &range, options)?)
+        Ok(Merge::new(&compactor.engine.cache, &inputs, &range, options)?)
     }
 
     /// Makes the merged data part of the store and removes those keys from the inputs. Returns
@@ -427,7 +428,7 @@ impl Subcompaction {
             compactor.garbage.set(state.plan.dict, numbered.id, share);
         }
         self.whole.reset_part(compactor);
-        compactor.counters.compactions.add(u64::from(all_done));
+        compactor.engine.counters.compactions.add(u64::from(all_done));
         compactor.compacted();
         Ok(done)
     }
@@ -436,13 +437,13 @@ impl Subcompaction {
 impl Compactor {
     /// Returns the storage options for the next part of a plan.
     fn storage(&self, plan: &CompactionPlan) -> MergeOptions {
-        plan.storage(&self.zones, &self.versions, self.options.seek_bytes)
+        plan.storage(&self.engine.zones, &self.engine.versions, self.engine.options.seek_bytes)
     }
 
     /// Returns the bytes that a merge writes before it is installed. The size shrinks when little
     /// is free.
     pub(crate) fn part_size(&self) -> u64 {
-        let space = self.zones.space();
+        let space = self.engine.zones.space();
         let zones = match space.free_for_user / ZONE_SIZE {
             0 => space.zones_free,
             more => more.saturating_add(u64::from(space.reserve)),
@@ -450,6 +451,6 @@ impl Compactor {
         // Keep a minimum: each cut of the inputs costs a few extra blocks.
         let room = zones.saturating_sub(LEFT).saturating_mul(ZONE_SIZE / 4 * 3).max(ZONE_SIZE / 2);
         let share = (space.zones_pinned * ZONE_SIZE / SHARE).max(PART_MIN);
-        room.min(self.options.merge_part).min(share)
+        room.min(self.engine.options.merge_part).min(share)
     }
 }

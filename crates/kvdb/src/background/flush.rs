@@ -9,29 +9,26 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use vt_tree::{BlockCache, Input, KeyRange, Merge, MergeOptions, Placement, Run};
-use zones::{Job, Priority, Zones};
+use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement, Run};
+use zones::{Job, Priority};
 
-use super::BackgroundParts;
 use super::candidates::Candidates;
 use super::defragment::Holes;
 use super::garbage::{GarbageEstimate, garbage_of_active, garbage_share};
 use crate::commit::Committer;
 use crate::commit::recent::{RecentCommit, RecentCommits};
 use crate::commit::sealing::Sealed;
-use crate::counters::Counters;
 use crate::dictionary::DictionaryId;
+use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::health::Health;
 use crate::ids::RunId;
 
 use crate::lock_order::{Mutex, MutexGuard, Rank};
 use crate::manifest::{Edit, ManifestState};
 use crate::read::generation::{Generation, Layer};
-use crate::read::snapshot_set::{Snapshot, Snapshots};
+use crate::read::snapshot_set::Snapshot;
 use crate::read::version::Version;
-use crate::read::version_set::{Order, VersionEdit, VersionSet};
-use crate::signals::Signals;
+use crate::read::version_set::{Order, VersionEdit};
 
 /// A flush that fails for a reason other than lack of space is tried this often before the store
 /// stops accepting writes.
@@ -76,10 +73,10 @@ impl Flush {
     fn begin(flusher: &Flusher, ends: &[u64], sealed: Option<Sealed>) -> Result<Flush> {
         // This must come first: a transaction that begins after this line begins at a commit no
         // older than any that is flushed here, and never needs the numbers that the merge discards.
-        let (oldest, asked) = flusher.recent.oldest(&flusher.versions.visible);
-        let version = flusher.versions.load_full();
+        let (oldest, asked) = flusher.recent.oldest(&flusher.engine.versions.visible);
+        let version = flusher.engine.versions.load_full();
         let part = |&upto: &u64| {
-            let snapshot = sealed.as_ref().and_then(|_| flusher.snapshots.pending_at(upto));
+            let snapshot = sealed.as_ref().and_then(|_| flusher.engine.snapshots.pending_at(upto));
             Part { snapshot, ..Part::default() }
         };
         let mut parts: Vec<Part> = ends.iter().map(part).collect();
@@ -126,9 +123,9 @@ impl Flush {
     fn run(&mut self, flusher: &Flusher) -> Result<()> {
         for part in &mut self.parts {
             while let Some(Due { dict, inputs, options, garbage_share }) = part.due.pop_front() {
-                let merge = Merge::new(&flusher.cache, &inputs, &KeyRange::all(), options)?;
+                let merge = Merge::new(&flusher.engine.cache, &inputs, &KeyRange::all(), options)?;
                 let (run, stats) = merge.finish()?;
-                flusher.counters.merged(&stats);
+                flusher.engine.counters.merged(&stats);
                 part.runs.extend(run.map(|run| (dict, run, garbage_share)));
             }
         }
@@ -142,7 +139,11 @@ impl Flush {
 
     /// Makes the runs part of the store.
     fn install(self, flusher: &Flusher) -> Result<()> {
-        flusher.zones.sync().map_err(|e| flusher.health.fail("syncing a flush", &e.into()))?;
+        flusher
+            .engine
+            .zones
+            .sync()
+            .map_err(|e| flusher.engine.health.fail("syncing a flush", &e.into()))?;
         // The runs are remembered with the numbers that transactions need, and before the memtables
         // are removed, so that a reader always finds one of the two.
         let recent = |(dict, run, _): &(DictionaryId, Arc<Run>, f64)| {
@@ -158,7 +159,7 @@ impl Flush {
         let before = self.sealed.as_ref().map_or(0, |s| s.start.segment);
         let mut recycling = flusher.commits.log.begin_recycling(before);
         let plan = |state: &ManifestState| {
-            let mut change = VersionEdit::of([Edit::Streams(flusher.zones.positions())]);
+            let mut change = VersionEdit::of([Edit::Streams(flusher.engine.zones.positions())]);
             let mut id = state.next_run;
             for part in &self.parts {
                 for (dict, run, garbage_share) in &part.runs {
@@ -181,7 +182,7 @@ impl Flush {
         // The runs contain all commits up to the new start of the journal; with the sync above they
         // are durable.
         let drop_layers = |version: &mut Version| version.drop_layers(self.upto);
-        let outcome = flusher.versions.install_and(Order::OfRuns, plan, drop_layers);
+        let outcome = flusher.engine.versions.install_and(Order::OfRuns, plan, drop_layers);
         match outcome {
             Ok(()) => recycling.finish(),
             Err(e) => {
@@ -195,13 +196,7 @@ impl Flush {
 
 /// Flushes sealed memtables to runs.
 pub(crate) struct Flusher {
-    zones: Arc<Zones>,
-    cache: Arc<BlockCache>,
-    health: Arc<Health>,
-    counters: Arc<Counters>,
-    signals: Arc<Signals>,
-    versions: Arc<VersionSet>,
-    snapshots: Arc<Snapshots>,
+    engine: Engine,
     commits: Arc<Committer>,
     recent: Arc<RecentCommits>,
     garbage: Arc<GarbageEstimate>,
@@ -212,20 +207,16 @@ pub(crate) struct Flusher {
 
 impl Flusher {
     pub(super) fn new(
-        parts: &BackgroundParts,
+        engine: &Engine,
+        commits: Arc<Committer>,
+        recent: Arc<RecentCommits>,
         garbage: Arc<GarbageEstimate>,
         candidates: Arc<Candidates>,
     ) -> Flusher {
         Flusher {
-            zones: parts.zones.clone(),
-            cache: parts.cache.clone(),
-            health: parts.health.clone(),
-            counters: parts.counters.clone(),
-            signals: parts.signals.clone(),
-            versions: parts.versions.clone(),
-            snapshots: parts.snapshots.clone(),
-            commits: parts.commits.clone(),
-            recent: parts.recent.clone(),
+            engine: engine.clone(),
+            commits,
+            recent,
             garbage,
             candidates,
             flushing: Mutex::new(Rank::Flush, ()),
@@ -256,7 +247,7 @@ impl Flusher {
         while done < last {
             // Each part ends where a snapshot was made, so that its runs are exactly the content of
             // the snapshot.
-            let mut ends = self.snapshots.pending_upto(last, together);
+            let mut ends = self.engine.snapshots.pending_upto(last, together);
             if ends.len() < together && ends.last() != Some(&last) {
                 ends.push(last);
             }
@@ -274,7 +265,7 @@ impl Flusher {
             }
             done = upto;
             self.commits.flushed_upto(done);
-            self.counters.flushes.add(1);
+            self.engine.counters.flushes.add(1);
         }
         self.flushed();
         Ok(true)
@@ -304,10 +295,10 @@ impl Flusher {
         // lie below the data that is replayed when the store is opened again, so the journal's
         // start must have passed this position, too, however the memtables came to be empty.
         let unflushed = self.commits.log.unflushed_end();
-        let version = self.versions.load_full();
+        let version = self.engine.versions.load_full();
         let number = version.generation.number;
-        let empty =
-            version.is_flushed() && self.versions.manifest()?.state().start.position >= unflushed;
+        let empty = version.is_flushed()
+            && self.engine.versions.manifest()?.state().start.position >= unflushed;
         drop(version);
         if !empty {
             self.commits.seal(number)?;
@@ -316,7 +307,7 @@ impl Flusher {
         // could go on forever.
         while self.commits.sealed_upto(number).is_some() && flush_sealed()? {}
         debug_assert!(
-            self.versions.manifest()?.state().start.position >= unflushed,
+            self.engine.versions.manifest()?.state().start.position >= unflushed,
             "the journal has records to be replayed over what comes above the runs now"
         );
         Ok(())
@@ -325,11 +316,11 @@ impl Flusher {
     /// Wakes callers that wait for memory after a flush, and the threads that may merge the young
     /// runs.
     pub(crate) fn flushed(&self) {
-        self.candidates.count_runs(&self.versions.load(), &self.counters);
-        self.signals.reclaimable.store(true, Ordering::Release);
-        self.signals.flush_ended(true);
-        self.signals.memory_is_free();
-        self.signals.compaction_wanted();
+        self.candidates.count_runs(&self.engine.versions.load(), &self.engine.counters);
+        self.engine.signals.reclaimable.store(true, Ordering::Release);
+        self.engine.signals.flush_ended(true);
+        self.engine.signals.memory_is_free();
+        self.engine.signals.compaction_wanted();
     }
 
     /// Seals the active generation if it has made many values dead. Overwritten values keep their
@@ -341,9 +332,12 @@ impl Flusher {
         const MOST: u64 = 256 << 20;
         // No reader asks a memtable for an older state, so older versions that are hidden may be
         // forgotten as new ones arrive.
-        let floor =
-            self.versions.read_snapshots.floor(self.versions.visible.load(Ordering::Acquire));
-        let version = self.versions.load_full();
+        let floor = self
+            .engine
+            .versions
+            .read_snapshots
+            .floor(self.engine.versions.visible.load(Ordering::Acquire));
+        let version = self.engine.versions.load_full();
         for layer in version.in_memory().filter_map(|(_, t)| version.active(t)) {
             layer.memtable.set_floor(floor);
         }
@@ -351,7 +345,7 @@ impl Flusher {
         if held < LEAST || self.commits.newest_sealed().is_some() {
             return Ok(());
         }
-        let live = Holes::of(&self.versions.load(), &self.zones).live;
+        let live = Holes::of(&self.engine.versions.load(), &self.engine.zones).live;
         if in_time && held > MOST.max(live / 5)
             || garbage_of_active(&version)? > LEAST.max((live + held) / 10)
         {
@@ -368,7 +362,8 @@ impl Flusher {
     /// Returns whether nothing waits for a flush, and nothing was deleted whose space a flush would
     /// free.
     pub(crate) fn at_rest(&self) -> bool {
-        self.commits.newest_sealed().is_none() && !self.signals.deletions.load(Ordering::Acquire)
+        self.commits.newest_sealed().is_none()
+            && !self.engine.signals.deletions.load(Ordering::Acquire)
     }
 
     /// Runs the flush thread.
@@ -377,22 +372,22 @@ impl Flusher {
         let (mut failures, mut errors) = (0u32, 0);
         loop {
             {
-                let mut wanted = self.signals.wanted.lock();
-                while !wanted.flush && !self.signals.stopping() && failures == 0 {
-                    self.signals.wake_flush.wait(&mut wanted);
+                let mut wanted = self.engine.signals.wanted.lock();
+                while !wanted.flush && !self.engine.signals.stopping() && failures == 0 {
+                    self.engine.signals.wake_flush.wait(&mut wanted);
                 }
-                if failures > 0 && !self.signals.stopping() {
+                if failures > 0 && !self.engine.signals.stopping() {
                     // Retry a failed flush after a while, or as soon as space has been freed.
                     let pause = Duration::from_millis(50) * (1 << failures.min(5));
-                    self.signals.wake_flush.wait_for(&mut wanted, pause);
+                    self.engine.signals.wake_flush.wait_for(&mut wanted, pause);
                 }
                 wanted.flush = false;
             }
-            if self.signals.stopping() {
+            if self.engine.signals.stopping() {
                 return;
             }
             let result = self.flush_sealed();
-            self.signals.flush_ended(!matches!(result, Err(Error::NoSpace)));
+            self.engine.signals.flush_ended(!matches!(result, Err(Error::NoSpace)));
             match result {
                 Ok(_) => (failures, errors) = (0, 0),
                 Err(e) => {
@@ -400,12 +395,12 @@ impl Flusher {
                     errors += u32::from(!matches!(e, Error::NoSpace));
                     tracing::warn!("a flush failed and will be tried again: {e}");
                     if errors >= ATTEMPTS {
-                        self.health.fail("flushing", &e);
+                        self.engine.health.fail("flushing", &e);
                         return;
                     }
                 }
             }
-            self.signals.memory_is_free();
+            self.engine.signals.memory_is_free();
         }
     }
 }

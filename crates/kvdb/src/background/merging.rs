@@ -12,24 +12,16 @@ use std::time::Duration;
 
 use env::sync::Mutex;
 
-use vt_tree::BlockCache;
-use zones::Zones;
-
-use super::BackgroundParts;
 use super::activity::Activity;
 use super::candidates::Candidates;
 use super::compaction::{Compaction, Subcompaction};
 use super::garbage::GarbageEstimate;
 use super::policy::{BOTTOM, CompactionLock, CompactionPlan, tight_below};
-use crate::counters::Counters;
+use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::health::Health;
 use crate::lock_order::{Rank, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use crate::options::OpenOptions;
 use crate::read::tree::Tree;
 use crate::read::version::Version;
-use crate::read::version_set::VersionSet;
-use crate::signals::Signals;
 
 /// Maximum number of merges on a thread's stack, each younger than the one before.
 const DEEPEST: usize = 4;
@@ -40,14 +32,7 @@ const STAND_BACK: u32 = 8;
 
 /// Merges runs, and keeps concurrent merges apart.
 pub(crate) struct Compactor {
-    pub(super) inline: bool,
-    pub(super) options: OpenOptions,
-    pub(super) zones: Arc<Zones>,
-    pub(super) cache: Arc<BlockCache>,
-    pub(super) health: Arc<Health>,
-    pub(super) counters: Arc<Counters>,
-    pub(super) signals: Arc<Signals>,
-    pub(super) versions: Arc<VersionSet>,
+    pub(super) engine: Engine,
     activity: Arc<Activity>,
     /// The estimated share of items in runs that hide older ones.
     pub(super) garbage: Arc<GarbageEstimate>,
@@ -75,20 +60,13 @@ pub(crate) struct MergeStack {
 
 impl Compactor {
     pub(super) fn new(
-        parts: &BackgroundParts,
+        engine: &Engine,
         activity: Arc<Activity>,
         garbage: Arc<GarbageEstimate>,
         candidates: Arc<Candidates>,
     ) -> Compactor {
         Compactor {
-            inline: parts.inline,
-            options: parts.options.clone(),
-            zones: parts.zones.clone(),
-            cache: parts.cache.clone(),
-            health: parts.health.clone(),
-            counters: parts.counters.clone(),
-            signals: parts.signals.clone(),
-            versions: parts.versions.clone(),
+            engine: engine.clone(),
             activity,
             garbage,
             candidates,
@@ -169,8 +147,8 @@ impl Compactor {
         compaction_locks: &[CompactionLock],
         above: usize,
     ) -> Option<CompactionPlan> {
-        let version = self.versions.load();
-        let policy = self.options.compaction.sane();
+        let version = self.engine.versions.load();
+        let policy = self.engine.options.compaction.sane();
         // Values are gathered for the sake of scans, so not when space is short, which is when
         // `any` is set.
         if !any && let Some(plan) = self.gathering_plan(&version, compaction_locks, above) {
@@ -215,8 +193,8 @@ impl Compactor {
         let candidates = self.candidates.outside(version);
         let trees = candidates.iter().filter_map(|id| version.trees.get(id)).filter(free);
         let plan = trees.filter_map(|t| CompactionPlan::for_short_values(t)).next()?;
-        let room = plan.gathered_bytes().saturating_add(tight_below(&self.zones))
-            <= self.zones.space().free_for_user;
+        let room = plan.gathered_bytes().saturating_add(tight_below(&self.engine.zones))
+            <= self.engine.zones.space().free_for_user;
         (room && plan.from() < above).then_some(plan)
     }
 
@@ -252,16 +230,16 @@ impl Compactor {
         let Some(subcompaction) = stack.merges.last_mut() else { return Ok(false) };
         let _job = subcompaction.whole().job.begin();
         let new = subcompaction.prepare(self);
-        if self.inline {
+        if self.engine.inline {
             subcompaction.rotate();
         } else if new.as_ref().is_ok_and(|new| *new) {
-            self.signals.compaction_wanted();
+            self.engine.signals.compaction_wanted();
         }
         match new.and_then(|_| subcompaction.step(self)) {
             Ok(false) => {}
             done => {
                 let starved = if matches!(done, Err(Error::NoSpace)) {
-                    self.zones.space().zones_free + 1
+                    self.engine.zones.space().zones_free + 1
                 } else {
                     0
                 };
@@ -300,10 +278,14 @@ impl Compactor {
     fn stand_back(&self, stack: &MergeStack) {
         let may_wait = stack.merges.last().is_some_and(|merge| merge.whole().may_wait);
         let mut left = STAND_BACK;
-        while left > 0 && may_wait && !self.signals.stopping() && self.activity.readers_wait() {
-            let mut wanted = self.signals.wanted.lock();
+        while left > 0
+            && may_wait
+            && !self.engine.signals.stopping()
+            && self.activity.readers_wait()
+        {
+            let mut wanted = self.engine.signals.wanted.lock();
             let before = wanted.compaction;
-            self.signals.wake_compaction.wait_for(&mut wanted, GLANCE);
+            self.engine.signals.wake_compaction.wait_for(&mut wanted, GLANCE);
             if wanted.compaction != before {
                 return;
             }
@@ -333,9 +315,9 @@ impl Compactor {
 
     /// Updates the counters after a merge, and retries a flush that was blocked for lack of space.
     pub(super) fn compacted(&self) {
-        self.candidates.count_runs(&self.versions.load(), &self.counters);
-        if self.signals.blocked() {
-            self.signals.flush_wanted();
+        self.candidates.count_runs(&self.engine.versions.load(), &self.engine.counters);
+        if self.engine.signals.blocked() {
+            self.engine.signals.flush_wanted();
         }
     }
 
@@ -353,25 +335,28 @@ impl Compactor {
         let mut stack = MergeStack::default();
         loop {
             {
-                let mut wanted = self.signals.wanted.lock();
-                while wanted.compaction == seen && !self.signals.stopping() && !failed {
-                    self.signals.wake_compaction.wait(&mut wanted);
+                let mut wanted = self.engine.signals.wanted.lock();
+                while wanted.compaction == seen && !self.engine.signals.stopping() && !failed {
+                    self.engine.signals.wake_compaction.wait(&mut wanted);
                 }
-                if failed && !self.signals.stopping() {
-                    self.signals.wake_compaction.wait_for(&mut wanted, Duration::from_secs(5));
+                if failed && !self.engine.signals.stopping() {
+                    self.engine
+                        .signals
+                        .wake_compaction
+                        .wait_for(&mut wanted, Duration::from_secs(5));
                 }
                 seen = wanted.compaction;
             }
             failed = false;
             loop {
-                if self.signals.stopping() {
+                if self.engine.signals.stopping() {
                     return;
                 }
                 self.stand_back(&stack);
                 match self.merge_step(&mut stack) {
                     Ok(true) => {}
                     Ok(false) => break,
-                    Err(_) if self.health.failed() => return,
+                    Err(_) if self.engine.health.failed() => return,
                     Err(e) => {
                         tracing::warn!("a merge failed and will be tried again: {e}");
                         failed = true;

@@ -1,5 +1,5 @@
 //! Background work: flushes, compactions, defragmentation, and the backpressure that makes commits
-//! wait for them. Each is a type that owns its state and has the parts of the engine that it needs;
+//! wait for them. Each is a type that owns its state and has the engine and the parts that it needs;
 //! none knows the database. Later ones use earlier ones, in this order:
 //!
 //! - `flush`: [`Flusher`], writes sealed memtables to runs;
@@ -30,10 +30,6 @@ mod short_values;
 
 use std::sync::Arc;
 
-use env::Env;
-use vt_tree::BlockCache;
-use zones::Zones;
-
 use self::activity::Activity;
 use self::candidates::Candidates;
 pub(crate) use self::defragment::Defragmenter;
@@ -43,29 +39,7 @@ pub(crate) use self::merging::Compactor;
 pub(crate) use self::pressure::Admission;
 use crate::commit::Committer;
 use crate::commit::recent::RecentCommits;
-use crate::counters::Counters;
-use crate::health::Health;
-use crate::options::OpenOptions;
-use crate::read::snapshot_set::Snapshots;
-use crate::read::version_set::VersionSet;
-use crate::signals::Signals;
-
-/// The parts of the engine that background work shares with others.
-pub(crate) struct BackgroundParts {
-    pub env: Arc<dyn Env>,
-    pub zones: Arc<Zones>,
-    pub cache: Arc<BlockCache>,
-    pub options: OpenOptions,
-    /// The store has no threads, and background work is done by its callers.
-    pub inline: bool,
-    pub health: Arc<Health>,
-    pub counters: Arc<Counters>,
-    pub signals: Arc<Signals>,
-    pub versions: Arc<VersionSet>,
-    pub snapshots: Arc<Snapshots>,
-    pub commits: Arc<Committer>,
-    pub recent: Arc<RecentCommits>,
-}
+use crate::engine::Engine;
 
 /// All background work of a store.
 pub(crate) struct Background {
@@ -77,19 +51,28 @@ pub(crate) struct Background {
 }
 
 impl Background {
-    pub(crate) fn new(parts: &BackgroundParts) -> Background {
-        let idle_flush = parts.options.idle_flush;
-        let (counters, cache) = (parts.counters.clone(), parts.cache.clone());
-        let activity = Activity::new(parts.env.clone(), counters, cache, idle_flush);
-        let (activity, garbage) = (Arc::new(activity), Arc::<GarbageEstimate>::default());
-        let candidates = Arc::new(Candidates::new(parts.options.compaction, garbage.clone()));
-        let flusher = Arc::new(Flusher::new(parts, garbage.clone(), candidates.clone()));
-        let compactor = Arc::new(Compactor::new(parts, activity.clone(), garbage, candidates));
+    pub(crate) fn new(
+        engine: &Engine,
+        commits: &Arc<Committer>,
+        recent: Arc<RecentCommits>,
+    ) -> Background {
+        let activity = Arc::new(Activity::new(engine.clone()));
+        let garbage = Arc::<GarbageEstimate>::default();
+        let candidates = Arc::new(Candidates::new(engine.options.compaction, garbage.clone()));
+        let flusher =
+            Flusher::new(engine, commits.clone(), recent, garbage.clone(), candidates.clone());
+        let flusher = Arc::new(flusher);
+        let compactor = Arc::new(Compactor::new(engine, activity.clone(), garbage, candidates));
         let defragmenter =
-            Defragmenter::new(parts, flusher.clone(), compactor.clone(), activity.clone());
+            Defragmenter::new(engine, flusher.clone(), compactor.clone(), activity.clone());
         let defragmenter = Arc::new(defragmenter);
-        let admission =
-            Admission::new(parts, flusher.clone(), compactor.clone(), defragmenter.clone());
+        let admission = Admission::new(
+            engine,
+            commits.clone(),
+            flusher.clone(),
+            compactor.clone(),
+            defragmenter.clone(),
+        );
         let admission = Arc::new(admission);
         Background { activity, flusher, compactor, defragmenter, admission }
     }

@@ -35,12 +35,12 @@ impl Compactor {
         let (mut first, _) = Compaction::begin(self, plan, 0);
         first.prepare(self)?;
         let whole = first.whole().clone();
-        let stop = || self.signals.stopping() || stop();
+        let stop = || self.engine.signals.stopping() || stop();
         let work = |first: Option<Subcompaction>| {
             let mut next = first;
             while let Some(mut own) = next.take().or_else(|| whole.take()) {
                 let done = loop {
-                    if self.inline {
+                    if self.engine.inline {
                         own.rotate();
                     }
                     match own.step(self) {
@@ -56,7 +56,7 @@ impl Compactor {
             }
             Ok(true)
         };
-        let others = if self.inline { 0 } else { whole.waiting() };
+        let others = if self.engine.inline { 0 } else { whole.waiting() };
         env::thread::scope(|scope| {
             let work = &work;
             let helpers: Vec<_> = (0..others)
@@ -92,6 +92,7 @@ impl Compactor {
         match self.compact_now(plan, stop) {
             Err(Error::NoSpace) if !to_bottom => {
                 let plan = self
+                    .engine
                     .versions
                     .load()
                     .trees
@@ -111,7 +112,7 @@ impl Compactor {
     pub(crate) fn compact(&self, dict: DictionaryId) -> Result<()> {
         let _alone = self.merge_alone();
         let plan = {
-            let version = self.versions.load();
+            let version = self.engine.versions.load();
             let tree = version.tree(dict)?;
             if tree.short.are_outside(tree.info()) {
                 tree.short.gather(false);
@@ -133,7 +134,7 @@ impl Compactor {
         own: impl Fn(&Arc<Run>) -> bool,
     ) -> Result<()> {
         let _alone = self.merge_alone();
-        let plan = CompactionPlan::for_newest(self.versions.load().tree(dict)?, own);
+        let plan = CompactionPlan::for_newest(self.engine.versions.load().tree(dict)?, own);
         if let Some(plan) = plan {
             self.compact_now(plan, &never)?;
         }
@@ -151,7 +152,7 @@ impl Compactor {
         let _alone = self.merge_alone();
         // Release the version before the merge: it would pin the data that the merge frees.
         let plan = {
-            let version = self.versions.load();
+            let version = self.engine.versions.load();
             let tree = version.tree(dict)?;
             match placement {
                 None => CompactionPlan::for_all(tree),
@@ -173,7 +174,7 @@ impl Compactor {
         // Deletions first: these merges write the least and free the most, and may free the space
         // that others lack.
         let plans: Vec<CompactionPlan> = {
-            let version = self.versions.load();
+            let version = self.engine.versions.load();
             let candidates = self.candidates.when_quiet(&version);
             let trees = candidates.iter().filter_map(|id| version.trees.get(id));
             trees.filter_map(|tree| CompactionPlan::for_tombstones(tree, true)).collect()

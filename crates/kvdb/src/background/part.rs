@@ -107,7 +107,7 @@ impl Compactor {
         let runs: Vec<Arc<Run>> = runs.into_iter().collect();
         match runs.len() {
             0 | 1 => Ok(runs.into_iter().next()),
-            _ => Ok(concat(&self.cache, &runs)?),
+            _ => Ok(concat(&self.engine.cache, &runs)?),
         }
     }
 
@@ -119,14 +119,17 @@ impl Compactor {
         stats: &MergeStats,
     ) -> Result<Option<Installed>> {
         let MergedPart { dict, changed, new, gathered } = part;
-        self.zones.sync().map_err(|e| self.health.fail("syncing a merge", &e.into()))?;
-        self.counters.merged(stats);
+        self.engine
+            .zones
+            .sync()
+            .map_err(|e| self.engine.health.fail("syncing a merge", &e.into()))?;
+        self.engine.counters.merged(stats);
         let mut installed = None;
         // Ignore this if short values have been written outside again during the merge.
-        let short = self.versions.load().trees.get(&dict).map(|tree| tree.short.clone());
+        let short = self.engine.versions.load().trees.get(&dict).map(|tree| tree.short.clone());
         let short = short.filter(|short| gathered && short.are_being_gathered());
-        self.versions.install(Order::OfPlaces, |state| {
-            let mut change = VersionEdit::of([Edit::Streams(self.zones.positions())]);
+        self.engine.versions.install(Order::OfPlaces, |state| {
+            let mut change = VersionEdit::of([Edit::Streams(self.engine.zones.positions())]);
             if let Some(d) = state.dictionaries.get(&dict) {
                 if short.is_some() {
                     let info = DictionaryInfo { short_outside: false, ..d.info.to_info() };

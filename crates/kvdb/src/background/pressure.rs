@@ -9,19 +9,14 @@ use env::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-use zones::Zones;
-
-use super::{BackgroundParts, Compactor, Defragmenter, Flusher};
+use super::{Compactor, Defragmenter, Flusher};
 use crate::commit::{Applied, CommitEnv, Committer, SpaceClaim};
-use crate::counters::Counters;
+use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::health::Health;
 use crate::lock_order::{Mutex, Rank};
 use crate::manifest::Edit;
-use crate::options::{OpenOptions, Shares};
-use crate::read::snapshot_set::Snapshots;
-use crate::read::version_set::{VersionEdit, VersionSet};
-use crate::signals::Signals;
+use crate::options::Shares;
+use crate::read::version_set::VersionEdit;
 
 /// Nanoseconds of delay per byte when the debt is at its limit: 20 MB/s.
 const SLOWEST: f64 = 50.0;
@@ -41,15 +36,8 @@ const LOOK_AGAIN: u64 = 4 << 20;
 
 /// Decides when a commit may proceed, and starts the work that commits make due.
 pub(crate) struct Admission {
-    inline: bool,
-    options: OpenOptions,
+    pub(super) engine: Engine,
     shares: Shares,
-    pub(super) zones: Arc<Zones>,
-    health: Arc<Health>,
-    counters: Arc<Counters>,
-    pub(super) signals: Arc<Signals>,
-    versions: Arc<VersionSet>,
-    snapshots: Arc<Snapshots>,
     commits: Arc<Committer>,
     pub(super) flusher: Arc<Flusher>,
     pub(super) compactor: Arc<Compactor>,
@@ -64,22 +52,16 @@ pub(crate) struct Admission {
 
 impl Admission {
     pub(super) fn new(
-        parts: &BackgroundParts,
+        engine: &Engine,
+        commits: Arc<Committer>,
         flusher: Arc<Flusher>,
         compactor: Arc<Compactor>,
         defragmenter: Arc<Defragmenter>,
     ) -> Admission {
         Admission {
-            inline: parts.inline,
-            options: parts.options.clone(),
-            shares: Shares::of(&parts.options),
-            zones: parts.zones.clone(),
-            health: parts.health.clone(),
-            counters: parts.counters.clone(),
-            signals: parts.signals.clone(),
-            versions: parts.versions.clone(),
-            snapshots: parts.snapshots.clone(),
-            commits: parts.commits.clone(),
+            engine: engine.clone(),
+            shares: Shares::of(&engine.options),
+            commits,
             flusher,
             compactor,
             defragmenter,
@@ -95,9 +77,9 @@ impl Admission {
         let part = |value, from, to| square(value, from, to).min(1.0);
         let memory =
             part(self.commits.memtable_bytes(), self.shares.memtables / 2, self.shares.memtables);
-        let fan = self.options.compaction.sane().runs_per_level;
-        let runs = debt_of_runs(self.counters.young_runs.get() as usize, fan);
-        let dead = part(self.counters.dead_percent.get() as usize, DEAD_FROM, DEAD_TO);
+        let fan = self.engine.options.compaction.sane().runs_per_level;
+        let runs = debt_of_runs(self.engine.counters.young_runs.get() as usize, fan);
+        let dead = part(self.engine.counters.dead_percent.get() as usize, DEAD_FROM, DEAD_TO);
         let window = self.commits.log.window();
         let deferred = part(self.commits.log.deferred_bytes(), window, 2 * window);
         memory.max(runs).max(dead).max(deferred)
@@ -112,12 +94,12 @@ impl Admission {
         if !full() {
             return Ok(());
         }
-        self.counters.stops.add(1);
+        self.engine.counters.stops.add(1);
         while full() {
-            self.health.writable()?;
-            self.signals.journal_wanted(None);
-            self.signals.wait_for_memory(Duration::from_millis(100), full);
-            if full() && self.signals.blocked() {
+            self.engine.health.writable()?;
+            self.engine.signals.journal_wanted(None);
+            self.engine.signals.wait_for_memory(Duration::from_millis(100), full);
+            if full() && self.engine.signals.blocked() {
                 return Err(Error::NoSpace);
             }
         }
@@ -127,8 +109,8 @@ impl Admission {
     /// Returns whether flushes are too slow for commits that place large values: the values that
     /// these overwrite then take as much space as the live data.
     fn holds_too_much(&self) -> bool {
-        let held = self.versions.load().generation.held_by_all();
-        held > 3 * self.counters.most_held() && self.commits.newest_sealed().is_some()
+        let held = self.engine.versions.load().generation.held_by_all();
+        held > 3 * self.engine.counters.most_held() && self.commits.newest_sealed().is_some()
     }
 
     fn admit_memory(&self, bytes: usize, deletes_only: bool) -> Result<()> {
@@ -136,16 +118,16 @@ impl Admission {
             let memory = self.commits.memtable_bytes() + bytes > self.shares.memtables
                 && self.commits.sealed_bytes() > 0;
             memory
-                || self.counters.journal_device.get() > 2 * self.shares.journal_device
+                || self.engine.counters.journal_device.get() > 2 * self.shares.journal_device
                 || self.holds_too_much()
         };
         if !full() {
             return Ok(());
         }
-        self.counters.stops.add(1);
+        self.engine.counters.stops.add(1);
         while full() {
-            self.health.writable()?;
-            if self.signals.blocked() {
+            self.engine.health.writable()?;
+            if self.engine.signals.blocked() {
                 // Deletions free space, so they may use a little more memory than the limit.
                 let limit = self.shares.memtables + self.shares.memtables / 8;
                 if deletes_only && self.commits.memtable_bytes() + bytes < limit {
@@ -155,9 +137,9 @@ impl Admission {
             }
             if self.commits.newest_sealed().is_none() {
                 // The journal is too long, but its data is not sealed yet.
-                self.commits.seal(self.versions.load().generation.number)?;
+                self.commits.seal(self.engine.versions.load().generation.number)?;
             }
-            self.signals.wait_for_memory(Duration::from_millis(100), full);
+            self.engine.signals.wait_for_memory(Duration::from_millis(100), full);
         }
         Ok(())
     }
@@ -178,7 +160,7 @@ impl Admission {
     }
 
     fn look_at_space(&self, bytes: u64, claim: SpaceClaim) -> bool {
-        let space = self.zones.space();
+        let space = self.engine.zones.space();
         let free = space.free_for_user.saturating_sub(self.flusher.unflushed_bytes());
         // `space_left` never includes promised space, as `free_for_user` excludes it. When that
         // space is exhausted, a batch with a promise may still use up to the promised amount.
@@ -189,23 +171,23 @@ impl Admission {
 
     /// Drops the snapshots around commits: no commit made so far can be undone any more.
     fn forget_undoable(&self) -> Result<()> {
-        if self.snapshots.around_commits().is_empty() {
+        if self.engine.snapshots.around_commits().is_empty() {
             return Ok(());
         }
         self.commits.flush_before_edit(self)?;
         // Snapshots that wait for this flush are in the manifest afterwards.
         self.flusher.flush_sealed()?;
-        let naming = self.snapshots.naming.lock();
-        if self.snapshots.next_pending().is_some() {
+        let naming = self.engine.snapshots.naming.lock();
+        if self.engine.snapshots.next_pending().is_some() {
             return Ok(());
         }
-        let pairs = self.snapshots.around_commits();
+        let pairs = self.engine.snapshots.around_commits();
         let names = pairs.iter().flatten().map(|snapshot| snapshot.label.name.clone());
         self.commits.install(|_| VersionEdit::of(names.map(Edit::DropSnapshot)))?;
         drop(naming);
         // Release their runs outside of all locks.
         drop(pairs);
-        self.signals.reclaimable.store(true, Ordering::Release);
+        self.engine.signals.reclaimable.store(true, Ordering::Release);
         Ok(())
     }
 
@@ -224,7 +206,7 @@ impl CommitEnv for Admission {
         if !claim.removes {
             self.admit_space(bytes as u64, claim)?;
         }
-        if self.inline {
+        if self.engine.inline {
             return Ok(());
         }
         self.admit_memory(bytes, claim.removes)?;
@@ -239,8 +221,8 @@ impl CommitEnv for Admission {
                 let owed = self.owed_nanos.swap(0, Ordering::Relaxed);
                 self.owed_nanos.fetch_add(owed.saturating_sub(LONGEST), Ordering::Relaxed);
                 let pause = Duration::from_nanos(owed.min(LONGEST));
-                self.counters.delays.add(1);
-                self.counters.delayed_micros.add(pause.as_micros() as u64);
+                self.engine.counters.delays.add(1);
+                self.engine.counters.delayed_micros.add(pause.as_micros() as u64);
                 env::thread::sleep(pause);
             }
         }
@@ -258,12 +240,12 @@ impl CommitEnv for Admission {
         }
         // Search only once after each deletion or flush, so that a store full of live data is not
         // searched repeatedly.
-        if !self.signals.reclaimable.swap(false, Ordering::AcqRel) {
+        if !self.engine.signals.reclaimable.swap(false, Ordering::AcqRel) {
             return false;
         }
         self.commits.log.return_reserved_zones();
         match self.reclaim() {
-            Ok(true) => self.signals.reclaimable.store(true, Ordering::Release),
+            Ok(true) => self.engine.signals.reclaimable.store(true, Ordering::Release),
             Ok(false) => {}
             Err(e) => tracing::warn!("no space could be made free: {e}"),
         }
@@ -276,16 +258,16 @@ impl CommitEnv for Admission {
 
     /// Requests the work that is due, or does it directly if the store has no threads.
     fn after_commit(&self, applied: Applied) -> Result<()> {
-        let long = self.counters.journal_device.get() > self.shares.journal_device;
+        let long = self.engine.counters.journal_device.get() > self.shares.journal_device;
         let tight = self.commits.log.take_journal_tight();
         let mut seal = applied.seal;
         if (tight || long) && self.commits.newest_sealed().is_none() {
-            seal = Some(self.versions.load().generation.number);
+            seal = Some(self.engine.versions.load().generation.number);
         }
         let write = self.commits.log.has_gathered(&applied);
-        if !self.inline {
+        if !self.engine.inline {
             if write || seal.is_some() {
-                self.signals.journal_wanted(seal);
+                self.engine.signals.journal_wanted(seal);
             }
             let written = if applied.pending >= self.shares.journal_buffer {
                 self.commits.log.write_out().map(drop)
@@ -314,9 +296,9 @@ impl CommitEnv for Admission {
         {
             Self::warn_of_failed_work(self.flusher.flush_sealed());
         }
-        let runs = self.counters.young_runs.get() as usize
-            >= 4 * self.options.compaction.sane().runs_per_level;
-        if runs && !self.compactor.starved(self.zones.space().zones_free) {
+        let runs = self.engine.counters.young_runs.get() as usize
+            >= 4 * self.engine.options.compaction.sane().runs_per_level;
+        if runs && !self.compactor.starved(self.engine.zones.space().zones_free) {
             Self::warn_of_failed_work(self.compactor.compaction_steps(usize::MAX));
         }
         Ok(())

@@ -48,7 +48,7 @@ impl Compactor {
         let _job = Job::Merges.begin_unless_part();
         let mut rest = Some(range);
         while let Some(range) = rest {
-            rest = match bounds::is_empty(&range) || self.signals.stopping() {
+            rest = match bounds::is_empty(&range) || self.engine.signals.stopping() {
                 true => None,
                 false => self.compact_part(dict, range)?,
             };
@@ -59,7 +59,7 @@ impl Compactor {
     /// Merges and installs the first part of `range`. Returns the rest of the range, if any. The
     /// caller merges alone.
     fn compact_part(&self, dict: DictionaryId, range: KeyRange) -> Result<Option<KeyRange>> {
-        let tree = self.versions.load().tree(dict)?.clone();
+        let tree = self.engine.versions.load().tree(dict)?.clone();
         let inputs: Vec<(usize, NumberedRun)> = tree
             .by_level()
             .filter(|(_, run)| touches(&run.run, &range))
@@ -70,21 +70,21 @@ impl Compactor {
         }
         let options = MergeOptions {
             drop_tombstones: true,
-            old_seq: self.versions.visible.load(Ordering::Acquire),
+            old_seq: self.engine.versions.visible.load(Ordering::Acquire),
             priority: Priority::Merge,
-            lifetime: lifetime(&self.zones, inputs.iter().map(|(_, p)| p), BOTTOM),
+            lifetime: lifetime(&self.engine.zones, inputs.iter().map(|(_, p)| p), BOTTOM),
             ..CompactionPlan::everything_from(&tree, 0).storage(
-                &self.zones,
-                &self.versions,
-                self.options.seek_bytes,
+                &self.engine.zones,
+                &self.engine.versions,
+                self.engine.options.seek_bytes,
             )
         };
         let sources: Vec<Input> = inputs.iter().map(|(_, p)| Input::Run(p.run.clone())).collect();
-        let mut merge = Merge::new(&self.cache, &sources, &range, options)?;
+        let mut merge = Merge::new(&self.engine.cache, &sources, &range, options)?;
         let most = self.part_size();
         while !merge.step(STEP.min(most))?
             && merge.stats().written() < most
-            && !self.signals.stopping()
+            && !self.engine.signals.stopping()
         {}
         let (merged, next, stats) = merge.cut()?;
         // The part ends at `next`, or at the end of the range.
@@ -115,7 +115,7 @@ impl Compactor {
             (None, None) => {}
         }
         self.install_part(part, &stats)?;
-        self.counters.compactions.add(u64::from(next.is_none()));
+        self.engine.counters.compactions.add(u64::from(next.is_none()));
         self.compacted();
         Ok(next.map(|start| KeyRange { start, end: range.end }))
     }

@@ -26,13 +26,13 @@ impl Admission {
             let settled = none_if_full(self.compactor.settle())?.is_some();
             let moved = none_if_full(self.defragmenter.empty_zones())?.unwrap_or(false);
             drop(alone);
-            let space = self.zones.space();
+            let space = self.engine.zones.space();
             let enough = (space.zones_total / 16).max(ENOUGH) * ZONE_SIZE;
             if space.free_for_user > enough.saturating_add(self.flusher.unflushed_bytes()) {
                 return Ok(moved || !settled);
             }
             let gained = space.zones_free > std::mem::replace(&mut free, space.zones_free);
-            if self.signals.stopping() || !gained || (!moved && flushed && settled) {
+            if self.engine.signals.stopping() || !gained || (!moved && flushed && settled) {
                 return Ok(false);
             }
         }

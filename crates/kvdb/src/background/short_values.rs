@@ -25,7 +25,7 @@ impl Compactor {
         let due =
             |tree: &Tree| idle || tree.short.should_be_gathered(tree.data_bytes(), LEAST_SCANNED);
         let due: Vec<Arc<ShortValues>> = {
-            let version = self.versions.load();
+            let version = self.engine.versions.load();
             let candidates = self.candidates.outside(&version);
             let trees = candidates.iter().filter_map(|id| version.trees.get(id));
             let trees = trees.filter(|tree| are_outside(tree) && due(tree));
@@ -36,13 +36,13 @@ impl Compactor {
             return Ok(false);
         }
         due.iter().for_each(|short| short.gather(!idle));
-        self.signals.compaction_wanted();
+        self.engine.signals.compaction_wanted();
         Ok(true)
     }
 
     /// Returns whether no dictionary waits for the store to become idle.
     pub(super) fn short_values_at_rest(&self) -> bool {
-        let version = self.versions.load();
+        let version = self.engine.versions.load();
         let candidates = self.candidates.outside(&version);
         !candidates.iter().filter_map(|id| version.trees.get(id)).any(|tree| are_outside(tree))
     }

@@ -106,30 +106,30 @@ impl Committer {
     /// and syncs if `durability` asks for that.
     pub(crate) fn commit(
         &self,
-        engine: &impl CommitEnv,
+        services: &impl CommitEnv,
         batch: Batch,
         durability: Durability,
     ) -> Result<()> {
-        self.health.writable()?;
+        self.engine.health.writable()?;
         // If the caller waits for the next sync, large values are logged with the record.
         let placing = if batch.sync_follows { Durability::Synced } else { durability };
-        let mut valid = self.validate(&self.versions.load(), batch)?;
+        let mut valid = self.validate(&self.engine.versions.load(), batch)?;
         // Other commits may have changed the keys in the meantime.
         valid.known.clear();
         if valid.changes.is_empty() {
             return match durability {
                 Durability::Buffered => Ok(()),
-                Durability::Synced => self.sync(engine),
+                Durability::Synced => self.sync(services),
             };
         }
-        self.fold_updates(engine, &valid.changes)?;
+        self.fold_updates(services, &valid.changes)?;
         if let Outcome::Applied(applied) =
-            self.commit_changes(engine, valid, placing, lock_owner(), |_, _| Ok(true))?
+            self.commit_changes(services, valid, placing, lock_owner(), |_, _| Ok(true))?
         {
             if placing == Durability::Synced {
                 self.log.synced_commit_is_awaited();
             }
-            self.finish(engine, durability, applied)?;
+            self.finish(services, durability, applied)?;
         }
         Ok(())
     }
@@ -139,25 +139,25 @@ impl Committer {
     /// decides how large values are placed; the caller syncs, and calls `after_commit`.
     pub(crate) fn commit_changes(
         &self,
-        engine: &impl CommitEnv,
+        services: &impl CommitEnv,
         valid: Valid,
         durability: Durability,
         owner: Option<u64>,
         still: impl Fn(Seq, &Ops) -> Result<bool>,
     ) -> Result<Outcome> {
         let Valid { mut changes, claim, mut pin, note, known } = valid;
-        let version = self.versions.load_full();
+        let version = self.engine.versions.load_full();
         let user_bytes: u64 = changes.iter().map(|(_, op)| op.bytes() as u64).sum();
         let (large, total) = self.large(&version, &changes);
         drop(version);
-        if total >= self.options.late_bind_at.min(deferred::LONGEST) {
-            pin.merge(self.bind(engine, large, &mut changes, claim)?);
+        if total >= self.engine.options.late_bind_at.min(deferred::LONGEST) {
+            pin.merge(self.bind(services, large, &mut changes, claim)?);
         } else if !large.is_empty()
-            && (durability == Durability::Buffered || !self.options.journal)
+            && (durability == Durability::Buffered || !self.engine.options.journal)
             && !self.log.is_mirrored()
         {
             // Admission precedes the copy, which takes memory.
-            engine.admit(user_bytes as usize, total as usize, claim)?;
+            services.admit(user_bytes as usize, total as usize, claim)?;
             self.copy_values(&large, &mut changes);
         }
         let record = record::size(&changes);
@@ -168,23 +168,23 @@ impl Committer {
             )));
         }
         if !changes.iter().any(|(_, op)| matches!(op, Op::PutDeferred(..))) {
-            engine.admit(record, 0, claim)?;
+            services.admit(record, 0, claim)?;
         }
         let deletes = claim.removes
             || changes.iter().any(|(_, op)| matches!(op, Op::Delete(_) | Op::DeleteRange(..)));
         let mut valid = Valid { changes, claim, pin, note, known };
         let mut applied = loop {
-            match self.attempt(engine, record, &mut valid, owner, &still)? {
+            match self.attempt(services, record, &mut valid, owner, &still)? {
                 Attempt::Applied(applied) => break applied,
                 Attempt::Stale => return Ok(Outcome::Stale),
                 Attempt::Locked => self.wait_for_locks(ranges(&valid.changes), owner)?,
             }
         };
         if deletes {
-            self.signals.deleted();
+            self.engine.signals.deleted();
         }
-        self.counters.commits.add(1);
-        self.counters.user_bytes.add(user_bytes);
+        self.engine.counters.commits.add(1);
+        self.engine.counters.user_bytes.add(user_bytes);
         applied.sync_follows = durability == Durability::Synced;
         Ok(Outcome::Applied(applied))
     }
@@ -193,7 +193,7 @@ impl Committer {
     /// if a transaction holds a lock.
     fn attempt(
         &self,
-        engine: &impl CommitEnv,
+        services: &impl CommitEnv,
         record: usize,
         valid: &mut Valid,
         owner: Option<u64>,
@@ -208,9 +208,9 @@ impl Committer {
         let deletes_only =
             changes.iter().all(|(_, op)| matches!(op, Op::Delete(_) | Op::DeleteRange(..)));
         let mut pipeline = if deletes_only {
-            self.enter_to_delete(engine, record)
+            self.enter_to_delete(services, record)
         } else {
-            self.enter(engine, record, cost, *claim)
+            self.enter(services, record, cost, *claim)
         }?;
         if !still(pipeline.next_seq - 1, changes)? {
             return Ok(Attempt::Stale);
@@ -223,14 +223,14 @@ impl Committer {
                 Err(_) => return Ok(Attempt::Locked),
             },
         };
-        let version = self.versions.load();
+        let version = self.engine.versions.load();
         // A dictionary may have been dropped since the batch was validated. Then the commit fails
         // as a whole, since its record would contain changes that are in no memtable. Besides,
         // the record's places are matched one to one with the deferred values.
         changes
             .chunk_by(|a, b| a.0 == b.0)
             .try_for_each(|some| version.tree(some[0].0).map(drop))?;
-        self.versions.forget_tombstones(&version, changes);
+        self.engine.versions.forget_tombstones(&version, changes);
         let commit = Changes::new(changes, std::mem::take(pin), note.take(), known);
         Ok(Attempt::Applied(self.run(&mut pipeline, &version, commit)))
     }

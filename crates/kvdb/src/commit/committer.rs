@@ -17,7 +17,7 @@
 //! these steps, next to the function that enters and agrees for it: `Put` in `put`, `Changes` in
 //! `changes`, `Runs` in `runs`. The fourth kind is an edit of the manifest (`order`; an ingest
 //! is one). Its steps have the same order, but its `apply` writes the manifest and may fail, so
-//! [`VersionSet::install_commit`] calls them.
+//! `VersionSet::install_commit` calls them.
 //!
 //! Invariants:
 //!
@@ -38,9 +38,7 @@ use env::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use env::Env;
 use vt_tree::Seq;
-use zones::Zones;
 
 use super::batch::Durability;
 use super::feed::{CommitPosition, CommittedKey, Feed};
@@ -49,18 +47,15 @@ use super::memtables::Grown;
 use super::recent::RecentCommits;
 use super::sealing::Sealed;
 use super::{CommitEnv, CommitParts};
-use crate::counters::Counters;
 use crate::dictionary::DictionaryId;
+use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::health::Health;
 use crate::journal::Writer;
 use crate::lock_order::{self, Rank};
 use crate::locks::Locks;
-use crate::options::{OpenOptions, Shares};
+use crate::options::Shares;
 use crate::read::ranks::Ranks;
 use crate::read::version::Version;
-use crate::read::version_set::VersionSet;
-use crate::signals::Signals;
 
 /// The steps in which the kinds of commits differ, from the lock on. None of them waits.
 pub(super) trait Commit {
@@ -89,14 +84,8 @@ pub(super) trait Commit {
 /// itself, then its `pipeline` and, while there are serializable transactions, `locks` under it. If
 /// room is missing, it takes the log's `writer` before these.
 pub(crate) struct Committer {
-    pub(super) env: Arc<dyn Env>,
-    pub(super) zones: Arc<Zones>,
-    pub(super) options: OpenOptions,
+    pub(super) engine: Engine,
     pub(super) shares: Shares,
-    pub(super) health: Arc<Health>,
-    pub(super) counters: Arc<Counters>,
-    pub(super) signals: Arc<Signals>,
-    pub(super) versions: Arc<VersionSet>,
     pub(super) locks: Arc<Locks>,
     pub(super) recent: Arc<RecentCommits>,
     pub(super) feed: Arc<Feed>,
@@ -122,12 +111,12 @@ impl Committer {
         let count = commit.count();
         let last = pipeline.next_seq + count - 1;
         let grown = commit.apply(version, pipeline);
-        if self.options.journal {
+        if self.engine.options.journal {
             commit.log(pipeline);
         }
         pipeline.unflushed_end = pipeline.end();
         let applied = if commit.changes_version() {
-            self.versions.change_by_commit(
+            self.engine.versions.change_by_commit(
                 last,
                 |version| commit.change(version),
                 |version| self.publish(pipeline, version, count, grown),
@@ -150,11 +139,11 @@ impl Committer {
     ) -> Applied {
         self.log.mirror(pipeline, count);
         pipeline.next_seq += count;
-        self.versions.visible.store(pipeline.next_seq - 1, Ordering::Release);
+        self.engine.versions.visible.store(pipeline.next_seq - 1, Ordering::Release);
         let active = self.active_bytes.fetch_add(grown, Ordering::Relaxed) + grown;
         let deferred = self.log.add_deferred(deferred);
         let full = active + deferred.min(self.shares.window) >= self.shares.seal_at
-            || version.generation.held() > self.counters.most_held();
+            || version.generation.held() > self.engine.counters.most_held();
         let seal = full.then_some(version.generation.number);
         let pending = pipeline.pending.len();
         let gathered = pending - pipeline.pending.looked_at;
@@ -167,18 +156,18 @@ impl Committer {
     /// it has made due. An error says that it is committed, but perhaps not on disk.
     pub(crate) fn finish(
         &self,
-        engine: &impl CommitEnv,
+        services: &impl CommitEnv,
         durability: Durability,
         applied: Applied,
     ) -> Result<()> {
-        let synced = self.sync_if(engine, durability, &applied);
-        synced.and_then(|()| engine.after_commit(applied)).map_err(Error::after_commit)
+        let synced = self.sync_if(services, durability, &applied);
+        synced.and_then(|()| services.after_commit(applied)).map_err(Error::after_commit)
     }
 
     /// Runs the second stage of a commit.
     pub(crate) fn sync_if(
         &self,
-        engine: &impl CommitEnv,
+        services: &impl CommitEnv,
         durability: Durability,
         applied: &Applied,
     ) -> Result<()> {
@@ -186,57 +175,56 @@ impl Committer {
             return Ok(());
         }
         self.log.synced_commit_is_awaited();
-        let synced = self.sync_to(engine, applied.end);
-        if self.options.journal {
+        let synced = self.sync_to(services, applied.end);
+        if self.engine.options.journal {
             // The commit is visible. If its sync fails, its durability is unknown, so the store
             // stops. `NoSpace` is no exception, because all space was reserved before.
-            synced.map_err(|e| self.health.fail("syncing a commit", &e))?;
+            synced.map_err(|e| self.engine.health.fail("syncing a commit", &e))?;
             return self.log.sync_elsewhere();
         }
         synced
     }
 
     /// Makes everything that was committed before this call durable, for a caller that waits.
-    pub(crate) fn sync(&self, engine: &impl CommitEnv) -> Result<()> {
+    pub(crate) fn sync(&self, services: &impl CommitEnv) -> Result<()> {
         self.log.sync_is_awaited();
-        self.sync_at_interval(engine)?;
+        self.sync_at_interval(services)?;
         self.log.sync_elsewhere()
     }
 
     /// Does the same as [`Committer::sync`], without a caller that waits.
-    pub(crate) fn sync_at_interval(&self, engine: &impl CommitEnv) -> Result<()> {
-        if self.options.read_only {
+    pub(crate) fn sync_at_interval(&self, services: &impl CommitEnv) -> Result<()> {
+        if self.engine.options.read_only {
             return Ok(());
         }
-        self.health.check()?;
-        if !self.options.journal {
-            return engine.flush_all();
+        self.engine.health.check()?;
+        if !self.engine.options.journal {
+            return services.flush_all();
         }
         self.log.sync_unless_marked()
     }
 
     /// Makes all commits up to `position` of the journal's stream durable.
-    pub(crate) fn sync_to(&self, engine: &impl CommitEnv, position: u64) -> Result<()> {
-        match self.options.journal {
+    pub(crate) fn sync_to(&self, services: &impl CommitEnv, position: u64) -> Result<()> {
+        match self.engine.options.journal {
             true => self.log.sync_to(position),
-            false => engine.flush_all(),
+            false => services.flush_all(),
         }
     }
 
     /// Returns a committer whose next commit has number `next_seq`, and whose journal `writer`
     /// continues.
-    pub(crate) fn new(parts: CommitParts, next_seq: Seq, writer: Writer) -> Committer {
-        let active = parts.versions.load().memtable_bytes();
+    pub(crate) fn new(
+        engine: &Engine,
+        parts: CommitParts,
+        next_seq: Seq,
+        writer: Writer,
+    ) -> Committer {
+        let active = engine.versions.load().memtable_bytes();
         Committer {
-            log: Log::new(&parts, next_seq, writer),
-            shares: Shares::of(&parts.options),
-            env: parts.env,
-            zones: parts.zones,
-            options: parts.options,
-            health: parts.health,
-            counters: parts.counters,
-            signals: parts.signals,
-            versions: parts.versions,
+            log: Log::new(engine, next_seq, writer),
+            shares: Shares::of(&engine.options),
+            engine: engine.clone(),
             locks: parts.locks,
             recent: parts.recent,
             feed: parts.feed,
@@ -249,7 +237,7 @@ impl Committer {
 
     /// Keeps the keys of future commits to the main branch, in at most `bytes` bytes.
     pub(crate) fn follow_main(&self, bytes: usize, reserved: &[DictionaryId]) -> CommitPosition {
-        let feed = self.env.random();
+        let feed = self.engine.env.random();
         let pipeline = self.log.pipeline.lock();
         self.feed.follow("", bytes, reserved, pipeline.next_seq - 1, feed)
     }
@@ -261,10 +249,10 @@ impl Committer {
         bytes: usize,
         reserved: &[DictionaryId],
     ) -> Option<CommitPosition> {
-        let feed = self.env.random();
+        let feed = self.engine.env.random();
         let pipeline = self.log.pipeline.lock();
         // The branch cannot end before it is followed, since its end is a commit.
-        let is_there = self.versions.load().has_branch(branch);
+        let is_there = self.engine.versions.load().has_branch(branch);
         is_there.then(|| self.feed.follow(branch, bytes, reserved, pipeline.next_seq - 1, feed))
     }
 
@@ -277,7 +265,7 @@ impl Committer {
     ) {
         let mut pipeline = self.log.pipeline.lock();
         pipeline.next_seq = to + 1;
-        self.feed.note_published(&self.versions.load(), changes, to);
+        self.feed.note_published(&self.engine.versions.load(), changes, to);
         self.ranks.note_unlisted(None, to);
     }
 

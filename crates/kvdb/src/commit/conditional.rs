@@ -132,30 +132,31 @@ impl Committer {
     /// `state`. Returns `false` if something was, or may have been.
     pub(crate) fn commit_if_unchanged(
         &self,
-        engine: &impl CommitEnv,
+        services: &impl CommitEnv,
         batch: Batch,
         state: View,
         reads: Reads,
     ) -> Result<bool> {
-        self.health.writable()?;
+        self.engine.health.writable()?;
         let condition = Condition::of(&state, reads);
         drop(state);
-        let valid = self.validate(&self.versions.load(), batch)?;
+        let valid = self.validate(&self.engine.versions.load(), batch)?;
         if valid.changes.is_empty() {
             // The batch only asks whether the reads are still unchanged.
             if condition.reads.0.is_empty() {
                 return Ok(true);
             }
-            let newest = self.versions.visible.load(Ordering::Acquire);
-            return condition.holds(newest, &self.versions.load(), &valid.changes);
+            let newest = self.engine.versions.visible.load(Ordering::Acquire);
+            return condition.holds(newest, &self.engine.versions.load(), &valid.changes);
         }
-        self.fold_updates(engine, &valid.changes)?;
-        let still =
-            |newest: Seq, changes: &Ops| condition.holds(newest, &self.versions.load(), changes);
-        match self.commit_changes(engine, valid, Durability::Buffered, lock_owner(), still)? {
+        self.fold_updates(services, &valid.changes)?;
+        let still = |newest: Seq, changes: &Ops| {
+            condition.holds(newest, &self.engine.versions.load(), changes)
+        };
+        match self.commit_changes(services, valid, Durability::Buffered, lock_owner(), still)? {
             Outcome::Stale => Ok(false),
             Outcome::Applied(applied) => {
-                self.finish(engine, Durability::Buffered, applied).map(|()| true)
+                self.finish(services, Durability::Buffered, applied).map(|()| true)
             }
         }
     }

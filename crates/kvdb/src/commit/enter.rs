@@ -14,13 +14,13 @@ impl Committer {
     /// cost `cost`.
     pub(crate) fn enter(
         &self,
-        engine: &impl CommitEnv,
+        services: &impl CommitEnv,
         need: usize,
         cost: u64,
         claim: SpaceClaim,
     ) -> Result<MutexGuard<'_, Pipeline>> {
         self.log.lock_with_room(need, cost, |need| {
-            self.make_room_or_reclaim(engine, need, (cost, claim.reserve()))
+            self.make_room_or_reclaim(services, need, (cost, claim.reserve()))
         })
     }
 
@@ -28,16 +28,16 @@ impl Committer {
     /// since the flush that follows frees zones, the journal's old segment included.
     pub(crate) fn enter_to_delete(
         &self,
-        engine: &impl CommitEnv,
+        services: &impl CommitEnv,
         need: usize,
     ) -> Result<MutexGuard<'_, Pipeline>> {
         let nothing = (0, SpaceClaim::default().reserve());
         self.log.lock_with_room(need, 0, |need| {
-            match self.make_room_or_reclaim(engine, need, nothing) {
+            match self.make_room_or_reclaim(services, need, nothing) {
                 Err(Error::NoSpace) => {
                     // After this flush the journal has only the segment that it writes in. A
                     // second one does no harm: it is flushed next.
-                    engine.flush_all()?;
+                    services.flush_all()?;
                     self.log.make_room(need, nothing, Priority::Flush)
                 }
                 made => made,
@@ -49,15 +49,15 @@ impl Committer {
     /// reclaims or flushes first.
     pub(super) fn make_room_or_reclaim(
         &self,
-        engine: &impl CommitEnv,
+        services: &impl CommitEnv,
         need: usize,
         values: (u64, Priority),
     ) -> Result<()> {
         match self.log.make_room(need, values, Priority::Log) {
             Err(Error::NoSpace) => {
                 // Data in runs needs no journal, so a flush frees the journal's zones.
-                if !engine.want_space() {
-                    engine.flush_all()?;
+                if !services.want_space() {
+                    services.flush_all()?;
                 }
                 self.log.make_room(need, values, Priority::Log)
             }

@@ -38,9 +38,7 @@ mod validate;
 
 use std::sync::Arc;
 
-use env::Env;
 use vt_tree::Seq;
-use zones::Zones;
 
 pub(crate) use self::changes::Outcome;
 pub(crate) use self::committer::{Applied, Committer};
@@ -50,17 +48,12 @@ pub(crate) use self::order::number_alone;
 use self::recent::RecentCommits;
 pub use self::validate::{MAX_KEY, MAX_UPDATE, MAX_VALUE};
 pub(crate) use self::validate::{SpaceClaim, Valid, check_put};
-use crate::counters::Counters;
 use crate::error::Result;
-use crate::health::Health;
 use crate::locks::Locks;
-use crate::options::OpenOptions;
 use crate::read::ranks::Ranks;
 use crate::read::version::Version;
-use crate::read::version_set::VersionSet;
-use crate::signals::Signals;
 
-/// The engine's services that a commit needs.
+/// The services that a commit needs of later parts of the store.
 pub(crate) trait CommitEnv {
     /// Admits a commit of `bytes`: at once, after a delay, or with an error. `deferred` is the
     /// number of bytes that will be deferred.
@@ -92,15 +85,8 @@ pub(crate) trait SnapshotMaker {
     fn closed(&self);
 }
 
-/// The parts that the committer shares with others.
+/// The parts next to the engine that the committer shares with others.
 pub(crate) struct CommitParts {
-    pub env: Arc<dyn Env>,
-    pub zones: Arc<Zones>,
-    pub options: OpenOptions,
-    pub health: Arc<Health>,
-    pub counters: Arc<Counters>,
-    pub signals: Arc<Signals>,
-    pub versions: Arc<VersionSet>,
     pub locks: Arc<Locks>,
     pub recent: Arc<RecentCommits>,
     pub feed: Arc<Feed>,

@@ -51,19 +51,19 @@ impl Committer {
     /// Flushes all commits if the store has no journal that can be synced later, so that they are
     /// durable afterwards. To be called before an edit that is not [`Order::OfPlaces`], and before
     /// any lock.
-    pub(crate) fn flush_before_edit(&self, engine: &impl CommitEnv) -> Result<()> {
-        if self.options.journal { Ok(()) } else { engine.flush_all() }
+    pub(crate) fn flush_before_edit(&self, services: &impl CommitEnv) -> Result<()> {
+        if self.engine.options.journal { Ok(()) } else { services.flush_all() }
     }
 
     /// Makes the edits that `plan` returns durable, after all commits before this call, and changes
     /// the version and the snapshots accordingly.
     pub(crate) fn install(&self, plan: impl FnOnce(&ManifestState) -> VersionEdit) -> Result<()> {
-        self.versions.install(Order::AfterCommits(self.sync_commits()?), plan)
+        self.engine.versions.install(Order::AfterCommits(self.sync_commits()?), plan)
     }
 
     /// Syncs the journal. Costs nothing if nothing was committed since the last sync.
     fn sync_commits(&self) -> Result<CommitsSynced> {
-        if self.options.journal {
+        if self.engine.options.journal {
             self.log.sync_to(self.log.end())?;
         }
         Ok(CommitsSynced(()))
@@ -75,7 +75,7 @@ impl Committer {
     pub(crate) fn enter_in_order(&self, depth: Priority) -> Result<InOrder<'_>> {
         // Most of the stream is synced here, while other threads can commit.
         let synced = self.sync_commits()?;
-        if !self.options.journal {
+        if !self.engine.options.journal {
             let pipeline = self.log.lock_with_room(0, 0, |_| Ok(()))?;
             return Ok(InOrder { pipeline, synced });
         }
@@ -92,7 +92,7 @@ impl Committer {
                 break pipeline;
             }
         };
-        self.health.writable()?;
+        self.engine.health.writable()?;
         self.log.sync_rest(&mut writer, &mut pipeline)?;
         Ok(InOrder { pipeline, synced })
     }
@@ -120,9 +120,9 @@ pub(crate) struct Installed {
 
 impl Installed {
     /// Finishes the commit. To be called without any lock.
-    pub(crate) fn finish(self, engine: &impl CommitEnv) -> Result<()> {
+    pub(crate) fn finish(self, services: &impl CommitEnv) -> Result<()> {
         drop(self.gone);
-        let due = self.applied.map_or(Ok(()), |applied| engine.after_commit(applied));
+        let due = self.applied.map_or(Ok(()), |applied| services.after_commit(applied));
         due.map_err(Error::after_commit)
     }
 }
@@ -157,7 +157,7 @@ impl Committer {
             Changed::Unlisted(_) => None,
         };
         let logged = |pipeline: &mut Pipeline| {
-            if self.options.journal {
+            if self.engine.options.journal {
                 record::encode(&number_alone(), pipeline.stream(), |_| {});
             }
             self.recent.remember(recent)
@@ -168,8 +168,9 @@ impl Committer {
             applied = Some(self.publish(pipeline, version, 1, Grown::default()));
         };
         let pipeline = &mut *pipeline;
-        let gone = self.versions.install_commit(synced, seq, pipeline, plan, logged, show)?;
-        let version = self.versions.load();
+        let gone =
+            self.engine.versions.install_commit(synced, seq, pipeline, plan, logged, show)?;
+        let version = self.engine.versions.load();
         match &changed {
             Changed::Run(dict, _) => {
                 let dicts = std::slice::from_ref(dict);

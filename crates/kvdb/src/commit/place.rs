@@ -24,12 +24,12 @@ impl Committer {
                 total += v.len() as u64;
             }
         }
-        if self.options.late_bind_at == u64::MAX { (Vec::new(), 0) } else { (large, total) }
+        if self.engine.options.late_bind_at == u64::MAX { (Vec::new(), 0) } else { (large, total) }
     }
 
     /// Copies large values into the buffers of deferred values.
     pub(super) fn copy_values(&self, large: &[usize], changes: &mut Ops) {
-        let version = self.versions.load();
+        let version = self.engine.versions.load();
         let mut buffers = self.log.value_buffers.lock();
         for &i in large {
             if let (dict, Op::Put(key, Value::Inline(value))) = &changes[i] {
@@ -43,7 +43,7 @@ impl Committer {
     /// version, since this may have to wait for space that a version pins.
     pub(super) fn bind(
         &self,
-        engine: &impl CommitEnv,
+        services: &impl CommitEnv,
         mut large: Vec<usize>,
         changes: &mut Ops,
         claim: SpaceClaim,
@@ -56,7 +56,7 @@ impl Committer {
             // A reclaim may free the space of deleted data, and a flush may free promised space
             // that the journal has taken.
             Err(Error::NoSpace)
-                if engine.want_space() || claim.promised && engine.flush_all().is_ok() =>
+                if services.want_space() || claim.promised && services.flush_all().is_ok() =>
             {
                 self.place(changes, &large, claim)?
             }
@@ -67,7 +67,7 @@ impl Committer {
                 *value = Value::Extent(extent);
             }
         }
-        self.counters.bound_bytes.add(pin.uses().total_bytes());
+        self.engine.counters.bound_bytes.add(pin.uses().total_bytes());
         Ok(pin)
     }
 
@@ -77,13 +77,13 @@ impl Committer {
         large: &[usize],
         claim: SpaceClaim,
     ) -> Result<(Vec<ExtentRef>, ZonePin)> {
-        let mut writer = self.zones.extent_writer(Purpose::Pages, claim.reserve());
+        let mut writer = self.engine.zones.extent_writer(Purpose::Pages, claim.reserve());
         writer.write_behind();
         let mut packer = Packer::default();
         let mut extents = Vec::with_capacity(large.len());
         for &i in large {
             if let (dict, Op::Put(_, Value::Inline(bytes))) = &changes[i] {
-                let codec = codec(&self.versions.load(), *dict);
+                let codec = codec(&self.engine.versions.load(), *dict);
                 extents.push(place_packed(&mut writer, &mut packer, codec, bytes)?);
             }
         }

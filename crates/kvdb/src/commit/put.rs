@@ -80,36 +80,36 @@ impl Committer {
     /// batch.
     pub(crate) fn put(
         &self,
-        engine: &impl CommitEnv,
+        services: &impl CommitEnv,
         dict: DictionaryId,
         key: &[u8],
         value: &[u8],
         durability: Durability,
     ) -> Result<()> {
-        self.health.writable()?;
+        self.engine.health.writable()?;
         check_put(key.len(), value.len())?;
-        let version = self.versions.load();
+        let version = self.engine.versions.load();
         let tree = version.tree(dict)?;
         let large = value.len() >= tree.separate_at().max(1) as usize;
         let codec = tree.info().options.compress_values;
         let deferred = large
-            && (durability == Durability::Buffered || !self.options.journal)
+            && (durability == Durability::Buffered || !self.engine.options.journal)
             && !self.log.is_mirrored();
         // `u64::MAX` keeps large values in the record, which the batch path handles. That path also
         // makes the memtable if this is the first commit of a generation.
         if large
-            && (self.options.late_bind_at.min(deferred::LONGEST) <= value.len() as u64
-                || self.options.late_bind_at == u64::MAX)
+            && (self.engine.options.late_bind_at.min(deferred::LONGEST) <= value.len() as u64
+                || self.engine.options.late_bind_at == u64::MAX)
             || version.active(tree).is_none()
         {
             drop(version);
-            return self.put_as_batch(engine, dict, key, value, durability);
+            return self.put_as_batch(services, dict, key, value, durability);
         }
         // Drop the version first: the wait below may be for space that it pins.
         drop(version);
         let logged = if deferred { PutValue::Deferred(codec) } else { PutValue::Inline(value) };
         let need = record::put_size(dict, key.len(), logged);
-        engine.admit(
+        services.admit(
             key.len() + value.len(),
             if deferred { value.len() } else { 0 },
             SpaceClaim::default(),
@@ -117,21 +117,21 @@ impl Committer {
         let copy = deferred.then(|| self.log.value_buffers.lock().copy(value));
         let applied = {
             let mut pipeline = self.enter(
-                engine,
+                services,
                 need,
                 copy.as_ref().map_or(0, |v| deferred::cost(v.len())),
                 SpaceClaim::default(),
             )?;
             if self.locks.any() {
                 drop(pipeline);
-                return self.put_as_batch(engine, dict, key, value, durability);
+                return self.put_as_batch(services, dict, key, value, durability);
             }
-            let version = self.versions.load();
+            let version = self.engine.versions.load();
             let tree = version.tree(dict)?;
             let Some(layer) = version.active(tree) else {
                 // The generation was sealed in the meantime.
                 drop(pipeline);
-                return self.put_as_batch(engine, dict, key, value, durability);
+                return self.put_as_batch(services, dict, key, value, durability);
             };
             tree.short.committed(value.len());
             let commit = Put { layer, dict, key, value, logged, codec, copy };
@@ -139,16 +139,16 @@ impl Committer {
             applied.sync_follows = durability == Durability::Synced;
             applied
         };
-        self.counters.commits.add(1);
-        self.counters.user_bytes.add((key.len() + value.len()) as u64);
-        self.finish(engine, durability, applied)
+        self.engine.counters.commits.add(1);
+        self.engine.counters.user_bytes.add((key.len() + value.len()) as u64);
+        self.finish(services, durability, applied)
     }
 
     /// Commits a put as a batch of one change: its value has to be placed first, or it has to wait
     /// for locks.
     fn put_as_batch(
         &self,
-        engine: &impl CommitEnv,
+        services: &impl CommitEnv,
         dict: DictionaryId,
         key: &[u8],
         value: &[u8],
@@ -156,6 +156,6 @@ impl Committer {
     ) -> Result<()> {
         let mut batch = Batch::new();
         batch.put(dict, Bytes::copy_from_slice(key), Bytes::copy_from_slice(value));
-        self.commit(engine, batch, durability)
+        self.commit(services, batch, durability)
     }
 }

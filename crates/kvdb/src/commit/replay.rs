@@ -18,10 +18,10 @@ use crate::read::version::Version;
 impl Committer {
     /// Applies a commit of the journal whose first change has number `first`.
     pub(crate) fn replay(&self, first: Seq, changes: &Ops) {
-        let version = self.versions.load_full();
+        let version = self.engine.versions.load_full();
         let Written { grown, fresh } = write_memtables(&version, first, changes, &mut |_| {});
         if !fresh.is_empty() {
-            self.versions.change(|version| version.add_layers(fresh));
+            self.engine.versions.change(|version| version.add_layers(fresh));
         }
         self.active_bytes.fetch_add(grown.grown, Ordering::Relaxed);
     }
@@ -30,31 +30,31 @@ impl Committer {
     /// next commit number. Its large values have their places already, and keep them.
     pub(crate) fn replay_mirrored(
         &self,
-        engine: &impl CommitEnv,
+        services: &impl CommitEnv,
         first: Seq,
         changes: &Ops,
     ) -> Result<()> {
-        let mut pipeline = self.enter_to_delete(engine, record::size(changes))?;
+        let mut pipeline = self.enter_to_delete(services, record::size(changes))?;
         if pipeline.next_seq != first {
             return Err(Error::Corrupt(format!(
                 "the mirror goes on with change {first} where {} is next",
                 pipeline.next_seq
             )));
         }
-        let version = self.versions.load();
+        let version = self.engine.versions.load();
         let commit = Changes::new(changes, ZonePin::default(), None, &[]);
         let applied = self.run(&mut pipeline, &version, commit);
         drop(version);
         drop(pipeline);
-        engine.after_commit(applied)
+        services.after_commit(applied)
     }
 
     /// Seals the memtables of the replay; the next generation pins `bound`. `start` is the start of
     /// the journal once the sealed ones are flushed.
     pub(crate) fn seal_replayed(&self, start: JournalStart, bound: ZonePin) {
-        let kept = self.versions.load().generation.clone();
-        self.versions.change(Version::seal);
-        self.versions.load().generation.pin(bound);
+        let kept = self.engine.versions.load().generation.clone();
+        self.engine.versions.change(Version::seal);
+        self.engine.versions.load().generation.pin(bound);
         let bytes = self.active_bytes.swap(0, Ordering::Relaxed);
         self.sealed.lock().push_back(Sealed { generation: kept.number, bytes, start, _kept: kept });
         self.sealed_bytes.fetch_add(bytes, Ordering::Relaxed);

@@ -70,7 +70,7 @@ impl Commit for Runs<'_> {
     }
 
     fn note(&self, _: &Version, feed: &Feed, ranks: &Ranks, last: Seq) {
-        let version = self.committer.versions.load();
+        let version = self.committer.engine.versions.load();
         match self.listed {
             Some(changes) => {
                 feed.note(&version, changes, last);
@@ -105,7 +105,7 @@ impl Committer {
         // The names are locked after the wait, since the holders of the locks may need them.
         let _naming = around.map(|around| around.naming.lock());
         let around = around.map(|around| around.maker);
-        let record = record::bind(&self.zones.positions(), runs);
+        let record = record::bind(&self.engine.zones.positions(), runs);
         let mut writer = self.log.writer.lock();
         // There must be room for the record and for the pending data.
         self.log.write_out_with(&mut writer)?;
@@ -119,7 +119,7 @@ impl Committer {
         let guard = Cell::new(None);
         let add = |pipeline: &mut Pipeline| {
             let commit = Runs { runs, listed, record: &record, committer: self, remembered: None };
-            applied = Some(self.run(pipeline, &self.versions.load(), commit));
+            applied = Some(self.run(pipeline, &self.engine.versions.load(), commit));
             drop(guard.take());
         };
         // Other commits may have filled the room; then the whole attempt is repeated.
@@ -151,15 +151,15 @@ impl Committer {
                 let commit = |pipeline: &mut Pipeline| {
                     around.closed();
                     add(pipeline);
-                    self.last_record(around, &self.versions.load(), pipeline)
+                    self.last_record(around, &self.engine.versions.load(), pipeline)
                 };
                 self.seal_around(&mut writer, agree, commit, |_| around.closed())?;
             }
         }
         drop(writer);
         let Some(applied) = applied else { return Ok(Outcome::Stale) };
-        self.counters.commits.add(1);
-        self.signals.deleted();
+        self.engine.counters.commits.add(1);
+        self.engine.signals.deleted();
         Ok(Outcome::Applied(applied))
     }
 }

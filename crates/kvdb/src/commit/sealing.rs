@@ -76,7 +76,8 @@ impl Committer {
     /// Seals the active generation, with a snapshot's record as its last one. The caller holds
     /// `naming`.
     pub(crate) fn seal_with_snapshot(&self, snapshot: &impl SnapshotMaker) -> Result<()> {
-        let need = if self.options.journal { journal::cost(snapshot.record_size()) } else { 0 };
+        let need =
+            if self.engine.options.journal { journal::cost(snapshot.record_size()) } else { 0 };
         let mut writer = self.log.writer.lock();
         let made = Cell::new(false);
         while !made.get() {
@@ -87,7 +88,7 @@ impl Committer {
             let agree = |version: &Version, pipeline: &mut Pipeline, writer: &Writer| {
                 // Other commits may have filled the room in the meantime.
                 let room = writer.room() >= journal::cost(pipeline.pending.len()) + need;
-                let agreed = room || !self.options.journal;
+                let agreed = room || !self.engine.options.journal;
                 made.set(agreed);
                 Ok(agreed.then(|| self.last_record(snapshot, version, pipeline)))
             };
@@ -105,7 +106,7 @@ impl Committer {
         pipeline: &Pipeline,
     ) -> Vec<u8> {
         let record = snapshot.record(version, pipeline.next_seq - 1);
-        if self.options.journal { record } else { Vec::new() }
+        if self.engine.options.journal { record } else { Vec::new() }
     }
 
     /// Seals the current generation if `agree`, which is called under the lock, returns a record to
@@ -186,7 +187,7 @@ impl Committer {
         self.log.write_out_with(writer)?;
         self.log.write_out_with(writer)?;
         let mut pipeline = self.log.pipeline.lock();
-        let version = self.versions.load_full();
+        let version = self.engine.versions.load_full();
         let agreed = agree(&version, &mut pipeline, writer)?;
         Ok(agreed.map(|record| Last { pipeline, version, record }))
     }
@@ -205,8 +206,8 @@ impl Committer {
         // fails.
         pipeline.end_taken(&mut rest, record, writer);
         let seq = pipeline.next_seq - 1;
-        let generation = self.versions.load().generation.clone();
-        self.versions.change(Version::seal);
+        let generation = self.engine.versions.load().generation.clone();
+        self.engine.versions.change(Version::seal);
         let bytes = self.active_bytes.swap(0, Ordering::Relaxed);
         Ok(Closed { stream: rest.stream, generation: ClosedGeneration { generation, bytes, seq } })
     }
@@ -219,7 +220,7 @@ impl Committer {
             sealed.push_back(closed);
         }
         drop(sealed);
-        self.signals.flush_wanted();
+        self.engine.signals.flush_wanted();
     }
 
     /// Returns the newest generation that waits for its flush.
@@ -289,7 +290,7 @@ mod tests {
         let commits = db.pipeline();
         let mut writer = commits.log.writer.lock();
         while writer.reserved.len() < 3 {
-            writer.reserved.push(commits.zones.reserve_zone(Priority::User).unwrap());
+            writer.reserved.push(commits.engine.zones.reserve_zone(Priority::User).unwrap());
         }
         // Take the pending data, as if it were committed after the write and before the lock.
         let mut late = Some(commits.log.pipeline.lock().take(&writer));

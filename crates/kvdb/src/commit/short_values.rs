@@ -35,7 +35,7 @@ impl Committer {
         if due.is_empty() {
             return Ok(());
         }
-        let noted = self.versions.install(Order::OfPlaces, |state| {
+        let noted = self.engine.versions.install(Order::OfPlaces, |state| {
             let infos = due.iter().filter_map(|(dict, _)| state.dictionaries.get(dict));
             let outside =
                 |info: &Described| DictionaryInfo { short_outside: true, ..info.to_info() };

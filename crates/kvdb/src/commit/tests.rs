@@ -26,7 +26,8 @@ fn no_transaction_begins_between_the_note_of_a_commit_and_its_visibility() {
         asked.set(true);
         assert!(!inner.recent.may_begin(), "the commit is noted and not visible yet");
     };
-    let plan = |_: &ManifestState| Ok(VersionEdit::of([Edit::Streams(inner.zones.positions())]));
+    let plan =
+        |_: &ManifestState| Ok(VersionEdit::of([Edit::Streams(inner.engine.zones.positions())]));
     inner
         .install_commit_with(entered, Changed::Unlisted([String::new()].into()), plan, between)
         .expect("installed");
@@ -47,7 +48,7 @@ fn after_a_conflict_the_next_transaction_sees_what_it_was_in_conflict_with() {
     let commits = db.pipeline();
     // Another commit is under way.
     let mut pipeline = commits.log.pipeline.lock();
-    let version = commits.versions.load();
+    let version = commits.engine.versions.load();
     let layer = version.active(version.tree(dict).expect("there")).expect("a memtable");
     layer.memtable.writer().put_slice(b"k", pipeline.next_seq, b"theirs");
     let (told, tells) = std::sync::mpsc::channel();
@@ -88,7 +89,7 @@ fn a_deletion_has_a_journal_segment_when_puts_have_none() {
         put().unwrap();
     }
     let mut taken = Vec::new();
-    while let Ok(zone) = commits.zones.take_zone(Purpose::Journal, Priority::Log) {
+    while let Ok(zone) = commits.engine.zones.take_zone(Purpose::Journal, Priority::Log) {
         taken.push(zone);
     }
     let refused = (0..8).any(|_| matches!(put(), Err(Error::NoSpace)));
@@ -107,7 +108,7 @@ fn a_segment_that_is_being_prepared_is_not_prepared_twice() {
     let db = Kvdb::in_memory();
     let dict = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
     let commits = db.pipeline();
-    let pinned = || commits.zones.space().zones_pinned;
+    let pinned = || commits.engine.zones.space().zones_pinned;
     // Act like a thread that has announced a segment and has not added it yet.
     let coming = commits.log.writer.lock().announce(commits.log.stock(), usize::MAX);
     let before = pinned();

@@ -29,11 +29,11 @@ impl Committer {
     /// Reads and puts the value of each key in `changes` that is updated again and has many updates
     /// already, in a commit of its own. Must be called before `changes` are committed. If another
     /// commit intervenes, the key is left with one update more.
-    pub(super) fn fold_updates(&self, engine: &impl CommitEnv, changes: &Ops) -> Result<()> {
+    pub(super) fn fold_updates(&self, services: &impl CommitEnv, changes: &Ops) -> Result<()> {
         for (dict, op) in changes {
             let Op::Update(key, _) = op else { continue };
             let newest = || -> Option<Arc<Memtable>> {
-                let version = self.versions.load();
+                let version = self.engine.versions.load();
                 Some(version.active_of(*dict)?.memtable.clone())
             };
             let updates = |memtable: &Memtable, at| match memtable.get(key, at) {
@@ -44,7 +44,7 @@ impl Committer {
             if updates(&memtable, Seq::MAX).is_none_or(|(_, len)| len <= SHORT) {
                 continue;
             }
-            let view = self.versions.view();
+            let view = self.engine.versions.view();
             let Some((seq, len)) = updates(&memtable, view.at) else { continue };
             let value = match view.get(*dict, key)? {
                 Some(value) if are_long(len, value.len()) => value,
@@ -63,8 +63,8 @@ impl Committer {
                 let same = newest().is_some_and(|now| Arc::ptr_eq(&now, &memtable));
                 Ok(same && updates(&memtable, Seq::MAX).is_some_and(|(now, _)| now == seq))
             };
-            match self.commit_changes(engine, put, Durability::Buffered, lock_owner(), still) {
-                Ok(Outcome::Applied(applied)) => engine.after_commit(applied)?,
+            match self.commit_changes(services, put, Durability::Buffered, lock_owner(), still) {
+                Ok(Outcome::Applied(applied)) => services.after_commit(applied)?,
                 // The update itself is shorter, and may find space.
                 Ok(Outcome::Stale) | Err(Error::NoSpace) => {}
                 Err(e) => return Err(e),

@@ -95,7 +95,7 @@ impl Committer {
                 }
                 BatchChange::PutStored(_, k, v) => {
                     check_put(k.len(), v.len())?;
-                    let value = v.for_store(&self.zones)?;
+                    let value = v.for_store(&self.engine.zones)?;
                     stored.push(v);
                     Op::Put(k, value)
                 }
@@ -129,6 +129,6 @@ impl Committer {
                 uses.add_extent(e.addr, u64::from(e.stored));
             }
         }
-        Ok(self.zones.pin(&uses)?)
+        Ok(self.engine.zones.pin(&uses)?)
     }
 }

@@ -89,7 +89,7 @@ impl Database {
     /// Returns the number of the next dictionary, above all earlier ones, or 0 if the manifest is
     /// not available.
     fn next_dictionary(&self) -> u32 {
-        self.versions.manifest().map_or(0, |m| m.state().next_dictionary)
+        self.engine.versions.manifest().map_or(0, |m| m.state().next_dictionary)
     }
 
     /// Returns the edits that build the branches of a version, without their dictionaries, and the
@@ -103,8 +103,13 @@ impl Database {
         let mut edits: Vec<Edit> =
             make_branches(&of.branches, &of.limits, &of.limits_of_files).collect();
         let (mut runs, mut trees) = (HashMap::new(), HashMap::new());
-        let all: Vec<_> =
-            self.snapshots.list().into_iter().map(|s| (s.label.clone(), s.version())).collect();
+        let all: Vec<_> = self
+            .engine
+            .snapshots
+            .list()
+            .into_iter()
+            .map(|s| (s.label.clone(), s.version()))
+            .collect();
         // A snapshot that still has memtables was made just now, and is newer than the copy, as is
         // one of a later commit.
         let is_flushed = |v: &Version| v.trees.values().all(|t| t.layers.is_empty());
@@ -142,26 +147,29 @@ impl Database {
     /// and no others. Commits that happen during the call may have numbers above that one: what
     /// continues after the state, as the journal in object storage does, has to continue there.
     fn flushed_prefix(&self) -> Result<(Arc<Version>, Seq)> {
-        if self.options.read_only && self.versions.load().is_flushed() {
-            return Ok((self.versions.load_full(), self.versions.visible.load(Ordering::Acquire)));
+        if self.engine.options.read_only && self.engine.versions.load().is_flushed() {
+            return Ok((
+                self.engine.versions.load_full(),
+                self.engine.versions.visible.load(Ordering::Acquire),
+            ));
         }
-        self.health.writable()?;
+        self.engine.health.writable()?;
         for _ in 0..ATTEMPTS {
             self.flusher.flush_all()?;
-            if let Some(found) = self.versions.flushed_prefix() {
+            if let Some(found) = self.engine.versions.flushed_prefix() {
                 return Ok(found);
             }
         }
         // Ingests one after another would go on like that. Every edit that is a commit holds
         // `naming`, so none comes from here on.
         let _flushing = self.flusher.lock();
-        let _naming = self.snapshots.naming.lock();
+        let _naming = self.engine.snapshots.naming.lock();
         // The number of the last edit needs no flush, so the first flush may find nothing to do. If
         // a commit follows before the version is looked at, the second flush seals it, which moves
         // the start of the journal past both.
         for _ in 0..2 {
             self.flusher.flush_all_locked()?;
-            if let Some(found) = self.versions.flushed_prefix() {
+            if let Some(found) = self.engine.versions.flushed_prefix() {
                 return Ok(found);
             }
         }
@@ -199,14 +207,14 @@ impl Database {
         let Checkpoint { state, uses, stats, held } = self.checkpoint_state()?;
 
         // A new identity, so that the copy is not taken for the original.
-        let uuid = random_id(&*self.env);
-        let zones = self.zones.copy_to(device, &uses, uuid)?;
+        let uuid = random_id(&*self.engine.env);
+        let zones = self.engine.zones.copy_to(device, &uses, uuid)?;
         drop(held);
         let kept = zones.pin(&uses)?;
         zones.start();
         // Syncs the copied zones and the manifest, then the superblocks that lead to it.
         let mut manifest =
-            Manifest::begin(zones, self.env.clone(), Arc::new(Health::default()), state, 0)?;
+            Manifest::begin(zones, self.engine.env.clone(), Arc::new(Health::default()), state, 0)?;
         manifest.vouch()?;
         drop((manifest, kept));
         Ok(stats)

@@ -85,10 +85,13 @@ impl Kvdb {
     /// ```
     pub fn follower(&self, of: &RemoteStore) -> Result<Follower> {
         let (db, of) = (self.clone(), of.clone());
-        let note = db.db.0.zones.home_note()?.map(|note| LocalCopy::decode(&note)).transpose()?;
+        let note =
+            db.db.0.engine.zones.home_note()?.map(|note| LocalCopy::decode(&note)).transpose()?;
         let is_cache = |copy: &LocalCopy| copy.fork.is_none() && copy.writer.is_none();
         match note.filter(|copy| is_cache(copy) && copy.is_of(&of)) {
-            Some(copy) if db.db.0.options.read_only => Ok(Follower { db, of, copy, tag: None }),
+            Some(copy) if db.db.0.engine.options.read_only => {
+                Ok(Follower { db, of, copy, tag: None })
+            }
             _ => Err(Error::Invalid(format!(
                 "only a cache of {} that is open for reading only follows it",
                 of.name()
@@ -131,7 +134,7 @@ impl Follower {
         let state = published.manifest()?;
         let db = &self.db.db.0;
         let seq = state.start.seq;
-        if seq < db.versions.visible.load(Ordering::Acquire) {
+        if seq < db.engine.versions.visible.load(Ordering::Acquire) {
             return Err(other("was replaced by an older state"));
         }
         let table = Arc::new(published.known.table);
@@ -139,13 +142,16 @@ impl Follower {
         // stale.
         let prefetch = db.prefetch.lock().clone();
         prefetch.iter().for_each(|prefetch| prefetch.stop());
-        db.zones.follow(&table, published.first)?;
-        check_places(&state, &table, &db.zones)?;
+        db.engine.zones.follow(&table, published.first)?;
+        check_places(&state, &table, &db.engine.zones)?;
         let before = self.db.view();
         let mut runs = Runs::of(&before.version);
-        let mut open = |id: RunId, root: &Bytes| runs.open(&db.cache, id, root);
-        let after =
-            db.versions.preview_published(&state, (seq, db.zones.hold_table()), &mut open)?;
+        let mut open = |id: RunId, root: &Bytes| runs.open(&db.engine.cache, id, root);
+        let after = db.engine.versions.preview_published(
+            &state,
+            (seq, db.engine.zones.hold_table()),
+            &mut open,
+        )?;
         check_sums(&after.version)?;
         let copy = LocalCopy {
             generation: head.generation,
@@ -183,9 +189,9 @@ impl Follower {
     pub fn keep(&mut self, shown: NewerState) -> Result<()> {
         let db = &self.db.db.0;
         self.copy = shown.copy;
-        let zones = db.zones.format_followed(&self.copy.encode())?;
+        let zones = db.engine.zones.format_followed(&self.copy.encode())?;
         zones.start();
-        let (env, health) = (db.env.clone(), Arc::<Health>::default());
+        let (env, health) = (db.engine.env.clone(), Arc::<Health>::default());
         Manifest::begin(zones, env, health, shown.state, 0)?.vouch()
     }
 
@@ -213,7 +219,7 @@ impl NewerState {
 
     /// Returns whether the store has a snapshot of this name, and the newer state has the same one.
     pub fn keeps_snapshot(&self, name: &str) -> bool {
-        let there = self.db.db.0.snapshots.get(name);
+        let there = self.db.db.0.engine.snapshots.get(name);
         let newer = self.state.snapshots.get(name);
         there.zip(newer).is_some_and(|(there, newer)| there.label == newer.label)
     }
@@ -221,8 +227,8 @@ impl NewerState {
     /// Shows the newer state, all at once and without a request.
     pub fn show(&mut self) -> Result<()> {
         let db = &self.db.db.0;
-        let mut open = |id: RunId, root: &Bytes| self.runs.open(&db.cache, id, root);
-        let gone = db.versions.show_published(&self.state, &self.after, &mut open)?;
+        let mut open = |id: RunId, root: &Bytes| self.runs.open(&db.engine.cache, id, root);
+        let gone = db.engine.versions.show_published(&self.state, &self.after, &mut open)?;
         let is_listed = db.feed.followed(&self.after.version) == self.listed.followed;
         let changes = self.listed.changes.take().filter(|_| is_listed);
         db.commits.follow_published(self.after.at, changes);

@@ -83,7 +83,7 @@ impl Dictionary {
 
     /// Returns its name and options, or `None` if it was dropped.
     pub fn info(&self) -> Option<DictionaryInfo> {
-        self.database().versions.load().trees.get(&self.id).map(|t| t.info().to_info())
+        self.database().engine.versions.load().trees.get(&self.id).map(|t| t.info().to_info())
     }
 
     /// Returns the newest value of `key`.

@@ -103,12 +103,13 @@ impl Kvdb {
     /// ```
     pub fn begin_ingest(&self, dict: DictionaryId) -> Result<Ingest> {
         let db = &self.db.0;
-        db.health.writable()?;
-        let options = db.versions.load().tree(dict)?.info().options.storage(Placement::stitch());
+        db.engine.health.writable()?;
+        let options =
+            db.engine.versions.load().tree(dict)?.info().options.storage(Placement::stitch());
         let options = MergeOptions { priority: Priority::User, ..options };
         // Number 0 is older than every snapshot: no transaction can have read tuples before they
         // are visible.
-        let writer = RunWriter::new(&db.cache, 0, &options);
+        let writer = RunWriter::new(&db.engine.cache, 0, &options);
         Ok(Ingest {
             db: self.db.clone(),
             dict,
@@ -163,7 +164,7 @@ impl Ingest {
         if self.stats.user_bytes - self.looked >= LOOK_AT_SPACE {
             self.looked = self.stats.user_bytes;
             let db = &self.db.0;
-            db.health.writable()?;
+            db.engine.health.writable()?;
             if db.space().free < SHORT {
                 // A reclaim may free deleted space.
                 db.admission.want_space();
@@ -192,9 +193,9 @@ impl Ingest {
         let (Some(run), Some(last)) = (run, last) else { return Ok(stats) };
         db.snapshotter.admit_run(dict, &run)?;
         db.install_ingested(dict, KeyRangeRef::between(&first, &[&last[..], &[0]].concat()), run)?;
-        db.counters.merged(&written);
-        db.counters.user_bytes.add(stats.user_bytes);
-        db.counters.bound_bytes.add(written.values_written);
+        db.engine.counters.merged(&written);
+        db.engine.counters.user_bytes.add(stats.user_bytes);
+        db.engine.counters.bound_bytes.add(written.values_written);
         Ok(stats)
     }
 }
@@ -213,8 +214,11 @@ impl Database {
         range: KeyRangeRef<'_>,
         run: Arc<Run>,
     ) -> Result<()> {
-        self.health.writable()?;
-        self.zones.sync().map_err(|e| self.health.fail("syncing an ingest", &e.into()))?;
+        self.engine.health.writable()?;
+        self.engine
+            .zones
+            .sync()
+            .map_err(|e| self.engine.health.fail("syncing an ingest", &e.into()))?;
         // Most of the memtables are flushed here, while other flushes can still run.
         self.flusher.flush_all()?;
         let _alone = self.transactions.lock_alone(dict, range)?;
@@ -227,7 +231,7 @@ impl Database {
         )?);
         // From here on no younger memtable becomes a run before this run is installed.
         let flushing = self.flusher.lock();
-        let version = self.versions.load_full();
+        let version = self.engine.versions.load_full();
         let number = version.generation.number;
         let empty = version.trees.get(&dict).is_none_or(|t| t.layers.iter().all(Layer::is_empty));
         drop(version);
@@ -237,8 +241,8 @@ impl Database {
         // A pending snapshot, made earlier, must not include this run.
         let naming = loop {
             self.flusher.flush_sealed_locked()?;
-            let naming = self.snapshots.naming.lock();
-            if self.snapshots.next_pending().is_none() {
+            let naming = self.engine.snapshots.naming.lock();
+            if self.engine.snapshots.next_pending().is_none() {
                 break naming;
             }
         };
@@ -255,13 +259,13 @@ impl Database {
                     )));
                 }
                 let id = RunId(state.next_run);
-                let mut change = VersionEdit::of([Edit::Streams(self.zones.positions())]);
+                let mut change = VersionEdit::of([Edit::Streams(self.engine.zones.positions())]);
                 change.add_run(dict, 0, id, &run);
                 Ok(change)
             })?
         };
         drop((naming, flushing));
-        self.signals.reclaimable.store(true, Ordering::Release);
+        self.engine.signals.reclaimable.store(true, Ordering::Release);
         self.flusher.flushed();
         installed.finish(&*self.admission)
     }

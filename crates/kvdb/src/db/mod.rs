@@ -1,4 +1,4 @@
-//! The engine as a whole: its state, and the code that creates, opens, checks, repairs and copies a
+//! The store as a whole: its parts, and the code that creates, opens, checks, repairs and copies a
 //! store; and the handle that callers hold.
 
 pub(crate) mod check;
@@ -122,17 +122,24 @@ impl Kvdb {
 
     /// Returns the number of a dictionary of the main branch, if it exists.
     pub fn dictionary(&self, name: &str) -> Option<DictionaryId> {
-        self.db.0.versions.dictionary("", name)
+        self.db.0.engine.versions.dictionary("", name)
     }
 
     /// Returns whether the main branch has a dictionary of this number now.
     pub fn has_dictionary(&self, dict: DictionaryId) -> bool {
-        self.db.0.versions.load().trees.get(&dict).is_some_and(|tree| tree.info().branch.is_empty())
+        self.db
+            .0
+            .engine
+            .versions
+            .load()
+            .trees
+            .get(&dict)
+            .is_some_and(|tree| tree.info().branch.is_empty())
     }
 
     /// Returns the name and the options of a dictionary of any branch, if it exists.
     pub fn dictionary_info(&self, dict: DictionaryId) -> Option<DictionaryInfo> {
-        self.db.0.versions.load().trees.get(&dict).map(|tree| tree.info().to_info())
+        self.db.0.engine.versions.load().trees.get(&dict).map(|tree| tree.info().to_info())
     }
 
     /// Returns the dictionary of that name, and makes it if it does not exist (durable before this
@@ -179,7 +186,7 @@ impl Kvdb {
 
     /// Returns the number of the newest visible commit.
     pub(crate) fn published_seq(&self) -> u64 {
-        self.db.0.versions.visible.load(env::sync::atomic::Ordering::Acquire)
+        self.db.0.engine.versions.visible.load(env::sync::atomic::Ordering::Acquire)
     }
 
     /// Returns all dictionaries of the main branch, by number.
@@ -189,7 +196,7 @@ impl Kvdb {
 
     /// Returns a view of the store as of the newest commit, which stays the same while it is held.
     pub fn view(&self) -> View {
-        self.db.0.versions.view()
+        self.db.0.engine.versions.view()
     }
 
     /// Starts to keep the keys of future commits, the newest ones in `bytes` bytes, and returns the
@@ -252,18 +259,18 @@ impl Kvdb {
     /// request. Snapshots and files are dated by the machine's coarse clock, which lags this one by
     /// up to some milliseconds.
     pub fn wall_clock(&self) -> Duration {
-        self.db.0.env.exact_wall()
+        self.db.0.engine.env.exact_wall()
     }
 
     /// Returns a random number of the store's environment; in a simulation it follows from the
     /// seed.
     pub fn random(&self) -> u64 {
-        self.db.0.env.random()
+        self.db.0.engine.env.random()
     }
 
     /// Returns the newest committed value.
     pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
-        self.db.0.versions.get(dict, key)
+        self.db.0.engine.versions.get(dict, key)
     }
 
     /// Returns the newest committed value of each of `keys`, in their order and all as of one
@@ -274,7 +281,7 @@ impl Kvdb {
         dict: DictionaryId,
         keys: &[K],
     ) -> Result<Vec<Option<Bytes>>> {
-        self.db.0.versions.view().multi_get(dict, keys)
+        self.db.0.engine.versions.view().multi_get(dict, keys)
     }
 
     /// Commits one key and its value: the same as a batch of this put, with less work.
@@ -332,14 +339,14 @@ impl Kvdb {
     /// or has failed. For callers that would otherwise collect changes in memory that can never be
     /// committed.
     pub fn takes_writes(&self) -> Result<()> {
-        self.db.0.health.writable()
+        self.db.0.engine.health.writable()
     }
 
     /// Stops all writes from now on, as if the store had failed; each call that would write fails
     /// with `why`. Commits that are not durable yet may be lost: the next open recovers the durable
     /// ones, as after a power cut. Reads still work.
     pub fn halt(&self, why: &str) {
-        self.db.0.health.stop(|| why.into());
+        self.db.0.engine.health.stop(|| why.into());
     }
 
     /// Writes all commits to the device, without waiting until they are durable. All large values
@@ -369,7 +376,7 @@ impl Kvdb {
     /// Frees the space of deleted data now, as the background does in time. For callers that find
     /// `space().free` low. Fast if nothing was deleted since the last call.
     pub fn reclaim(&self) {
-        if self.db.0.health.writable().is_ok() {
+        if self.db.0.engine.health.writable().is_ok() {
             self.db.0.admission.want_space();
         }
     }
@@ -377,7 +384,7 @@ impl Kvdb {
     /// Flushes everything that was committed before this call into runs; the journal is empty
     /// afterwards.
     pub fn flush(&self) -> Result<()> {
-        self.db.0.health.writable()?;
+        self.db.0.engine.health.writable()?;
         self.db.0.flusher.flush_all()?;
         self.db.0.tidy_soon();
         Ok(())
@@ -385,7 +392,7 @@ impl Kvdb {
 
     /// Merges all runs of a dictionary into one, which frees the space of deleted data.
     pub fn compact(&self, dict: DictionaryId) -> Result<()> {
-        self.db.0.health.writable()?;
+        self.db.0.engine.health.writable()?;
         self.db.0.flusher.flush_all()?;
         self.db.0.compactor.compact(dict)
     }
@@ -407,7 +414,7 @@ impl Kvdb {
         dict: DictionaryId,
         range: impl std::ops::RangeBounds<K>,
     ) -> Result<()> {
-        self.db.0.health.writable()?;
+        self.db.0.engine.health.writable()?;
         self.db.0.flusher.flush_all()?;
         self.db.0.compactor.compact_range(dict, bounds::of(&range))
     }
@@ -416,7 +423,7 @@ impl Kvdb {
     /// mostly holes; clients continue. Returns `false` if one is under way already. In a store
     /// without threads it is done when this returns. See [`Kvdb::defrag_progress`].
     pub fn defragment(&self, options: DefragOptions) -> Result<bool> {
-        self.db.0.health.writable()?;
+        self.db.0.engine.health.writable()?;
         self.db.0.defragmenter.start_defragment(options)
     }
 
@@ -456,7 +463,7 @@ impl Kvdb {
     /// Returns the zones of 8 MiB of the store's file, in their order: their use, the purpose of
     /// their data, and the time since each was taken.
     pub fn zone_map(&self) -> Vec<ZoneInfo> {
-        self.db.0.zones.map()
+        self.db.0.engine.zones.map()
     }
 
     /// Makes everything durable and ends background work. Later writes are refused; views stay
@@ -470,7 +477,7 @@ impl Kvdb {
 #[cfg(test)]
 impl Kvdb {
     pub(crate) fn version_set(&self) -> &crate::read::version_set::VersionSet {
-        &self.db.0.versions
+        &self.db.0.engine.versions
     }
 
     pub(crate) fn pipeline(&self) -> &crate::commit::Committer {
@@ -482,7 +489,7 @@ impl Kvdb {
     }
 
     pub(crate) fn snapshot_set(&self) -> &crate::read::snapshot_set::Snapshots {
-        &self.db.0.snapshots
+        &self.db.0.engine.snapshots
     }
 
     pub(crate) fn defragmenter(&self) -> &crate::background::Defragmenter {

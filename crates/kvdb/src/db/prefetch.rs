@@ -59,9 +59,9 @@ impl Kvdb {
     /// background threads ([`crate::OpenOptions::threads`]), this does nothing.
     pub fn prefetch(&self, dicts: &[DictionaryId]) {
         let db = &self.db.0;
-        let Some(remote) = &db.options.remote else { return };
+        let Some(remote) = &db.engine.options.remote else { return };
         let most = MOST.min(remote.cache_bytes / SHARE);
-        if most < FIRST || db.inline() {
+        if most < FIRST || db.engine.inline {
             return;
         }
         let (dicts, state) = (dicts.to_vec(), Mutex::default());
@@ -71,7 +71,7 @@ impl Kvdb {
         let weak = Arc::downgrade(&prefetch);
         let before = db.prefetch.lock().replace(prefetch);
         before.iter().for_each(|before| before.stop());
-        db.zones.set_on_wait(Arc::new(move || {
+        db.engine.zones.set_on_wait(Arc::new(move || {
             weak.upgrade().iter().for_each(|prefetch| prefetch.waited());
         }));
     }
@@ -80,11 +80,11 @@ impl Kvdb {
 impl Database {
     /// Returns walks over those runs of these dictionaries that lie in object storage.
     fn walks_over(&self, dicts: &[DictionaryId]) -> VecDeque<BlockWalk> {
-        let version = self.versions.load_full();
+        let version = self.engine.versions.load_full();
         let trees = dicts.iter().filter_map(|dict| version.trees.get(dict));
         let runs = trees.flat_map(|tree| tree.by_level().map(|(_, numbered)| &numbered.run));
         let is_there = |run: &&Arc<vt_tree::Run>| {
-            run.uses().iter().all(|(zone, _)| self.zones.is_remote_zone(zone))
+            run.uses().iter().all(|(zone, _)| self.engine.zones.is_remote_zone(zone))
         };
         runs.filter(is_there).map(|run| BlockWalk::new(run.clone())).collect()
     }

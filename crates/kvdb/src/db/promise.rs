@@ -30,7 +30,7 @@ impl PromisedSpace {
     pub fn grow(&self, bytes: u64) {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         if let Some(db) = &self.db {
-            db.zones.promise(bytes);
+            db.engine.zones.promise(bytes);
         }
     }
 
@@ -38,7 +38,7 @@ impl PromisedSpace {
     /// others fill the host. Fails with [`Error::NoSpace`](crate::Error::NoSpace) if the host has
     /// not enough. Where the host cannot allocate space beforehand, nothing is done.
     pub fn back(&self) -> Result<()> {
-        self.db.as_ref().map_or(Ok(()), |db| Ok(db.zones.back_promises()?))
+        self.db.as_ref().map_or(Ok(()), |db| Ok(db.engine.zones.back_promises()?))
     }
 
     /// Releases `bytes`: they are committed, or never will be.
@@ -60,7 +60,7 @@ impl PromisedSpace {
 
     fn release(&self, bytes: u64) {
         if let Some(db) = &self.db {
-            db.zones.release(bytes);
+            db.engine.zones.release(bytes);
         }
     }
 }

@@ -73,7 +73,7 @@ impl Kvdb {
     /// Returns a publisher of the store to a place in object storage. It makes no request yet.
     pub fn publisher(&self, to: &RemoteStore) -> Result<Publisher> {
         let (db, to) = (self.clone(), to.clone());
-        let zones = &db.db.0.zones;
+        let zones = &db.db.0.engine.zones;
         let copy = zones.home_note()?.map(|note| LocalCopy::decode(&note)).transpose()?;
         let mut publisher = Publisher {
             db,
@@ -105,7 +105,7 @@ impl Publisher {
         progress: &mut dyn FnMut(PushProgress) -> Result<()>,
     ) -> Result<PushStats> {
         let database = self.db.db.0.clone();
-        let zones = &database.zones;
+        let zones = &database.engine.zones;
         // After an error there is no claim: the new one finds the objects that were written.
         let mut claim = match self.claim.take() {
             Some(claim) if claim.age().is_some_and(|age| age < LONGEST_CLAIM) => claim,
@@ -127,7 +127,7 @@ impl Publisher {
         let nothing = Marks::default();
         let marks = last.map_or(&nothing, |last| &last.marks);
         let known = claim.known(last.map(|last| &last.known))?;
-        let memory = database.options.memory / 4;
+        let memory = database.engine.options.memory / 4;
         let shares = self.is_registered()?;
         let seq = state.start.seq;
         let place = journal.as_ref().map(|journal| journal.place_after(seq));
@@ -188,7 +188,7 @@ impl Publisher {
 
     fn claimant(&self) -> Claimant {
         let database = &self.db.db.0;
-        let mut claimant = Claimant::itself(database.zones.superblock().uuid);
+        let mut claimant = Claimant::itself(database.engine.zones.superblock().uuid);
         claimant.takes = self.takes;
         if let Some(id) = self.copy.as_ref().and_then(|copy| copy.writer) {
             claimant.owner.id = id;
@@ -198,12 +198,12 @@ impl Publisher {
 
     fn claim(&mut self) -> Result<Claim> {
         let database = self.db.db.0.clone();
-        let (env, to) = (database.env.clone(), self.to.clone());
+        let (env, to) = (database.engine.env.clone(), self.to.clone());
         let (is_writer, mut claimant) = (self.is_writer(), self.claimant());
         let chain = self.journal.as_ref().map(|journal| journal.chain());
         claimant.has = Some((database.recovered, chain));
         if is_writer || self.label.is_some() {
-            let since = database.env.exact_wall().as_nanos() as u64;
+            let since = database.engine.env.exact_wall().as_nanos() as u64;
             let label = self.label.clone().unwrap_or_default();
             claimant.owner = Owner { open: true, since, label, ..claimant.owner };
         }
@@ -221,7 +221,7 @@ impl Publisher {
         };
         self.journal.iter().for_each(|journal| journal.is_displaced());
         if self.is_writer() {
-            self.db.db.0.health.stop(|| {
+            self.db.db.0.engine.health.stop(|| {
                 "another file is the writer of the store by now, so this one takes no more \
                  changes; it keeps all that it has, and can be published under another name"
                     .into()
@@ -236,7 +236,7 @@ impl Publisher {
     /// must call [`Publisher::publish`]. Fails for a store without a journal.
     pub fn sync_remotely(&mut self, publish: Box<Publish>) -> Result<()> {
         let database = &self.db.db.0;
-        if !database.options.journal {
+        if !database.engine.options.journal {
             return Err(Error::Invalid("a store without a journal syncs here alone".into()));
         }
         let journal = Arc::new(RemoteJournal::new(database, self.to.clone(), publish));
@@ -304,7 +304,7 @@ impl Publisher {
         }
         let Some(fork) = copy.fork else { return Ok(false) };
         let base = RemoteStore::new(self.to.objects().clone(), &copy.name)?;
-        base.is_registered(&*self.db.db.0.env, fork)
+        base.is_registered(&*self.db.db.0.engine.env, fork)
     }
 
     /// Lets the next publication take the right to publish from another publisher of the file, or
@@ -356,24 +356,24 @@ fn keeper(db: &Kvdb, is_writer: bool) -> impl FnMut(&Right) -> Result<()> + use<
 impl Database {
     /// Reads the note of a file that writes the store at its address.
     pub(super) fn claim_note(&self) -> Result<ClaimNote> {
-        let note = self.zones.claim_note()?;
+        let note = self.engine.zones.claim_note()?;
         note.map_or_else(|| Ok(ClaimNote::default()), |note| ClaimNote::decode(&note))
     }
 
     pub(super) fn write_claim_note(&self, note: &ClaimNote) -> Result<()> {
-        Ok(self.zones.write_claim_note(&note.encode())?)
+        Ok(self.engine.zones.write_claim_note(&note.encode())?)
     }
 
     /// Returns a number that changes with each change that a publication has to show.
     fn change_stamp(&self) -> u64 {
         let mut all = DefaultHasher::new();
-        self.versions.visible.load(Ordering::Acquire).hash(&mut all);
-        let version = self.versions.load_full();
+        self.engine.versions.visible.load(Ordering::Acquire).hash(&mut all);
+        let version = self.engine.versions.load_full();
         version.trees.iter().for_each(|(id, _)| id.hash(&mut all));
         version.branches.iter().for_each(|branch| branch.hash(&mut all));
         version.limits.iter().for_each(|limit| limit.hash(&mut all));
         version.limits_of_files.iter().for_each(|limit| limit.hash(&mut all));
-        for snapshot in self.snapshots.list() {
+        for snapshot in self.engine.snapshots.list() {
             (&snapshot.label.name, snapshot.label.id).hash(&mut all);
         }
         all.finish()
@@ -382,7 +382,7 @@ impl Database {
     /// Returns a number that changes with each change that is not a commit to a dictionary.
     pub(super) fn shape_stamp(&self) -> u64 {
         let mut all = DefaultHasher::new();
-        let version = self.versions.load_full();
+        let version = self.engine.versions.load_full();
         for tree in version.trees.values() {
             let info = tree.info();
             (info.id, &info.name, &info.branch, format!("{:?}", info.options)).hash(&mut all);
@@ -390,7 +390,7 @@ impl Database {
         version.branches.iter().for_each(|branch| branch.hash(&mut all));
         version.limits.iter().for_each(|limit| limit.hash(&mut all));
         version.limits_of_files.iter().for_each(|limit| limit.hash(&mut all));
-        for snapshot in self.snapshots.list() {
+        for snapshot in self.engine.snapshots.list() {
             (&snapshot.label.name, snapshot.label.id).hash(&mut all);
         }
         all.finish()

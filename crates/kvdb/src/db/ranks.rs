@@ -15,7 +15,7 @@ use crate::read::view::View;
 
 impl RanksEnv for Database {
     fn newest(&self) -> View {
-        self.versions.view()
+        self.engine.versions.view()
     }
     fn await_noted(&self) {
         self.commits.await_visible();

@@ -128,7 +128,7 @@ impl Kvdb {
     /// Receives a stream into its hidden branch.
     fn take_stream(&self, mut input: impl Read, options: &ReceiveOptions) -> Result<Taken> {
         let db = &self.db.0;
-        db.health.writable()?;
+        db.engine.health.writable()?;
         read_magic(&mut input)?;
         let Frame::Header(header) = Frame::read(&mut input)? else {
             return Err(Error::Corrupt("a stream: it does not begin with a header".into()));
@@ -138,7 +138,7 @@ impl Kvdb {
         if !options.branch.is_empty() {
             check_name("branch", &options.branch)?;
         }
-        for known in db.snapshots.list() {
+        for known in db.engine.snapshots.list() {
             // A snapshot exists only once in a store, whatever its name: another name does not make
             // it another snapshot.
             if known.label.id == header.label.id {
@@ -229,7 +229,7 @@ impl Kvdb {
     /// base would keep the base's data alive for nothing.
     fn drop_if_nothing_came(&self, branch: &str) {
         let db = &self.db.0;
-        if db.versions.load().has_branch(branch)
+        if db.engine.versions.load().has_branch(branch)
             && self.progress(branch).is_ok_and(|came| came.is_none())
             && let Err(e) = db.snapshotter.drop_branch(branch, |_| Ok(()))
         {
@@ -241,7 +241,7 @@ impl Kvdb {
     /// store needs it for [`Kvdb::send`].
     pub fn receiving(&self) -> Result<Vec<Received>> {
         self.sync()?;
-        let all = self.db.0.versions.load().branches.clone();
+        let all = self.db.0.engine.versions.load().branches.clone();
         // A crash may have left a branch without any received chunk.
         let branches = all.keys().filter_map(|name| Some((name, id_of(name)?)));
         let came = branches.map(|(branch, id)| {
@@ -262,7 +262,7 @@ impl Kvdb {
 
     /// Drops the branches that receive the snapshot of this id, and returns how many there were.
     fn forget(&self, id: &[u8; 16]) -> Result<usize> {
-        let all = self.db.0.versions.load().branches.clone();
+        let all = self.db.0.engine.versions.load().branches.clone();
         let branches: Vec<&Arc<str>> =
             all.keys().filter(|name| name.starts_with(&branches_of(id))).collect();
         branches
@@ -280,7 +280,7 @@ impl Kvdb {
     /// belong to another snapshot before the stream ends.
     fn base(&self, header: &StreamHeader) -> Result<Option<Arc<Snapshot>>> {
         let Some((id, name)) = &header.base else { return Ok(None) };
-        let found = self.db.0.snapshots.list().into_iter().find(|s| s.label.id == *id);
+        let found = self.db.0.engine.snapshots.list().into_iter().find(|s| s.label.id == *id);
         let none = || Error::NoSnapshot(format!("{name}, which the stream builds upon"));
         found.ok_or_else(none).map(Some)
     }
@@ -291,7 +291,7 @@ impl Kvdb {
             let free = if branch.is_empty() {
                 dictionaries.is_empty()
             } else {
-                !self.db.0.versions.load().has_branch(branch)
+                !self.db.0.engine.versions.load().has_branch(branch)
             };
             let what = if branch.is_empty() {
                 "something in the main branch".into()
@@ -300,7 +300,7 @@ impl Kvdb {
             };
             return if free { Ok(()) } else { Err(Error::Exists(what)) };
         };
-        if !self.db.0.versions.load().has_branch(branch) {
+        if !self.db.0.engine.versions.load().has_branch(branch) {
             return Ok(());
         }
         let (before, now) = (self.db.0.snapshotter.open(base), self.view());
@@ -333,11 +333,11 @@ impl Kvdb {
     ) -> Result<()> {
         let db = &self.db.0;
         // An older version used the same branch for both kinds of streams.
-        let of = db.versions.load().branches.get(branch).cloned();
+        let of = db.engine.versions.load().branches.get(branch).cloned();
         if of.is_some_and(|of| base.is_none() && !of.is_empty()) {
             db.snapshotter.drop_branch(branch, |_| Ok(()))?;
         }
-        if !db.versions.load().has_branch(branch) {
+        if !db.engine.versions.load().has_branch(branch) {
             match base {
                 Some(base) => db.snapshotter.clone_exactly(base, branch)?,
                 None => db.snapshotter.create_branch(branch)?,
@@ -351,7 +351,7 @@ impl Kvdb {
         for info in &header.dictionaries {
             let id = self.create_dictionary_in(branch, &info.name, info.options.clone())?;
             // A dictionary of the base has its old options.
-            let had = db.versions.load().tree(id)?.info().options.clone();
+            let had = db.engine.versions.load().tree(id)?.info().options.clone();
             let options = DictionaryOptions { reserved: had.reserved, ..info.options.clone() };
             if options != had {
                 db.catalog.set_options(id, options)?;

@@ -32,10 +32,10 @@ impl Database {
         checkpoint: &Checkpoint,
         rehearse: &Rehearse,
     ) -> Result<FirstReads> {
-        let (device, zones) = self.zones.rehearse(&checkpoint.uses)?;
+        let (device, zones) = self.engine.zones.rehearse(&checkpoint.uses)?;
         let kept = zones.pin(&checkpoint.uses)?;
         zones.start();
-        let (env, health) = (self.env.clone(), Arc::new(Health::default()));
+        let (env, health) = (self.engine.env.clone(), Arc::new(Health::default()));
         let state = checkpoint.state.clone();
         Manifest::begin(zones, env.clone(), health, state, 0)?.vouch()?;
         drop(kept);
@@ -49,7 +49,7 @@ impl Database {
         let open_and_read = || {
             let (db, _) = recovery::open(device.clone(), env, options)?;
             let db = Kvdb::of(db);
-            let opened = db.db.0.versions.load_full();
+            let opened = db.db.0.engine.versions.load_full();
             rehearse(&db);
             // It comes last, since there may be no room for it.
             if let Err(e) = read_small_indexes(&opened) {

@@ -187,7 +187,7 @@ impl Reading {
 
 impl RemoteJournal {
     pub(super) fn new(db: &Arc<Database>, to: RemoteStore, publish: Box<Publish>) -> RemoteJournal {
-        let chain = random_id(&*db.env);
+        let chain = random_id(&*db.engine.env);
         let (state, ended) = (Mutex::default(), Condvar::new());
         RemoteJournal { db: Arc::downgrade(db), to, publish, chain, state, ended }
     }
@@ -199,7 +199,8 @@ impl RemoteJournal {
 
     fn sync_there(&self) -> Result<()> {
         let Some(db) = self.db.upgrade() else { return Ok(()) };
-        let (wanted, shape) = (db.versions.visible.load(Ordering::Acquire), db.shape_stamp());
+        let (wanted, shape) =
+            (db.engine.versions.visible.load(Ordering::Acquire), db.shape_stamp());
         let own = std::thread::current().id();
         let mut state = self.state.lock();
         loop {
@@ -309,7 +310,7 @@ impl RemoteJournal {
                 return (self.publish)();
             }
         };
-        let bytes = self.to.encode_journal(&place, &whole, &*db.env);
+        let bytes = self.to.encode_journal(&place, &whole, &*db.engine.env);
         let mut state = self.state.lock();
         state.number += 1;
         // From here on the object may exist.
@@ -404,7 +405,7 @@ fn first_unhidden(commits: &[JournalCommit]) -> Option<usize> {
 
 /// Returns the limit that [`SHARE`] describes.
 fn most(db: &Database) -> usize {
-    (db.options.memory / SHARE).clamp(LEAST, MOST)
+    (db.engine.options.memory / SHARE).clamp(LEAST, MOST)
 }
 
 /// Returns the commit with the values that it refers to inlined.
@@ -413,7 +414,7 @@ fn with_values(db: &Database, commit: JournalCommit) -> Result<JournalCommit> {
     for (dict, op) in commit.changes {
         let op = match op {
             Op::Put(key, value @ Value::Extent(_)) => {
-                Op::Put(key, Value::Inline(db.cache.read_value(&value)?))
+                Op::Put(key, Value::Inline(db.engine.cache.read_value(&value)?))
             }
             // A later change of the same write hides it.
             Op::PutDiscarded(key, _) => Op::Delete(key),

@@ -46,13 +46,13 @@ impl Database {
         stand_in: impl Fn(&FaultKeys) -> Option<Bytes>,
         mend: impl FnOnce(&View, &[ScrubFault]) -> std::result::Result<Batch, E>,
     ) -> std::result::Result<RepairReport, E> {
-        if !self.inline() {
+        if !self.engine.inline {
             return Err(Error::Invalid(
                 "a store is repaired without threads, and while nothing else uses it".into(),
             )
             .into());
         }
-        self.health.writable()?;
+        self.engine.health.writable()?;
         self.flusher.flush_all()?;
         let _alone = self.compactor.merge_alone();
         let mut report = RepairReport::default();
@@ -91,26 +91,26 @@ impl Database {
             instead.insert(encode_run(&run), root);
         }
 
-        let mut state = self.versions.manifest()?.state().clone();
+        let mut state = self.engine.versions.manifest()?.state().clone();
         state.replace_runs(&instead);
         // The view of the repaired store, from which the caller mends its own structures.
-        let view = self.versions.preview(&state, &change)?;
+        let view = self.engine.versions.preview(&state, &change)?;
         let batch = mend(&view, &report.removed)?;
         report.changes = batch.len() as u64;
         if report.runs == 0 && batch.is_empty() {
             return Ok(report);
         }
         let added = self.write_above(&view.version, batch)?;
-        self.zones.sync().map_err(Error::from)?;
+        self.engine.zones.sync().map_err(Error::from)?;
 
         for (dict, run) in added {
             let root = encode_run(&run);
             state.add_newest(dict, root.clone())?;
             change.knows(root, run);
         }
-        state.streams = self.zones.positions();
+        state.streams = self.engine.zones.positions();
         state.closed = false;
-        self.versions.replace(state, &change)?;
+        self.engine.versions.replace(state, &change)?;
         Ok(report)
     }
 
@@ -118,8 +118,9 @@ impl Database {
     fn all_runs(&self) -> Vec<(Arc<Tree>, Arc<Run>, String)> {
         let mut seen = BTreeSet::new();
         let mut runs = Vec::new();
-        let version = self.versions.load_full();
+        let version = self.engine.versions.load_full();
         let kept: Vec<_> = self
+            .engine
             .snapshots
             .list()
             .into_iter()
@@ -178,7 +179,7 @@ impl Database {
                 let storage = tree.info().options.storage(Placement::stitch());
                 let options =
                     MergeOptions { old_seq: u64::MAX, priority: Priority::Flush, ..storage };
-                let mut merge = Merge::new(&self.cache, &inputs, &KeyRange::all(), options)?;
+                let mut merge = Merge::new(&self.engine.cache, &inputs, &KeyRange::all(), options)?;
                 while !merge.step(1 << 20)? {}
                 runs.extend(merge.finish()?.0.map(|run| (dict, run)));
             }

@@ -80,7 +80,8 @@ impl Kvdb {
         // Looked up once: at a second lookup the name may belong to another snapshot.
         let known = |name: &str| {
             check_visible(name)?;
-            let found = db.snapshots.get(name).ok_or_else(|| Error::NoSnapshot(name.into()))?;
+            let found =
+                db.engine.snapshots.get(name).ok_or_else(|| Error::NoSnapshot(name.into()))?;
             Ok::<_, Error>((found.label.clone(), db.snapshotter.open(&found)))
         };
         let (label, view) = known(snapshot)?;
@@ -104,7 +105,8 @@ impl Kvdb {
             }
             BuildsUpon::Snapshot(id) if given == Some(id) => {}
             BuildsUpon::Snapshot(id) => {
-                let known = db.snapshots.list().into_iter().find(|known| known.label.id == id);
+                let known =
+                    db.engine.snapshots.list().into_iter().find(|known| known.label.id == id);
                 return Err(match known {
                     Some(known) => Error::Invalid(format!(
                         "what was received is of what has changed since snapshot {}: send it with \
@@ -155,7 +157,7 @@ impl Kvdb {
         let begun = from.cloned().unwrap_or_default();
         let dictionaries = view.dictionaries();
         let header = StreamHeader {
-            uuid: db.zones.superblock().uuid,
+            uuid: db.engine.zones.superblock().uuid,
             label,
             base: base.as_ref().map(|(label, _)| (label.id, label.name.clone())),
             first: begun.chunks,

@@ -190,12 +190,12 @@ impl Kvdb {
 
     /// Returns whether there is a branch of this name; the main one is `""`.
     pub fn has_branch(&self, name: &str) -> bool {
-        !is_own(name) && self.db.0.versions.load().has_branch(name)
+        !is_own(name) && self.db.0.engine.versions.load().has_branch(name)
     }
 
     /// Returns the branches other than the main one, by name.
     pub fn branches(&self) -> Vec<BranchInfo> {
-        let version = self.db.0.versions.load();
+        let version = self.db.0.engine.versions.load();
         let all = version.branches.iter().filter(|(name, _)| !name.starts_with('.'));
         let of = |from: &str| {
             let shown = shown_origin(from);
@@ -254,7 +254,7 @@ impl Kvdb {
 
     /// Returns the identity of the store. A copy of its file has the same one, a fork has another.
     pub fn store_id(&self) -> [u8; 16] {
-        self.db.0.zones.superblock().uuid
+        self.db.0.engine.zones.superblock().uuid
     }
 
     /// Returns the identities of the stores that this one is a fork of
@@ -309,7 +309,7 @@ impl Kvdb {
 
     /// Returns the dictionary of that name in a branch.
     pub fn dictionary_in(&self, branch: &str, name: &str) -> Option<DictionaryId> {
-        self.db.0.versions.dictionary(branch, name)
+        self.db.0.engine.versions.dictionary(branch, name)
     }
 
     /// Returns the dictionary of that name in a branch, and makes it if it does not exist (durable
@@ -331,7 +331,7 @@ impl Kvdb {
         options: DictionaryOptions,
     ) -> Result<DictionaryId> {
         let db = &self.db.0;
-        if !db.versions.load().has_branch(STORE_BRANCH) {
+        if !db.engine.versions.load().has_branch(STORE_BRANCH) {
             match db.snapshotter.create_branch(STORE_BRANCH) {
                 Ok(()) | Err(Error::Exists(_)) => {}
                 Err(e) => return Err(e),
@@ -349,7 +349,7 @@ impl Kvdb {
 
     /// Returns the dictionaries of a branch, by number.
     pub fn dictionaries_in(&self, branch: &str) -> Vec<DictionaryInfo> {
-        let of_branch = self.db.0.versions.load().entries.of_branch(branch);
+        let of_branch = self.db.0.engine.versions.load().entries.of_branch(branch);
         of_branch.values().map(|d| d.info.to_info()).collect()
     }
 }

@@ -133,17 +133,17 @@ impl Origins<'_> {
 
 impl Database {
     pub(crate) fn space(&self) -> Space {
-        let s = self.zones.space();
+        let s = self.engine.zones.space();
         let used = s.zones_pinned * zones::ZONE_SIZE;
         let free = s.free_for_user.saturating_sub(self.flusher.unflushed_bytes());
         Space { total: s.capacity.unwrap_or(used.saturating_add(s.free_for_user)), free }
     }
 
     pub(crate) fn stats(&self) -> Stats {
-        let version = self.versions.load_full();
-        let c = &self.counters;
+        let version = self.engine.versions.load_full();
+        let c = &self.engine.counters;
         let holes = self.defragmenter.holes();
-        let mut origins = Origins { snapshots: &self.snapshots, known: HashMap::new() };
+        let mut origins = Origins { snapshots: &self.engine.snapshots, known: HashMap::new() };
         let changed = |tree: &&Arc<Tree>| !origins.have(&version, tree);
         let dictionaries = version.trees.values().filter(changed).map(|t| DictionaryStats {
             info: t.info().to_info(),
@@ -157,15 +157,15 @@ impl Database {
         let dictionaries: Vec<DictionaryStats> = dictionaries.collect();
         Stats {
             space: self.space(),
-            profile: self.zones.superblock().profile,
-            seek_bytes: self.options.seek_bytes,
+            profile: self.engine.zones.superblock().profile,
+            seek_bytes: self.engine.options.seek_bytes,
             unchanged_dictionaries: (version.trees.len() - dictionaries.len()) as u64,
             dictionaries,
             memtable_bytes: version.memtable_bytes() as u64,
-            cache_bytes: self.cache.cache_bytes(),
-            memory: self.options.memory as u64,
-            journal_bytes: self.counters.journal_device.get(),
-            io: self.zones.io(),
+            cache_bytes: self.engine.cache.cache_bytes(),
+            memory: self.engine.options.memory as u64,
+            journal_bytes: self.engine.counters.journal_device.get(),
+            io: self.engine.zones.io(),
             commits: c.commits.get(),
             syncs: c.syncs.get(),
             user_bytes: c.user_bytes.get(),
@@ -187,7 +187,7 @@ impl Database {
             at_rest: self.flusher.at_rest()
                 && self.compactor.at_rest()
                 && self.defragmenter.at_rest(),
-            failed: self.health.why(),
+            failed: self.engine.health.why(),
         }
     }
 }

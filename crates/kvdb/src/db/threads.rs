@@ -45,7 +45,7 @@ impl Database {
     /// Starts the threads, if this store has any. After an error there are none: each thread would
     /// keep the store open, and with it the device and its lock, though no caller has the store.
     pub(crate) fn start_threads(self: &Arc<Self>) -> Result<()> {
-        if self.inline() || self.options.read_only {
+        if self.engine.inline || self.engine.options.read_only {
             return Ok(());
         }
         self.spawn_threads()
@@ -56,10 +56,10 @@ impl Database {
 
     /// Ends all threads, including those that wait.
     pub(super) fn stop_threads(&self) {
-        self.signals.stop_soon();
+        self.engine.signals.stop_soon();
         self.scrubber.close();
         self.defragmenter.wake();
-        self.threads.stop(&self.signals);
+        self.threads.stop(&self.engine.signals);
     }
 
     fn spawn_threads(self: &Arc<Self>) -> Result<()> {
@@ -72,16 +72,17 @@ impl Database {
             ("kvdb-flush", |db| db.flusher.flush_loop()),
             ("kvdb-defrag", |db| db.defragmenter.defragment_loop()),
         ];
-        loops.extend(std::iter::repeat_n(merge, self.options.merge_threads()));
+        loops.extend(std::iter::repeat_n(merge, self.engine.options.merge_threads()));
         for (name, work) in loops {
             let db = self.clone();
             let run = move || {
                 let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&db)));
                 if outcome.is_err() {
                     // A bug in the program: no caller may wait for this thread's work any longer.
-                    db.health
+                    db.engine
+                        .health
                         .fail("background work", &Error::Invalid(format!("{name} has panicked")));
-                    db.signals.memory_is_free();
+                    db.engine.signals.memory_is_free();
                 }
             };
             threads.push(env::thread::Builder::new().name(name.into()).spawn(run)?);
@@ -91,19 +92,22 @@ impl Database {
 
     fn clock_loop(&self) {
         loop {
-            let mut wanted = self.signals.wanted.lock();
-            if self.signals.stopping() {
+            let mut wanted = self.engine.signals.wanted.lock();
+            if self.engine.signals.stopping() {
                 return;
             }
-            self.signals.wake_clock.wait_for(&mut wanted, self.options.flush_interval);
+            self.engine
+                .signals
+                .wake_clock
+                .wait_for(&mut wanted, self.engine.options.flush_interval);
             drop(wanted);
-            if self.signals.stopping() {
+            if self.engine.signals.stopping() {
                 return;
             }
             if let Err(e) = self.tick() {
                 tracing::warn!("work at the interval failed: {e}");
             }
-            if self.health.failed() {
+            if self.engine.health.failed() {
                 return;
             }
         }
@@ -112,15 +116,15 @@ impl Database {
     fn journal_loop(&self) {
         loop {
             let seal = {
-                let mut wanted = self.signals.wanted.lock();
-                while !wanted.journal && !self.signals.stopping() {
-                    self.signals.wake_journal.wait(&mut wanted);
+                let mut wanted = self.engine.signals.wanted.lock();
+                while !wanted.journal && !self.engine.signals.stopping() {
+                    self.engine.signals.wake_journal.wait(&mut wanted);
                 }
                 wanted.journal = false;
-                self.signals.journal_asked.store(false, Ordering::Release);
+                self.engine.signals.journal_asked.store(false, Ordering::Release);
                 wanted.seal
             };
-            if self.signals.stopping() || self.health.failed() {
+            if self.engine.signals.stopping() || self.engine.health.failed() {
                 return;
             }
             let values = self.commits.log.deferred_bytes() > 0;
@@ -129,7 +133,7 @@ impl Database {
                 None => self.commits.log.write_gathered(),
             };
             {
-                let mut wanted = self.signals.wanted.lock();
+                let mut wanted = self.engine.signals.wanted.lock();
                 if wanted.seal == seal {
                     wanted.seal = None;
                 }
@@ -142,12 +146,12 @@ impl Database {
                 self.commits.log.prepare_segment()
             };
             let done = written.and_then(|()| prepare());
-            self.signals.memory_is_free();
+            self.engine.signals.memory_is_free();
             match done {
                 Ok(()) => {}
                 Err(Error::NoSpace) => {
                     // Tell commits, and reclaim deleted data, which may free space.
-                    self.signals.journal_ended(false);
+                    self.engine.signals.journal_ended(false);
                     self.admission.want_space();
                 }
                 Err(e) => tracing::warn!("writing the journal out failed: {e}"),
@@ -158,15 +162,15 @@ impl Database {
     /// Does work soon that is put off until the store is quiet: the caller has flushed explicitly,
     /// and so expects no commits for a while.
     pub(crate) fn tidy_soon(&self) {
-        if !self.inline() {
+        if !self.engine.inline {
             self.activity.expect_none();
-            self.signals.wake_clock.notify_one();
+            self.engine.signals.wake_clock.notify_one();
         }
     }
 
     /// Does the work that is due at intervals.
     pub(crate) fn tick(&self) -> Result<()> {
-        let now = self.env.monotonic();
+        let now = self.engine.env.monotonic();
         self.threads.last_tick.store(now.as_nanos() as u64, Ordering::Relaxed);
         self.activity.look(now);
         self.commits.log.interval_is_over();
@@ -188,34 +192,34 @@ impl Database {
         self.flusher.seal_what_holds_much(true)?;
         // Return zones that a burst of work took and that are not needed any more, a few at once,
         // since the writers wait for the same device.
-        self.zones.give_back_idle(GIVE_BACK)?;
+        self.engine.zones.give_back_idle(GIVE_BACK)?;
         if idle {
-            self.signals.compaction_wanted();
+            self.engine.signals.compaction_wanted();
             self.commits.log.release_value_buffers();
             self.commits.log.return_reserved_zones();
-            if self.signals.deletions.swap(false, Ordering::AcqRel) {
+            if self.engine.signals.deletions.swap(false, Ordering::AcqRel) {
                 let flushed = self.flusher.flush_all();
                 if flushed.is_err() {
-                    self.signals.deletions.store(true, Ordering::Release);
+                    self.engine.signals.deletions.store(true, Ordering::Release);
                 }
                 flushed?;
             }
-            self.zones.give_back()?;
-            self.versions.load().generation.release_idle_memory();
+            self.engine.zones.give_back()?;
+            self.engine.versions.load().generation.release_idle_memory();
         }
         Ok(())
     }
 
     /// Does one bounded unit of background work. Returns `false` if there is nothing to do.
     pub(crate) fn step(&self) -> Result<bool> {
-        self.health.writable()?;
-        let since = self.env.monotonic().as_nanos() as u64
+        self.engine.health.writable()?;
+        let since = self.engine.env.monotonic().as_nanos() as u64
             - self
                 .threads
                 .last_tick
                 .load(Ordering::Relaxed)
-                .min(self.env.monotonic().as_nanos() as u64);
-        if since >= self.options.flush_interval.as_nanos() as u64 {
+                .min(self.engine.env.monotonic().as_nanos() as u64);
+        if since >= self.engine.options.flush_interval.as_nanos() as u64 {
             self.tick()?;
             return Ok(true);
         }
@@ -261,7 +265,7 @@ mod tests {
         let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
         let db = Kvdb::create(device.clone(), Arc::new(Machine::default()), options()).unwrap();
         let dict = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
-        let signals = &db.db.0.signals;
+        let signals = &db.db.0.engine.signals;
         device.inject(Fault::always(Operation::Write, FaultKind::NoSpace).of(Purpose::Pages));
         db.put(dict, b"large", &[3; 5000], Durability::Buffered).unwrap();
         signals.journal_wanted(None);

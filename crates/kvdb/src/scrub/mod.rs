@@ -18,16 +18,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use env::Env;
 use env::sync::{Condvar, Mutex};
 use env::thread::JoinHandle;
-use vt_tree::BlockCache;
-use zones::Zones;
 
 use crate::commit::Committer;
+use crate::engine::Engine;
 use crate::error::Result;
-use crate::read::snapshot_set::Snapshots;
-use crate::read::version_set::VersionSet;
 use pace::Pace;
 
 /// Faults that are kept in memory; all are counted and logged.
@@ -95,29 +91,9 @@ struct ScrubState {
     thread: Option<JoinHandle<()>>,
 }
 
-/// The parts of the engine that a scrub uses.
-pub(crate) struct ScrubParts {
-    pub env: Arc<dyn Env>,
-    pub zones: Arc<Zones>,
-    pub cache: Arc<BlockCache>,
-    /// The store has no threads.
-    pub inline: bool,
-    /// The store logs commits in a journal.
-    pub journal: bool,
-    pub versions: Arc<VersionSet>,
-    pub snapshots: Arc<Snapshots>,
-    pub commits: Arc<Committer>,
-}
-
 /// Reads the store again and keeps the faults that it finds.
 pub(crate) struct Scrubber {
-    env: Arc<dyn Env>,
-    zones: Arc<Zones>,
-    cache: Arc<BlockCache>,
-    inline: bool,
-    journal: bool,
-    versions: Arc<VersionSet>,
-    snapshots: Arc<Snapshots>,
+    engine: Engine,
     commits: Arc<Committer>,
     state: Mutex<ScrubState>,
     /// Signalled when a scrub ends, or is to stop.
@@ -125,21 +101,9 @@ pub(crate) struct Scrubber {
 }
 
 impl Scrubber {
-    pub(crate) fn new(parts: ScrubParts) -> Scrubber {
-        let ScrubParts { env, zones, cache, inline, journal, versions, snapshots, commits } = parts;
+    pub(crate) fn new(engine: Engine, commits: Arc<Committer>) -> Scrubber {
         let (state, changed) = Default::default();
-        Scrubber {
-            env,
-            zones,
-            cache,
-            inline,
-            journal,
-            versions,
-            snapshots,
-            commits,
-            state,
-            changed,
-        }
+        Scrubber { engine, commits, state, changed }
     }
 
     pub(crate) fn progress(&self) -> ScrubProgress {
@@ -240,7 +204,7 @@ impl Scrubber {
         if !self.begin() {
             return Ok(false);
         }
-        if self.inline {
+        if self.engine.inline {
             self.scrub(options);
             return Ok(true);
         }
@@ -266,10 +230,10 @@ impl Scrubber {
 
     fn scrub(&self, options: ScrubOptions) {
         let ended = End(self);
-        let mut pace = Pace::new(options.bytes_per_second, self.env.monotonic());
-        let now = || self.env.monotonic();
+        let mut pace = Pace::new(options.bytes_per_second, self.engine.env.monotonic());
+        let now = || self.engine.env.monotonic();
         // Without threads nothing advances the clock.
-        let wait = !self.inline;
+        let wait = !self.engine.inline;
         let total = self.scrub_bytes();
         self.state.lock().progress.bytes_total = total;
         let mut read = |bytes| self.read(bytes, &mut pace, &now, wait);

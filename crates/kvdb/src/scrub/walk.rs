@@ -54,7 +54,11 @@ impl Scrubber {
 
     /// Scrubs everything. Breaks when `read` asks to stop.
     pub(super) fn scrub_all(&self, read: Read<'_>, find: Find<'_>) -> ControlFlow<()> {
-        self.zones.check_superblocks().into_iter().for_each(|e| find(fault("superblock", e)));
+        self.engine
+            .zones
+            .check_superblocks()
+            .into_iter()
+            .for_each(|e| find(fault("superblock", e)));
         read(2 * zones::SECTOR)?;
         self.scrub_manifest(read, find)?;
         self.scrub_journal(read, find)?;
@@ -72,9 +76,9 @@ impl Scrubber {
     /// to the other is in at least one of them.
     fn all_states(&self) -> (Arc<Version>, Vec<SnapshotVersion>) {
         loop {
-            let version = self.versions.load_full();
-            let snapshots = self.snapshots.list();
-            if Arc::ptr_eq(&version, &self.versions.load()) {
+            let version = self.engine.versions.load_full();
+            let snapshots = self.engine.snapshots.list();
+            if Arc::ptr_eq(&version, &self.engine.versions.load()) {
                 let snapshots = snapshots.into_iter().map(|s| (s.clone(), s.version())).collect();
                 return (version, snapshots);
             }
@@ -153,7 +157,7 @@ impl Scrubber {
         for attempt in 0.. {
             // In the last attempt the manifest is locked.
             let mut guard = None;
-            let (root, position) = match self.versions.manifest() {
+            let (root, position) = match self.engine.versions.manifest() {
                 Ok(manifest) => {
                     let place = manifest.place();
                     guard = (attempt == ATTEMPTS).then_some(manifest);
@@ -161,17 +165,19 @@ impl Scrubber {
                 }
                 // A store that is open for reading does not change, so its manifest still extends
                 // as far as when it was opened.
-                Err(_) => match manifest::load(&self.zones, &self.zones.superblock().root) {
-                    Ok(loaded) => (loaded.root, loaded.position),
-                    Err(e) => {
-                        find(fault("manifest", e));
-                        return ControlFlow::Continue(());
+                Err(_) => {
+                    match manifest::load(&self.engine.zones, &self.engine.zones.superblock().root) {
+                        Ok(loaded) => (loaded.root, loaded.position),
+                        Err(e) => {
+                            find(fault("manifest", e));
+                            return ControlFlow::Continue(());
+                        }
                     }
-                },
+                }
             };
             let (bytes, found) = self.read_manifest(&root, position);
-            let moved =
-                guard.is_none() && self.versions.manifest().is_ok_and(|m| m.place().0 != root);
+            let moved = guard.is_none()
+                && self.engine.versions.manifest().is_ok_and(|m| m.place().0 != root);
             drop(guard);
             read(bytes)?;
             if found.is_empty() || !moved {
@@ -185,7 +191,7 @@ impl Scrubber {
     /// Reads the manifest up to `position`. Returns the bytes read, and descriptions of the damage.
     fn read_manifest(&self, root: &Root, position: u64) -> (u64, Vec<String>) {
         let parts = root.parts();
-        let mut reader = StreamReader::on_medium(&self.zones, Kind::Manifest, &parts, 0, 0);
+        let mut reader = StreamReader::on_medium(&self.engine.zones, Kind::Manifest, &parts, 0, 0);
         let mut bytes = 0;
         let mut found = Vec::new();
         let mut reached = 0;
@@ -212,7 +218,7 @@ impl Scrubber {
     }
 
     fn scrub_journal(&self, read: Read<'_>, find: Find<'_>) -> ControlFlow<()> {
-        if !self.journal {
+        if !self.engine.options.journal {
             return ControlFlow::Continue(());
         }
         loop {
@@ -220,7 +226,7 @@ impl Scrubber {
             // are held with it, or in runs; in the latter case the state, which is read last, says
             // so.
             let end = self.commits.log.durable();
-            let version = self.versions.load_full();
+            let version = self.engine.versions.load_full();
             // A manifest that cannot be read has already been reported.
             let Ok(state) = self.state_now() else { return ControlFlow::Continue(()) };
             let mut values = Vec::new();
@@ -233,7 +239,7 @@ impl Scrubber {
                 find(fault("journal", e));
             }
             for (dict, key, extent) in values {
-                if let Err(e) = self.cache.check_value(&extent) {
+                if let Err(e) = self.engine.cache.check_value(&extent) {
                     let mut fault = fault(
                         "journal",
                         format!("a value that it binds: {}", plain(&e.to_string())),
@@ -256,9 +262,11 @@ impl Scrubber {
     }
 
     fn state_now(&self) -> Result<ManifestState> {
-        match self.versions.manifest() {
+        match self.engine.versions.manifest() {
             Ok(manifest) => Ok(manifest.state().clone()),
-            Err(_) => Ok(manifest::load(&self.zones, &self.zones.superblock().root)?.state),
+            Err(_) => {
+                Ok(manifest::load(&self.engine.zones, &self.engine.zones.superblock().root)?.state)
+            }
         }
     }
 
@@ -280,7 +288,7 @@ impl Scrubber {
         let parts: Vec<StreamPart> = segments.iter().map(Segment::part).collect();
         let offset = segments.first().filter(|first| first.number == segment).map_or(0, |_| offset);
         let mut reader =
-            StreamReader::on_medium(&self.zones, Kind::Journal, &parts, offset, position);
+            StreamReader::on_medium(&self.engine.zones, Kind::Journal, &parts, offset, position);
         let mut records = Records::new(position);
         let mut reached = position;
         let mut seq = state.start.seq;

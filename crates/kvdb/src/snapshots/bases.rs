@@ -87,11 +87,11 @@ impl Snapshotter {
 
     /// Returns the common states of a clone.
     pub(crate) fn lineage(&self, clone: &str) -> Result<Lineage> {
-        let version = self.versions.load_full();
+        let version = self.engine.versions.load_full();
         let of = version.branches.get(clone).ok_or_else(|| Error::NoBranch(clone.into()))?;
         let unknown = |why: &str| Error::Invalid(format!("{clone} {why}"));
         let not_cloned = || unknown("was not made of a state that this store has");
-        let origin = self.snapshots.get(of).ok_or_else(not_cloned)?;
+        let origin = self.engine.snapshots.get(of).ok_or_else(not_cloned)?;
         let parent = origin.label.branch.clone();
         if !version.has_branch(&parent) {
             return Err(unknown(&format!("was made of clone {parent}, which is gone")));
@@ -110,7 +110,7 @@ impl Snapshotter {
 
     /// Returns the common states of a clone other than the first, the oldest first.
     pub(super) fn kept_of(&self, clone: &str) -> Vec<Arc<Snapshot>> {
-        let all = self.snapshots.named(&format!("{BASE}{clone}/"));
+        let all = self.engine.snapshots.named(&format!("{BASE}{clone}/"));
         let mut kept: Vec<_> =
             all.into_iter().filter(|s| mark_of(clone, &s.label.name).is_some()).collect();
         kept.sort_by_key(|s| (s.label.created, s.label.seq));
@@ -118,7 +118,7 @@ impl Snapshotter {
     }
 
     pub(crate) fn keep_common_state(&self, clone: &str, of: &str, mark: u64) -> Result<View> {
-        if clone.is_empty() || !self.versions.load().has_branch(clone) {
+        if clone.is_empty() || !self.engine.versions.load().has_branch(clone) {
             return Err(Error::NoBranch(clone.into()));
         }
         let name = base_name(clone, mark);
@@ -131,7 +131,7 @@ impl Snapshotter {
     }
 
     pub(crate) fn drop_common_states(&self, clone: &str, but: &[u64]) -> Result<()> {
-        self.health.writable()?;
+        self.engine.health.writable()?;
         let goes = |s: &Arc<Snapshot>| {
             mark_of(clone, &s.label.name).is_some_and(|mark| !but.contains(&mark))
         };
@@ -146,7 +146,7 @@ impl Snapshotter {
         drop(naming);
         // Release their runs outside of all locks.
         drop(gone);
-        self.signals.reclaimable.store(true, Ordering::Release);
+        self.engine.signals.reclaimable.store(true, Ordering::Release);
         Ok(())
     }
 }

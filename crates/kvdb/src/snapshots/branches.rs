@@ -34,21 +34,25 @@ pub(super) fn know(change: &mut VersionEdit, state: &ManifestState, snapshot: &S
 
 impl Snapshotter {
     pub(crate) fn clone_snapshot(&self, snapshot: &str, branch: &str) -> Result<()> {
-        let of = self.snapshots.get(snapshot).ok_or_else(|| Error::NoSnapshot(snapshot.into()))?;
+        let of = self
+            .engine
+            .snapshots
+            .get(snapshot)
+            .ok_or_else(|| Error::NoSnapshot(snapshot.into()))?;
         self.clone_exactly(&of, branch)
     }
 
     /// Makes a branch of exactly this snapshot, and not of a different one that has its name by
     /// now.
     pub(crate) fn clone_exactly(&self, of: &Arc<Snapshot>, branch: &str) -> Result<()> {
-        self.health.writable()?;
+        self.engine.health.writable()?;
         self.commits.flush_before_edit(&*self.admission)?;
         let _naming = self.settled()?;
         let snapshot = &of.label.name;
-        if !self.snapshots.get(snapshot).is_some_and(|now| Arc::ptr_eq(&now, of)) {
+        if !self.engine.snapshots.get(snapshot).is_some_and(|now| Arc::ptr_eq(&now, of)) {
             return Err(Error::NoSnapshot(snapshot.clone()));
         }
-        if self.versions.load().has_branch(branch) {
+        if self.engine.versions.load().has_branch(branch) {
             return Err(Error::Exists(format!("branch {branch}")));
         }
         self.commits.install(|state| {
@@ -61,10 +65,10 @@ impl Snapshotter {
     }
 
     pub(crate) fn create_branch(&self, name: &str) -> Result<()> {
-        self.health.writable()?;
+        self.engine.health.writable()?;
         self.commits.flush_before_edit(&*self.admission)?;
-        let _naming = self.snapshots.naming.lock();
-        if self.versions.load().has_branch(name) {
+        let _naming = self.engine.snapshots.naming.lock();
+        if self.engine.versions.load().has_branch(name) {
             return Err(Error::Exists(format!("branch {name}")));
         }
         let edit = Edit::Branch { name: name.into(), of: String::new() };
@@ -78,8 +82,8 @@ impl Snapshotter {
         name: &str,
         lock: impl FnOnce(&BTreeSet<DictionaryId>) -> Result<L>,
     ) -> Result<()> {
-        self.health.writable()?;
-        if name.is_empty() || !self.versions.load().has_branch(name) {
+        self.engine.health.writable()?;
+        if name.is_empty() || !self.engine.versions.load().has_branch(name) {
             return Err(Error::NoBranch(name.into()));
         }
         let locked = lock(&self.dictionaries_of(name))?;
@@ -103,7 +107,7 @@ impl Snapshotter {
         // Release their runs outside of all locks.
         drop(undoable);
         self.limits.forget(name);
-        self.signals.reclaimable.store(true, Ordering::Release);
+        self.engine.signals.reclaimable.store(true, Ordering::Release);
         installed.finish(&*self.admission)
     }
 
@@ -116,7 +120,7 @@ impl Snapshotter {
     }
 
     pub(super) fn dictionaries_of(&self, branch: &str) -> BTreeSet<DictionaryId> {
-        self.versions.load().entries.of_branch(branch).keys().copied().collect()
+        self.engine.versions.load().entries.of_branch(branch).keys().copied().collect()
     }
 
     /// Rolls a branch back to the state of one of its snapshots. `lock` locks dictionaries against
@@ -126,11 +130,15 @@ impl Snapshotter {
         snapshot: &str,
         lock: impl FnOnce(&BTreeSet<DictionaryId>) -> Result<L>,
     ) -> Result<()> {
-        self.health.writable()?;
+        self.engine.health.writable()?;
         // Serializable transactions that have read or changed the replaced data are aborted here,
         // and no other one reads it before the rollback is done. This must precede the locks below:
         // a call of a transaction that must end may wait for them.
-        let to = self.snapshots.get(snapshot).ok_or_else(|| Error::NoSnapshot(snapshot.into()))?;
+        let to = self
+            .engine
+            .snapshots
+            .get(snapshot)
+            .ok_or_else(|| Error::NoSnapshot(snapshot.into()))?;
         let branch = to.label.branch.clone();
         let mut dicts: BTreeSet<DictionaryId> = to.version().trees.keys().copied().collect();
         dicts.extend(self.dictionaries_of(&branch));
@@ -147,15 +155,15 @@ impl Snapshotter {
         let alone = self.compactor.merge_alone();
         let flushing = self.flusher.lock();
         let naming = loop {
-            let naming = self.snapshots.naming.lock();
-            if self.snapshots.next_pending().is_none() {
+            let naming = self.engine.snapshots.naming.lock();
+            if self.engine.snapshots.next_pending().is_none() {
                 break naming;
             }
             drop(naming);
             self.flusher.flush_sealed_locked()?;
-            self.health.check()?;
+            self.engine.health.check()?;
         };
-        if !self.snapshots.get(snapshot).is_some_and(|now| Arc::ptr_eq(&now, &to)) {
+        if !self.engine.snapshots.get(snapshot).is_some_and(|now| Arc::ptr_eq(&now, &to)) {
             return Err(Error::NoSnapshot(snapshot.into()));
         }
         // Commits before the rollback cannot be undone any more, whether or not they were rolled
@@ -190,7 +198,7 @@ impl Snapshotter {
             )?
         };
         drop((naming, flushing, alone, locked));
-        self.signals.reclaimable.store(true, Ordering::Release);
+        self.engine.signals.reclaimable.store(true, Ordering::Release);
         self.flusher.flushed();
         installed.finish(&*self.admission)
     }
@@ -198,7 +206,7 @@ impl Snapshotter {
     /// Returns the snapshots around commits to a branch, which cannot be undone once the branch is
     /// replaced.
     fn undoable_of(&self, branch: &str) -> Vec<Arc<Snapshot>> {
-        let around = self.snapshots.around_commits().into_iter().flatten();
+        let around = self.engine.snapshots.around_commits().into_iter().flatten();
         around.filter(|snapshot| snapshot.label.branch == branch).collect()
     }
 
@@ -216,7 +224,7 @@ impl Snapshotter {
         self.flusher.flush_all()?;
         self.prepare_drop()?;
         let naming = self.settled()?;
-        if self.snapshots.get(&label.name).is_some() {
+        if self.engine.snapshots.get(&label.name).is_some() {
             return Err(Error::Exists(format!("snapshot {}", label.name)));
         }
         let undoable = self.undoable_of(to);
@@ -250,7 +258,7 @@ impl Snapshotter {
         drop(naming);
         // Release their runs outside of all locks.
         drop(undoable);
-        self.signals.reclaimable.store(true, Ordering::Release);
+        self.engine.signals.reclaimable.store(true, Ordering::Release);
         installed.finish(&*self.admission)
     }
 }

@@ -83,14 +83,14 @@ impl SnapshotMaker for OfMemory<'_> {
 
 impl Snapshotter {
     pub(crate) fn snapshot(&self, branch: &str, name: &str, durability: Durability) -> Result<()> {
-        self.health.writable()?;
+        self.engine.health.writable()?;
         self.bound_waiting()?;
         {
-            let _naming = self.snapshots.naming.lock();
-            if self.snapshots.get(name).is_some() {
+            let _naming = self.engine.snapshots.naming.lock();
+            if self.engine.snapshots.get(name).is_some() {
                 return Err(Error::Exists(format!("snapshot {name}")));
             }
-            if !self.versions.load().has_branch(branch) {
+            if !self.engine.versions.load().has_branch(branch) {
                 return Err(Error::NoBranch(branch.into()));
             }
             let label = self.label(branch, name);
@@ -98,7 +98,7 @@ impl Snapshotter {
                 return Ok(());
             }
             // The snapshot consists of the active generation and everything before it.
-            let end = EndOfGeneration::new(&self.snapshots);
+            let end = EndOfGeneration::new(&self.engine.snapshots);
             self.commits.seal_with_snapshot(&OfMemory { label, end })?;
         }
         match durability {
@@ -110,8 +110,8 @@ impl Snapshotter {
     /// Limits the number of snapshots that wait for their flush, since each adds a memtable to
     /// every lookup.
     fn bound_waiting(&self) -> Result<()> {
-        let most = if self.inline { MOST_WAITING_INLINE } else { MOST_WAITING };
-        if self.snapshots.waiting() < most {
+        let most = if self.engine.inline { MOST_WAITING_INLINE } else { MOST_WAITING };
+        if self.engine.snapshots.waiting() < most {
             return Ok(());
         }
         match self.flusher.flush_sealed() {
@@ -123,10 +123,10 @@ impl Snapshotter {
 
     pub(crate) fn label(&self, branch: &str, name: &str) -> Label {
         let mut id = [0; 16];
-        id[..8].copy_from_slice(&self.env.random().to_le_bytes());
-        id[8..].copy_from_slice(&self.env.random().to_le_bytes());
-        let seq = self.versions.visible.load(Ordering::Acquire);
-        let created = self.snapshots.next_date(self.env.wall());
+        id[..8].copy_from_slice(&self.engine.env.random().to_le_bytes());
+        id[8..].copy_from_slice(&self.engine.env.random().to_le_bytes());
+        let seq = self.engine.versions.visible.load(Ordering::Acquire);
+        let created = self.engine.snapshots.next_date(self.engine.env.wall());
         Label { name: name.into(), branch: branch.into(), id, created, seq }
     }
 
@@ -135,8 +135,8 @@ impl Snapshotter {
     fn snapshot_of_runs(&self, label: &Label) -> Result<bool> {
         // No flush can run under this lock.
         let Some(_flushing) = self.flusher.try_lock() else { return Ok(false) };
-        let version = self.versions.load_full();
-        if self.snapshots.next_pending().is_some()
+        let version = self.engine.versions.load_full();
+        if self.engine.snapshots.next_pending().is_some()
             || self.commits.newest_sealed().is_some()
             || !version.is_flushed()
         {
@@ -144,7 +144,7 @@ impl Snapshotter {
         }
         // Commits made in the meantime are in memtables and not part of the snapshot.
         let edit = Edit::Snapshot { label: label.clone(), below: above(&version) };
-        self.versions.install(Order::OfRuns, |_| VersionEdit::of([edit]))?;
+        self.engine.versions.install(Order::OfRuns, |_| VersionEdit::of([edit]))?;
         Ok(true)
     }
 
@@ -152,48 +152,49 @@ impl Snapshotter {
     /// dictionaries.
     pub(crate) fn settled(&self) -> Result<MutexGuard<'_, ()>> {
         loop {
-            let naming = self.snapshots.naming.lock();
-            if self.snapshots.next_pending().is_none() {
+            let naming = self.engine.snapshots.naming.lock();
+            if self.engine.snapshots.next_pending().is_none() {
                 return Ok(naming);
             }
             drop(naming);
             self.flusher.flush_sealed()?;
             // A snapshot whose journal could not be written is never flushed.
-            self.health.check()?;
+            self.engine.health.check()?;
         }
     }
 
     pub(crate) fn open_snapshot(&self, name: &str) -> Result<View> {
-        let snapshot = self.snapshots.get(name).ok_or_else(|| Error::NoSnapshot(name.into()))?;
+        let snapshot =
+            self.engine.snapshots.get(name).ok_or_else(|| Error::NoSnapshot(name.into()))?;
         Ok(self.open(&snapshot))
     }
 
     /// Returns a view of a snapshot, whether or not it has been dropped since.
     pub(crate) fn open(&self, snapshot: &Snapshot) -> View {
-        let mut view = self.versions.view();
+        let mut view = self.engine.versions.view();
         view.version.version = snapshot.version();
         view.snapshot = Some(snapshot.label.id);
         view
     }
 
     pub(crate) fn label_of(&self, name: &str) -> Option<Label> {
-        self.snapshots.get(name).map(|snapshot| snapshot.label.clone())
+        self.engine.snapshots.get(name).map(|snapshot| snapshot.label.clone())
     }
 
     /// Returns the labels of all snapshots, the oldest first.
     pub(crate) fn labels(&self) -> impl Iterator<Item = Label> {
-        self.snapshots.list().into_iter().map(|snapshot| snapshot.label.clone())
+        self.engine.snapshots.list().into_iter().map(|snapshot| snapshot.label.clone())
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
-        self.snapshots.get(name).is_some()
+        self.engine.snapshots.get(name).is_some()
     }
 
     pub(crate) fn drop_snapshot(&self, name: &str) -> Result<()> {
-        self.health.writable()?;
+        self.engine.health.writable()?;
         self.commits.flush_before_edit(&*self.admission)?;
         let naming = self.settled()?;
-        let Some(gone) = self.snapshots.get(name) else {
+        let Some(gone) = self.engine.snapshots.get(name) else {
             return Err(Error::NoSnapshot(name.into()));
         };
         self.commits.install(|state| {
@@ -209,13 +210,14 @@ impl Snapshotter {
         drop(naming);
         // Release its runs outside of all locks.
         drop(gone);
-        self.signals.reclaimable.store(true, Ordering::Release);
+        self.engine.signals.reclaimable.store(true, Ordering::Release);
         Ok(())
     }
 
     /// Lists all snapshots, the oldest first.
     pub(crate) fn list(&self) -> Vec<SnapshotInfo> {
-        let all: Vec<[Arc<Snapshot>; 1]> = self.snapshots.list().into_iter().map(|s| [s]).collect();
+        let all: Vec<[Arc<Snapshot>; 1]> =
+            self.engine.snapshots.list().into_iter().map(|s| [s]).collect();
         let unique = self.held_by(&all);
         let with_version = |[snapshot]: [Arc<Snapshot>; 1]| {
             let version = snapshot.version();

@@ -17,12 +17,12 @@ pub struct ForkBase {
 impl Snapshotter {
     /// Returns the stores that this one is a fork of, the most recent first.
     pub(crate) fn fork_origins(&self) -> Vec<[u8; 16]> {
-        stores_in(self.snapshots.list().iter().map(|snapshot| &snapshot.label))
+        stores_in(self.engine.snapshots.list().iter().map(|snapshot| &snapshot.label))
     }
 
     /// Returns the state that this store has in common with a store that it is a fork of.
     pub(crate) fn fork_base(&self, store: &[u8; 16]) -> Option<ForkBase> {
-        let snapshot = self.snapshots.get(&name_of(store))?;
+        let snapshot = self.engine.snapshots.get(&name_of(store))?;
         Some(ForkBase { state: self.open(&snapshot), commit: snapshot.label.seq })
     }
 }

@@ -42,8 +42,8 @@ impl Snapshotter {
             group: group_of.get(&Arc::as_ptr(snapshot)).copied(),
             version: snapshot.version(),
         };
-        let snapshots = self.snapshots.list().iter().map(state).collect();
-        let states = States::new(snapshots, self.versions.load_full());
+        let snapshots = self.engine.snapshots.list().iter().map(state).collect();
+        let states = States::new(snapshots, self.engine.versions.load_full());
         let mut held = vec![0u64; groups.len()];
         let runs = states.runs();
         let zones = owners_of_zones(&runs);
@@ -54,7 +54,7 @@ impl Snapshotter {
     }
 
     fn now(&self) -> u64 {
-        self.versions.visible.load(Ordering::Acquire)
+        self.engine.versions.visible.load(Ordering::Acquire)
     }
 }
 

@@ -113,13 +113,13 @@ impl Snapshotter {
 
     /// Installs the edit of a limit, and notes in `any` that there is one.
     fn edit_limit(&self, branch: &str, edit: Edit, any: &AtomicBool) -> Result<()> {
-        self.health.writable()?;
+        self.engine.health.writable()?;
         if branch.is_empty() {
             return Err(Error::Invalid("the store itself has no limit but its size".into()));
         }
         self.commits.flush_before_edit(&*self.admission)?;
-        let _naming = self.snapshots.naming.lock();
-        if !self.versions.load().has_branch(branch) {
+        let _naming = self.engine.snapshots.naming.lock();
+        if !self.engine.versions.load().has_branch(branch) {
             return Err(Error::NoBranch(branch.into()));
         }
         self.limits.forget(branch);
@@ -132,14 +132,14 @@ impl Snapshotter {
         if !self.limits.any_of_files.load(Ordering::Acquire) {
             return None;
         }
-        let version = self.versions.load();
+        let version = self.engine.versions.load();
         let branch = &version.trees.get(&dict)?.info().branch;
         version.limits_of_files.get(&**branch).map(|&files| (branch.to_string(), files))
     }
 
     /// Returns the states that the branch of a dictionary has in common with others.
     pub(crate) fn states_beneath(&self, dict: DictionaryId) -> Option<Vec<View>> {
-        let version = self.versions.load_full();
+        let version = self.engine.versions.load_full();
         let branch = &version.trees.get(&dict)?.info().branch;
         let states = || self.states_in_common(&version, branch).map(|state| self.open(&state));
         (!branch.is_empty()).then(|| states().collect())
@@ -147,7 +147,8 @@ impl Snapshotter {
 
     /// Returns whether a branch has a limit.
     pub(crate) fn is_limited(&self, branch: &str) -> bool {
-        self.limits.any.load(Ordering::Acquire) && self.versions.load().limits.contains_key(branch)
+        self.limits.any.load(Ordering::Acquire)
+            && self.engine.versions.load().limits.contains_key(branch)
     }
 
     /// Returns the limit of a branch, and the bytes that it uses. Returns `None` if it has no
@@ -156,7 +157,7 @@ impl Snapshotter {
         if !self.limits.any.load(Ordering::Acquire) {
             return None;
         }
-        let version = self.versions.load();
+        let version = self.engine.versions.load();
         let bytes = *version.limits.get(branch)?;
         Some(BranchLimit { bytes, taken: self.taken(&version, branch) })
     }
@@ -166,7 +167,7 @@ impl Snapshotter {
         if !self.limits.any.load(Ordering::Acquire) {
             return None;
         }
-        let version = self.versions.load();
+        let version = self.engine.versions.load();
         let branch = &version.trees.get(&dict)?.info().branch;
         version.limits.contains_key(&**branch).then(|| branch.to_string())
     }
@@ -241,7 +242,7 @@ impl Snapshotter {
         }
         self.flusher.flush_all()?;
         let shared: HashSet<*const Run> = {
-            let version = self.versions.load_full();
+            let version = self.engine.versions.load_full();
             let states = self.states_in_common(&version, branch);
             states.flat_map(|state| runs_of(&state.version().trees)).collect()
         };
@@ -290,7 +291,7 @@ impl Snapshotter {
         version: &Version,
         branch: &str,
     ) -> impl Iterator<Item = Arc<Snapshot>> {
-        let origin = version.branches.get(branch).and_then(|of| self.snapshots.get(of));
+        let origin = version.branches.get(branch).and_then(|of| self.engine.snapshots.get(of));
         origin.into_iter().chain(self.kept_of(branch))
     }
 

@@ -32,8 +32,6 @@ mod stream_end;
 use std::sync::Arc;
 use std::time::Duration;
 
-use env::Env;
-
 pub use bases::Lineage;
 pub(crate) use bases::shown_origin;
 pub(crate) use create::EndOfGeneration;
@@ -47,26 +45,17 @@ pub use stream_end::StreamEnd;
 use crate::background::{Admission, Compactor, Flusher};
 use crate::commit::Committer;
 use crate::dictionary::{DictionaryId, DictionaryInfo};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::health::Health;
-use crate::read::snapshot_set::Snapshots;
 use crate::read::tree::Tree;
-use crate::read::version_set::VersionSet;
 use crate::read::view::View;
-use crate::signals::Signals;
 
 /// Longest name of a snapshot or a branch, bytes.
 pub const MAX_SNAPSHOT_NAME: usize = 255;
 
 /// Makes and drops snapshots and branches.
 pub(crate) struct Snapshotter {
-    /// The store has no threads, and background work is done by its callers.
-    inline: bool,
-    env: Arc<dyn Env>,
-    health: Arc<Health>,
-    signals: Arc<Signals>,
-    versions: Arc<VersionSet>,
-    snapshots: Arc<Snapshots>,
+    engine: Engine,
     commits: Arc<Committer>,
     flusher: Arc<Flusher>,
     compactor: Arc<Compactor>,
@@ -74,48 +63,16 @@ pub(crate) struct Snapshotter {
     limits: Limits,
 }
 
-/// The parts of the engine that it needs.
-pub(crate) struct SnapshotterParts {
-    pub inline: bool,
-    pub env: Arc<dyn Env>,
-    pub health: Arc<Health>,
-    pub signals: Arc<Signals>,
-    pub versions: Arc<VersionSet>,
-    pub snapshots: Arc<Snapshots>,
-    pub commits: Arc<Committer>,
-    pub flusher: Arc<Flusher>,
-    pub compactor: Arc<Compactor>,
-    pub admission: Arc<Admission>,
-}
-
 impl Snapshotter {
-    pub(crate) fn new(parts: SnapshotterParts) -> Snapshotter {
-        let SnapshotterParts {
-            inline,
-            env,
-            health,
-            signals,
-            versions,
-            snapshots,
-            commits,
-            flusher,
-            compactor,
-            admission,
-        } = parts;
-        let limits = Limits::new(&versions.load());
-        Snapshotter {
-            inline,
-            env,
-            health,
-            signals,
-            versions,
-            snapshots,
-            commits,
-            flusher,
-            compactor,
-            admission,
-            limits,
-        }
+    pub(crate) fn new(
+        engine: Engine,
+        commits: Arc<Committer>,
+        flusher: Arc<Flusher>,
+        compactor: Arc<Compactor>,
+        admission: Arc<Admission>,
+    ) -> Snapshotter {
+        let limits = Limits::new(&engine.versions.load());
+        Snapshotter { engine, commits, flusher, compactor, admission, limits }
     }
 }
 

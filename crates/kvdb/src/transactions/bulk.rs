@@ -174,16 +174,16 @@ impl Transaction {
     /// ```
     pub fn bulk(&self, dict: DictionaryId, source: &View) -> Result<Bulk> {
         let registry = &self.shared.registry;
-        registry.parts.health.writable()?;
+        registry.engine.health.writable()?;
         drop(self.read()?);
         let options =
-            registry.parts.versions.load().tree(dict)?.info().options.storage(Placement::stitch());
+            registry.engine.versions.load().tree(dict)?.info().options.storage(Placement::stitch());
         // The caller of the transaction waits for this writer.
         let options = MergeOptions { priority: Priority::User, write_behind: true, ..options };
         Ok(Bulk {
             registry: registry.clone(),
             dict,
-            writer: RunWriter::new(&registry.parts.cache, 0, &options),
+            writer: RunWriter::new(&registry.engine.cache, 0, &options),
             source: source.clone(),
             first: Vec::new(),
             last: Vec::new(),
@@ -274,8 +274,8 @@ impl Bulk {
         let (run, stats) = writer.finish()?;
         // From here on the run pins the places of its values itself.
         drop(source);
-        registry.parts.counters.merged(&stats);
-        registry.parts.counters.bound_bytes.add(stats.values_written);
+        registry.engine.counters.merged(&stats);
+        registry.engine.counters.bound_bytes.add(stats.values_written);
         Ok(run.map(|run| BulkRun { dict, run, first, last }))
     }
 }

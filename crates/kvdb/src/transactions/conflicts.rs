@@ -118,9 +118,13 @@ impl Others<'_> {
     /// being dropped.
     fn replaced(self, registry: &Transactions, dict: DictionaryId, dropped: bool) -> bool {
         match self {
-            Others::Store(since) => {
-                registry.parts.versions.load().trees.get(&dict).map_or(dropped, |t| t.since > since)
-            }
+            Others::Store(since) => registry
+                .engine
+                .versions
+                .load()
+                .trees
+                .get(&dict)
+                .map_or(dropped, |t| t.since > since),
             // The commit of the outermost transaction detects this.
             Others::Around(_) => false,
         }
@@ -141,7 +145,7 @@ impl Others<'_> {
         };
         // Load the version first: a flush adds its run to the recent commits before it takes the
         // memtable out of the version.
-        let version = registry.parts.versions.load_full();
+        let version = registry.engine.versions.load_full();
         let layers = version.trees.get(&dict).into_iter().flat_map(|t| &t.layers);
         let memtables = layers
             .filter(|l| l.memtable.max_seq() > since)
@@ -216,7 +220,8 @@ impl Now<'_> {
             },
             // This takes no view, which must not be made under the pipeline's lock.
             Now::Newest(registry) | Now::Locked(registry) => {
-                let (cache, version) = (&registry.parts.cache, registry.parts.versions.load_full());
+                let (cache, version) =
+                    (&registry.engine.cache, registry.engine.versions.load_full());
                 match version.trees.get(&dict) {
                     Some(tree) => match tree.get(cache, key, Seq::MAX)? {
                         Some(value) if value.len() > LONGEST => return Ok(false),
@@ -410,7 +415,7 @@ pub(super) fn routine(
     if let Some(routine) = registry.routines.read().get(&dict) {
         return Some(routine.clone());
     }
-    match registry.parts.versions.load().trees.get(&dict).map(|tree| tree.info().options.join) {
+    match registry.engine.versions.load().trees.get(&dict).map(|tree| tree.info().options.join) {
         None | Some(Join::None) => None,
         Some(join) => Some(Arc::new(join)),
     }
@@ -521,9 +526,9 @@ fn join(
     };
     let mine = match write_set.get(dict, key)? {
         Lookup::Absent => None,
-        own => registry.parts.cache.resolve(own.over(below))?,
+        own => registry.engine.cache.resolve(own.over(below))?,
     };
-    let mine = mine.map(|value| read(&registry.parts.cache, value)).transpose()?;
+    let mine = mine.map(|value| read(&registry.engine.cache, value)).transpose()?;
     Ok(routine.merge(key, base.as_deref(), mine.as_deref(), theirs.as_deref()))
 }
 

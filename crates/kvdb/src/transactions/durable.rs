@@ -162,7 +162,7 @@ impl Transactions {
         let mut batch = Batch::new();
         batch.put(log, BEGINNING, encode(options));
         self.commit(batch, Durability::Synced)?;
-        let snapshot = self.parts.snapshots.get(&base_name(id));
+        let snapshot = self.engine.snapshots.get(&base_name(id));
         let seq = snapshot.ok_or_else(|| Error::NoSnapshot(base_name(id)))?.label.seq;
         Ok((self.open_logged(id, log)?, seq))
     }
@@ -210,7 +210,7 @@ impl Transactions {
         changes: &Ops,
         (claim, note): (SpaceClaim, Option<Note>),
     ) -> Result<()> {
-        let changes = whole(&self.parts.cache, changes)?;
+        let changes = whole(&self.engine.cache, changes)?;
         note.into_iter().for_each(|note| batch.note(note));
         if claim.promised {
             batch.takes_promised_space();
@@ -250,14 +250,14 @@ impl Transactions {
         let (mut piece, mut bytes, mut at) = (Ops::new(), 0, at);
         let mut put = |piece: &mut Ops| -> Result<()> {
             let mut record = Vec::new();
-            record::encode(&whole(&self.parts.cache, piece)?, &mut record, |_| {});
+            record::encode(&whole(&self.engine.cache, piece)?, &mut record, |_| {});
             transaction.put(log, at.to_be_bytes(), record)?;
             at += piece.len() as u64;
             piece.clear();
             Ok(())
         };
         write_set.for_each(|dict, item| {
-            let op = change(&self.parts.cache, item)?;
+            let op = change(&self.engine.cache, item)?;
             bytes += op.bytes();
             piece.push((dict, op));
             if bytes >= PIECE {
@@ -290,7 +290,7 @@ impl Transactions {
 
     /// Reopens the transactions whose logs exist.
     pub(crate) fn restore(self: &Arc<Self>) -> Result<()> {
-        let view = self.parts.versions.view();
+        let view = self.engine.versions.view();
         let logs = view
             .version
             .trees
@@ -327,14 +327,14 @@ impl Transactions {
         beginning: &[u8],
     ) -> Result<()> {
         let options = decode(beginning)?;
-        if !self.parts.versions.load().has_branch(&options.branch) {
+        if !self.engine.versions.load().has_branch(&options.branch) {
             return Err(Error::NoBranch(options.branch));
         }
         // The numbers of the commits between its beginning and this opening are unknown, so
         // conflicts with them are found by value.
         let mut open = Open { by_value: true, ..self.open_logged(id, log)? };
         let share = self.share();
-        let mut cursor = self.parts.versions.view().cursor(log, &[0], b"")?;
+        let mut cursor = self.engine.versions.view().cursor(log, &[0], b"")?;
         while let Some(tuple) = cursor.next()? {
             // The record begins with its own length.
             let value = tuple.value()?;
@@ -375,7 +375,7 @@ impl Transactions {
     pub(crate) fn sweep_logs(&self) -> Result<()> {
         // The log of a transaction that is just beginning must stay.
         let Some(_logging) = self.logging.try_lock() else { return Ok(()) };
-        let view = self.parts.versions.view();
+        let view = self.engine.versions.view();
         let mut ended = Vec::new();
         for tree in view.version.trees.values().filter(|t| &*t.info().branch == BRANCH) {
             let open =

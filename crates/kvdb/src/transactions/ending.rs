@@ -103,7 +103,7 @@ impl TransactionState {
     fn apply(&self, open: &mut Open) -> Result<Option<Applied>> {
         let registry = &*self.registry;
         let parts = &registry.parts;
-        parts.health.writable()?;
+        registry.engine.health.writable()?;
         let dependencies = reads::dependencies(open, self.since);
         if open.write_set.is_empty() && open.log.is_none() {
             // Its own reads are consistent, since all of them are as of its beginning.
@@ -134,7 +134,7 @@ impl TransactionState {
         for look in 1.. {
             let mut seen = Seq::MAX;
             if checks || !dependencies.is_empty() {
-                let now = parts.versions.view();
+                let now = registry.engine.versions.view();
                 reads::check(
                     registry,
                     &dependencies,
@@ -186,24 +186,23 @@ impl TransactionState {
                         spilled => spilled?,
                     }
                     let runs = runs(&write_set);
-                    parts
-                        .zones
-                        .sync()
-                        .map_err(|e| parts.health.fail("syncing a transaction", &e.into()))?;
+                    registry.engine.zones.sync().map_err(|e| {
+                        registry.engine.health.fail("syncing a transaction", &e.into())
+                    })?;
                     let listed = (!bound && parts.commits.wants_changes())
-                        .then(|| changes(&parts.cache, &mine).map(|(changes, _)| changes))
+                        .then(|| changes(&registry.engine.cache, &mine).map(|(changes, _)| changes))
                         .transpose()?;
                     let TransactionOptions { branch, label, .. } = &self.options;
                     let around = undoable.then(|| StatesAround::new(registry, branch, label));
                     let around = around.as_ref().map(|around| Around {
                         maker: around as &dyn SnapshotMaker,
-                        naming: &parts.snapshots.naming,
+                        naming: &registry.engine.snapshots.naming,
                     });
                     let touched = || touched(&mine);
                     parts.commits.add_runs(&runs, listed.as_ref(), touched, owner, around, still)?
                 }
                 false => {
-                    let (changes, deletes_only) = changes(&parts.cache, &write_set)?;
+                    let (changes, deletes_only) = changes(&registry.engine.cache, &write_set)?;
                     let pin = parts.commits.keep_places(&changes)?;
                     let claim = SpaceClaim { removes: deletes_only, promised: false };
                     let valid = Valid { changes, claim, pin, note: None, known: Vec::new() };

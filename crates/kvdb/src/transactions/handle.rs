@@ -201,7 +201,7 @@ impl Transaction {
         let Some(open) = &state.open else { return Ok(None) };
         match open.write_set.get(dict, key)? {
             Lookup::Found(_, value) => {
-                return read(&self.shared.registry.parts.cache, value).map(Some);
+                return read(&self.shared.registry.engine.cache, value).map(Some);
             }
             Lookup::Deleted(_) => return Ok(None),
             Lookup::Updated { .. } => {
@@ -212,8 +212,8 @@ impl Transaction {
         match &open.base {
             Some(view) if view.knows(dict) => view.get(dict, key),
             // The dictionary, if it exists at all, was created after the transaction began.
-            Some(_) => self.shared.registry.parts.versions.load().tree(dict).map(|_| None),
-            None => self.shared.registry.parts.versions.get(dict, key),
+            Some(_) => self.shared.registry.engine.versions.load().tree(dict).map(|_| None),
+            None => self.shared.registry.engine.versions.get(dict, key),
         }
     }
 
@@ -223,7 +223,7 @@ impl Transaction {
         let base = self.read()?.open.as_ref().and_then(|open| open.base.clone());
         match base.is_some_and(|base| base.knows(dict)) {
             true => Ok(()),
-            false => self.shared.registry.parts.versions.load().tree(dict).map(drop),
+            false => self.shared.registry.engine.versions.load().tree(dict).map(drop),
         }
     }
 
@@ -383,12 +383,12 @@ impl Transaction {
 
     /// Validates the changes of a batch and takes the locks that they need.
     pub(super) fn validate(&self, batch: Batch) -> Result<Valid> {
-        self.shared.registry.parts.health.writable()?;
+        self.shared.registry.engine.health.writable()?;
         drop(self.read()?);
         let registry = &self.shared.registry;
         // Validate against the current version: a dictionary may have been created since the
         // transaction began.
-        let valid = registry.parts.commits.validate(&registry.parts.versions.load(), batch)?;
+        let valid = registry.parts.commits.validate(&registry.engine.versions.load(), batch)?;
         self.lock_changes(&valid.changes)?;
         Ok(valid)
     }
@@ -421,7 +421,7 @@ impl Transaction {
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.shared.id)) };
         if !open.write_set.trees.contains_key(&dict) {
             // This is the first change to the dictionary, so check that the dictionary exists.
-            registry.parts.versions.load().tree(dict).map(|_| ())?;
+            registry.engine.versions.load().tree(dict).map(|_| ())?;
         }
         // The limit was checked when the space was promised.
         if !claim.removes && !claim.promised {

@@ -185,7 +185,7 @@ impl TransactionState {
     pub(super) fn apply_within(&self, within: &Within, open: &mut Open) -> Result<()> {
         let (registry, parent) = (&self.registry, &within.parent);
         let parts = &registry.parts;
-        parts.health.writable()?;
+        registry.engine.health.writable()?;
         if !open.write_set.in_memory() || open.write_set.memory() > BIND_AT {
             open.spill(registry)?;
         }
@@ -221,7 +221,7 @@ impl TransactionState {
         let joined = conflicts::reconcile(registry, mine, others, false, (&base, &now), only)?;
         let mut write_set = joined.unwrap_or_else(|| mine.clone());
         if write_set.in_memory() && write_set.memory() <= BIND_AT {
-            let (mut changes, removes) = changes(&parts.cache, &write_set)?;
+            let (mut changes, removes) = changes(&registry.engine.cache, &write_set)?;
             into.make_room(registry, removes)?;
             let pin = parts.commits.keep_places(&changes)?;
             if let Some(log) = into.log {

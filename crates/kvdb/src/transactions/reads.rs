@@ -177,7 +177,7 @@ impl Transaction {
         }
         let mut state = self.write()?;
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.id())) };
-        self.shared.registry.parts.versions.load().tree(dict)?;
+        self.shared.registry.engine.versions.load().tree(dict)?;
         if open.reads.bytes > MOST {
             return Err(too_many());
         }

@@ -5,10 +5,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use env::Env;
 use env::sync::{Mutex, RwLock};
-use vt_tree::{BlockCache, Seq};
-use zones::Zones;
+use vt_tree::Seq;
 
 use super::conflicts::MergeRoutine;
 use super::handle::Transaction;
@@ -21,14 +19,12 @@ use crate::catalog::Catalog;
 use crate::commit::Committer;
 use crate::commit::batch::{Batch, Durability};
 use crate::commit::recent::RecentCommits;
-use crate::counters::Counters;
 use crate::dictionary::DictionaryId;
+use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::health::Health;
 use crate::ids::TransactionId;
 use crate::locks::{Locks, Owner};
-use crate::options::{OpenOptions, Shares};
-use crate::read::snapshot_set::Snapshots;
+use crate::options::Shares;
 use crate::read::version_set::VersionSet;
 use crate::read::write_set::RunWriter;
 use crate::snapshots::Snapshotter;
@@ -49,26 +45,18 @@ const LOST: usize = 4096;
 /// The memory that each transaction may use however many there are, bytes.
 const SHARE_LEAST: usize = 64 << 10;
 
-/// The parts of the engine that transactions need.
+/// The parts of the store next to the engine that transactions use.
 pub(crate) struct TransactionParts {
-    pub env: Arc<dyn Env>,
-    pub zones: Arc<Zones>,
-    pub cache: Arc<BlockCache>,
-    pub options: OpenOptions,
-    pub health: Arc<Health>,
-    pub counters: Arc<Counters>,
-    pub versions: Arc<VersionSet>,
     pub commits: Arc<Committer>,
     pub recent: Arc<RecentCommits>,
     pub locks: Arc<Locks>,
-    pub snapshots: Arc<Snapshots>,
     pub snapshotter: Arc<Snapshotter>,
     pub catalog: Arc<Catalog>,
     pub admission: Arc<Admission>,
 }
 
 pub(crate) struct Transactions {
-    /// The parts of the engine that transactions use.
+    pub(super) engine: Engine,
     pub(super) parts: TransactionParts,
     pub(super) shares: Shares,
     pub(super) open: Mutex<BTreeMap<TransactionId, Arc<TransactionState>>>,
@@ -98,12 +86,12 @@ struct Remembering<'a> {
 }
 
 impl<'a> Remembering<'a> {
-    fn begin(parts: &'a TransactionParts) -> Remembering<'a> {
-        let since = parts.recent.begin(|| {
-            let at = parts.versions.view().at;
+    fn begin(versions: &VersionSet, recent: &'a RecentCommits) -> Remembering<'a> {
+        let since = recent.begin(|| {
+            let at = versions.view().at;
             (Some(at), at)
         });
-        Remembering { recent: &parts.recent, since }
+        Remembering { recent, since }
     }
 }
 
@@ -114,9 +102,10 @@ impl Drop for Remembering<'_> {
 }
 
 impl Transactions {
-    pub(crate) fn new(parts: TransactionParts) -> Transactions {
+    pub(crate) fn new(engine: Engine, parts: TransactionParts) -> Transactions {
         Transactions {
-            shares: Shares::of(&parts.options),
+            shares: Shares::of(&engine.options),
+            engine,
             parts,
             open: Mutex::default(),
             count: AtomicUsize::new(0),
@@ -134,12 +123,12 @@ impl Transactions {
 
     /// Returns the time of the store's clock.
     pub(super) fn now(&self) -> Duration {
-        self.parts.env.monotonic()
+        self.engine.env.monotonic()
     }
 
     /// Returns the context for spilling a write set to runs.
     pub(super) fn run_writer(&self) -> RunWriter<'_> {
-        let TransactionParts { versions, cache, counters, .. } = &self.parts;
+        let Engine { versions, cache, counters, .. } = &self.engine;
         RunWriter { versions, cache, counters }
     }
 
@@ -163,11 +152,11 @@ impl Transactions {
     }
 
     pub(crate) fn begin(self: &Arc<Self>, options: TransactionOptions) -> Result<Transaction> {
-        self.parts.health.writable()?;
+        self.engine.health.writable()?;
         if let Some(within) = options.within {
             return self.begin_within(within, options);
         }
-        let has_branch = || match self.parts.versions.load().has_branch(&options.branch) {
+        let has_branch = || match self.engine.versions.load().has_branch(&options.branch) {
             true => Ok(()),
             false => Err(Error::NoBranch(options.branch.clone())),
         };
@@ -177,7 +166,8 @@ impl Transactions {
         let id = TransactionId(self.number());
         let logging = options.durable.then(|| self.logging.lock());
         // Commits that are made while the log is being created must be remembered.
-        let remembering = options.durable.then(|| Remembering::begin(&self.parts));
+        let remembering =
+            options.durable.then(|| Remembering::begin(&self.engine.versions, &self.parts.recent));
         let logged = options.durable.then(|| self.begin_log(id, &options)).transpose()?;
         let mut open = self.open.lock();
         // Check again, since others may have begun in between. A log that was created already
@@ -192,7 +182,7 @@ impl Transactions {
         let (with, since) = self.parts.recent.begin(|| match logged {
             Some((with, since)) => (Some(since), (with, since)),
             None if options.isolation == Isolation::Snapshot => {
-                let base = self.parts.versions.view();
+                let base = self.engine.versions.view();
                 let since = base.at;
                 (Some(since), (Open::new(Some(base)), since))
             }
@@ -229,7 +219,7 @@ impl Transactions {
     /// Fails if no further transaction may be opened. `open` is the number of open ones; `stays`
     /// tells whether the new one is detached.
     pub(super) fn has_room(&self, open: usize, stays: bool) -> Result<()> {
-        let most = (self.parts.options.memory / EACH).clamp(LEAST, MOST);
+        let most = (self.engine.options.memory / EACH).clamp(LEAST, MOST);
         let most = match () {
             () if open >= MOST => MOST,
             () if stays && self.detached.load(Ordering::Relaxed) >= most => most,
@@ -275,7 +265,7 @@ impl Transactions {
     ) {
         let mut open = self.open.lock();
         let since = self.parts.recent.begin(|| {
-            let at = self.parts.versions.view().at;
+            let at = self.engine.versions.view().at;
             (Some(at), at)
         });
         self.insert(&mut open, id, options, None, with, since);

@@ -137,7 +137,7 @@ impl Open {
     pub(super) fn beneath(&self, registry: &Transactions) -> View {
         match &self.base {
             Some(view) => view.clone(),
-            None => registry.parts.versions.view(),
+            None => registry.engine.versions.view(),
         }
     }
 
@@ -173,7 +173,7 @@ impl Open {
         if !self.write_set.is_full(share) {
             return Ok(());
         }
-        registry.parts.health.writable()?;
+        registry.engine.health.writable()?;
         match self.spill(registry) {
             // Deletions are still accepted, with one share of memory more than one batch may have
             // left, since they free space in the end.
@@ -205,7 +205,7 @@ impl TransactionState {
         since: u64,
         open: Open,
     ) -> Arc<TransactionState> {
-        let begun_at = registry.parts.env.exact_wall().as_secs();
+        let begun_at = registry.engine.env.exact_wall().as_secs();
         Arc::new(TransactionState {
             id,
             options: TransactionOptions {

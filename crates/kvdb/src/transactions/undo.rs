@@ -78,11 +78,11 @@ impl<'a> StatesAround<'a> {
         let label = label[..cut.unwrap_or(0)].to_owned();
         StatesAround {
             registry,
-            pair: registry.parts.env.random(),
+            pair: registry.engine.env.random(),
             branch: branch.to_owned(),
             label,
             made: Cell::new(0),
-            end: EndOfGeneration::new(&registry.parts.snapshots),
+            end: EndOfGeneration::new(&registry.engine.snapshots),
         }
     }
 }
@@ -109,14 +109,14 @@ impl Transactions {
     /// Returns the commits that can be undone, the newest last.
     pub(crate) fn undoable_commits(&self) -> Vec<UndoableCommit> {
         let mut commits: Vec<_> =
-            self.parts.snapshots.around_commits().iter().map(UndoableCommit::between).collect();
+            self.engine.snapshots.around_commits().iter().map(UndoableCommit::between).collect();
         commits.sort_by_key(|commit| commit.number);
         commits
     }
 
     /// Returns the same with the bytes that each holds, which are found by a look at all snapshots.
     pub(crate) fn undoable_commits_and_bytes(&self) -> Vec<(UndoableCommit, u64)> {
-        let all = self.parts.snapshots.around_commits();
+        let all = self.engine.snapshots.around_commits();
         let held = self.parts.snapshotter.held_by(&all);
         let mut commits: Vec<_> = all.iter().map(UndoableCommit::between).zip(held).collect();
         commits.sort_by_key(|(commit, _)| commit.number);
@@ -125,14 +125,14 @@ impl Transactions {
 
     /// Returns the states right before and right after a commit that can be undone.
     pub(crate) fn states_around(&self, number: u64) -> Result<(View, View)> {
-        let mut all = self.parts.snapshots.around_commits().into_iter();
+        let mut all = self.engine.snapshots.around_commits().into_iter();
         let Some(pair) = all.find(|[_, after]| after.label.seq == number) else {
             return Err(Error::Invalid(format!(
                 "commit {number} cannot be undone, or not any more: what it has changed is not kept"
             )));
         };
         let [before, after] = pair.map(|snapshot| {
-            let mut view = self.parts.versions.view();
+            let mut view = self.engine.versions.view();
             view.version.version = snapshot.version();
             view.snapshot = Some(snapshot.label.id);
             view
@@ -143,16 +143,16 @@ impl Transactions {
     /// Drops the snapshots around commits that are too old or too many, and those of which a crash
     /// has left only one of the two.
     pub(crate) fn sweep_undoable(&self) -> Result<()> {
-        if self.parts.options.read_only {
+        if self.engine.options.read_only {
             return Ok(());
         }
-        let pairs = self.parts.snapshots.around_commits();
-        let now = self.parts.env.wall();
+        let pairs = self.engine.snapshots.around_commits();
+        let now = self.engine.env.wall();
         let many = pairs.len().saturating_sub(MOST);
         // A commit makes its two snapshots one after the other, with the lock of names. Without
         // that lock, one that is under way would seem to have lost one of them.
-        let mut old: Vec<String> = match self.parts.snapshots.naming.try_lock() {
-            Some(_naming) => self.parts.snapshots.half_around_commits(),
+        let mut old: Vec<String> = match self.engine.snapshots.naming.try_lock() {
+            Some(_naming) => self.engine.snapshots.half_around_commits(),
             None => Vec::new(),
         };
         for (at, pair) in pairs.iter().enumerate() {

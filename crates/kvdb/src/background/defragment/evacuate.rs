@@ -77,7 +77,7 @@ impl Defragmenter {
         between: &mut dyn FnMut(u64) -> bool,
     ) -> Result<u64> {
         let touches = |run: &Run| run.uses().iter().any(|(zone, _)| of.zones.contains(&zone));
-        let version = self.versions.load_full();
+        let version = self.engine.versions.load_full();
         let runs: Vec<(DictionaryId, RunId)> = version
             .trees
             .iter()
@@ -98,7 +98,7 @@ impl Defragmenter {
                 let (moved, next) = match self.merge_part(dict, id, of, &from, part, merges)? {
                     Evacuated::Moved(bytes, next) => (bytes, next),
                     Evacuated::Busy => {
-                        self.pause(WAIT, || self.signals.stopping());
+                        self.pause(WAIT, || self.engine.signals.stopping());
                         (0, Some(from))
                     }
                 };
@@ -133,7 +133,7 @@ impl Defragmenter {
         };
         let mut found = None;
         let claimed = self.compactor.compaction_lock(|compaction_locks| {
-            found = find(&self.versions.load());
+            found = find(&self.engine.versions.load());
             let level = found.as_ref()?.0;
             let busy = compaction_locks
                 .iter()
@@ -176,16 +176,17 @@ impl Defragmenter {
         }
         let options = MergeOptions {
             drop_tombstones: false,
-            old_seq: self.versions.visible.load(Ordering::Acquire),
+            old_seq: self.engine.versions.visible.load(Ordering::Acquire),
             priority: Priority::Merge,
-            lifetime: lifetime(&self.zones, [numbered], level),
+            lifetime: lifetime(&self.engine.zones, [numbered], level),
             ..options.storage(placement)
         };
         let range = KeyRange { start: from.clone(), end: None };
-        let mut merge = Merge::new(&self.cache, &[Input::Run(run.clone())], &range, options)?;
+        let mut merge =
+            Merge::new(&self.engine.cache, &[Input::Run(run.clone())], &range, options)?;
         while !merge.step(STEP.min(part))? {
             let written = merge.stats().written();
-            if written >= part || self.signals.stopping() || written > 0 && gives_way() {
+            if written >= part || self.engine.signals.stopping() || written > 0 && gives_way() {
                 break;
             }
         }

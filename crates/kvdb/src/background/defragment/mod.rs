@@ -37,8 +37,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::sync::{Condvar, Mutex};
-use vt_tree::{BlockCache, Placement, RunStats};
-use zones::{Job, ZONE_SIZE, Zones};
+use vt_tree::{Placement, RunStats};
+use zones::{Job, ZONE_SIZE};
 
 pub use order::ValueOrder;
 pub(crate) use victims::Holes;
@@ -46,16 +46,11 @@ pub(crate) use victims::Holes;
 use self::evacuate::OtherMerges;
 use self::request::DefragState;
 use super::activity::Activity;
-use super::{BackgroundParts, Compactor, Flusher};
-use crate::counters::Counters;
+use super::{Compactor, Flusher};
 use crate::dictionary::DictionaryId;
+use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::health::Health;
-use crate::options::OpenOptions;
-use crate::read::snapshot_set::Snapshots;
 use crate::read::tree::NumberedRun;
-use crate::read::version_set::VersionSet;
-use crate::signals::Signals;
 
 /// Maximum bytes that a round moves.
 const ROUND: u64 = 128 << 20;
@@ -122,15 +117,7 @@ pub struct DefragProgress {
 
 /// Empties zones that are mostly holes.
 pub(crate) struct Defragmenter {
-    inline: bool,
-    options: OpenOptions,
-    zones: Arc<Zones>,
-    cache: Arc<BlockCache>,
-    health: Arc<Health>,
-    counters: Arc<Counters>,
-    signals: Arc<Signals>,
-    versions: Arc<VersionSet>,
-    snapshots: Arc<Snapshots>,
+    engine: Engine,
     flusher: Arc<Flusher>,
     compactor: Arc<Compactor>,
     activity: Arc<Activity>,
@@ -143,21 +130,13 @@ pub(crate) struct Defragmenter {
 
 impl Defragmenter {
     pub(super) fn new(
-        parts: &BackgroundParts,
+        engine: &Engine,
         flusher: Arc<Flusher>,
         compactor: Arc<Compactor>,
         activity: Arc<Activity>,
     ) -> Defragmenter {
         Defragmenter {
-            inline: parts.inline,
-            options: parts.options.clone(),
-            zones: parts.zones.clone(),
-            cache: parts.cache.clone(),
-            health: parts.health.clone(),
-            counters: parts.counters.clone(),
-            signals: parts.signals.clone(),
-            versions: parts.versions.clone(),
-            snapshots: parts.snapshots.clone(),
+            engine: engine.clone(),
             flusher,
             compactor,
             activity,
@@ -170,12 +149,12 @@ impl Defragmenter {
     fn defragment(&self, options: DefragOptions) -> Result<()> {
         let _job = Job::Defragmentation.begin();
         if !self.progress().automatic {
-            let before = self.counters.copied.get();
-            if !self.inline {
+            let before = self.engine.counters.copied.get();
+            if !self.engine.inline {
                 self.sort_values(options)?;
             }
             unless_in_vain(self.lay_values(options))?;
-            let moved = self.counters.copied.get().saturating_sub(before);
+            let moved = self.engine.counters.copied.get().saturating_sub(before);
             self.update(|p| p.bytes_moved += moved);
         }
         self.rounds(u64::from(options.fullest_percent.min(99)))?;
@@ -190,15 +169,15 @@ impl Defragmenter {
     }
 
     fn is_to_stop(&self) -> bool {
-        self.signals.stopping() || self.stopping() || self.is_superseded()
+        self.engine.signals.stopping() || self.stopping() || self.is_superseded()
     }
 
     /// Pauses after a part that has moved `moved` bytes. Returns whether to continue.
     fn between(&self, moved: u64, rate: Option<u64>) -> bool {
         self.update(|p| p.bytes_moved += moved);
-        if let Some(rate) = rate.filter(|_| !self.inline) {
+        if let Some(rate) = rate.filter(|_| !self.engine.inline) {
             let pause = Duration::from_secs_f64(moved as f64 / rate.max(1) as f64);
-            self.pause(pause, || self.signals.stopping());
+            self.pause(pause, || self.engine.signals.stopping());
             self.stand_back();
         }
         !self.is_to_stop()
@@ -254,7 +233,7 @@ impl Defragmenter {
 
     /// Returns the bytes that defragmentation has written.
     fn written(&self) -> u64 {
-        self.zones.io().written_by(Job::Defragmentation)
+        self.engine.zones.io().written_by(Job::Defragmentation)
     }
 
     /// Merges key blocks where that costs little compared with the values that they refer to:
@@ -266,22 +245,23 @@ impl Defragmenter {
         let order = self.value_order().filter(|_| options.bytes_per_second.is_none());
         let ordered =
             |dict: &DictionaryId| order.as_ref().is_some_and(|(_, all)| all.contains(dict));
-        let dictionaries: Vec<DictionaryId> = self.versions.load().trees.keys().copied().collect();
+        let dictionaries: Vec<DictionaryId> =
+            self.engine.versions.load().trees.keys().copied().collect();
         for dict in dictionaries {
             // Release the version before the merge: it would pin the data that the merge frees.
-            let version = self.versions.load_full();
+            let version = self.engine.versions.load_full();
             let Some(tree) = version.trees.get(&dict) else { continue };
             let sum =
                 |of: fn(&RunStats) -> u64| tree.runs().map(|p| of(&p.run.stats())).sum::<u64>();
             let (blocks, values, spans) =
                 (sum(|s| s.block_bytes), sum(|s| s.value_bytes), sum(|s| s.value_spans));
             let here = |p: &NumberedRun| {
-                p.run.uses().iter().all(|(zone, _)| self.zones.is_here_whole(zone))
+                p.run.uses().iter().all(|(zone, _)| self.engine.zones.is_here_whole(zone))
             };
             let here = tree.runs().all(here);
             drop(version);
             if blocks.saturating_mul(SMALL_BLOCKS) <= values && !self.stopping() {
-                let room = self.zones.space().free_for_user
+                let room = self.engine.zones.space().free_for_user
                     > values.saturating_add(self.flusher.unflushed_bytes());
                 // Values in object storage would have to be fetched to be sorted.
                 let scattered = here
@@ -305,7 +285,7 @@ impl Defragmenter {
 
     /// Returns the bytes that may be moved before the victims become free.
     fn round_size(&self) -> u64 {
-        let space = self.zones.space();
+        let space = self.engine.zones.space();
         let free = match space.free_for_user / ZONE_SIZE {
             0 => space.zones_free,
             more => more.saturating_add(u64::from(space.reserve)),
@@ -319,7 +299,7 @@ impl Defragmenter {
     fn automatic_rate(&self) -> Option<u64> {
         let percent = self.holes().percent().max(BEGIN_PERCENT);
         let left = HURRY_PERCENT.checked_sub(percent).filter(|left| *left > 0)?;
-        Some(self.options.defrag_rate.saturating_mul(HURRY_PERCENT - BEGIN_PERCENT) / left)
+        Some(self.engine.options.defrag_rate.saturating_mul(HURRY_PERCENT - BEGIN_PERCENT) / left)
     }
 
     /// Returns whether readers that wait for a disk's seeks go first: the defragmentation is
@@ -331,8 +311,9 @@ impl Defragmenter {
     /// Yields to readers for a bounded time.
     fn stand_back(&self) {
         let mut left = STAND_BACK;
-        while left > 0 && !self.signals.stopping() && !self.stopping() && self.stands_back() {
-            self.pause(GLANCE, || self.signals.stopping());
+        while left > 0 && !self.engine.signals.stopping() && !self.stopping() && self.stands_back()
+        {
+            self.pause(GLANCE, || self.engine.signals.stopping());
             left -= 1;
         }
     }
@@ -340,9 +321,9 @@ impl Defragmenter {
     /// Starts a defragmentation. Returns `false` if one is in progress already. In a store without
     /// threads it is done when this returns.
     pub(crate) fn start_defragment(&self, options: DefragOptions) -> Result<bool> {
-        self.health.writable()?;
+        self.engine.health.writable()?;
         let started = self.request(options, false);
-        if started && self.inline {
+        if started && self.engine.inline {
             // No other thread would finish the merges in progress.
             drop(self.compactor.merge_alone());
             let done = self.defragment(options);
@@ -354,7 +335,7 @@ impl Defragmenter {
 
     /// Returns whether there are enough holes to start automatically.
     fn holes_due(&self) -> bool {
-        if self.inline || self.options.defrag_rate == 0 || self.progress().running {
+        if self.engine.inline || self.engine.options.defrag_rate == 0 || self.progress().running {
             return false;
         }
         let holes = self.holes();
@@ -372,7 +353,7 @@ impl Defragmenter {
 
     /// Returns whether none is in progress or due, and no freed zone is kept for reuse.
     pub(crate) fn at_rest(&self) -> bool {
-        self.zones.spare() == 0 && !self.progress().running && !self.holes_due()
+        self.engine.zones.spare() == 0 && !self.progress().running && !self.holes_due()
     }
 
     /// Starts automatically if there are too many holes.
@@ -395,14 +376,14 @@ impl Defragmenter {
     /// Runs the defragmentation thread.
     pub(crate) fn defragment_loop(&self) {
         let _over = Over(self);
-        while let Some(options) = self.wait(|| self.signals.stopping()) {
+        while let Some(options) = self.wait(|| self.engine.signals.stopping()) {
             match self.defragment(options) {
                 Ok(()) => {}
                 Err(Error::NoSpace) => tracing::info!("no space to defragment in"),
                 Err(e) => tracing::warn!("defragmentation failed: {e}"),
             }
             self.end();
-            if self.health.failed() {
+            if self.engine.health.failed() {
                 return;
             }
         }
@@ -418,14 +399,14 @@ impl Defragmenter {
         }
         let mut part = self.compactor.part_size();
         loop {
-            let before = self.zones.io().written_by(job);
-            match self
-                .evacuate(&victims, part, OtherMerges::Excluded, &mut |_| !self.signals.stopping())
-            {
+            let before = self.engine.zones.io().written_by(job);
+            match self.evacuate(&victims, part, OtherMerges::Excluded, &mut |_| {
+                !self.engine.signals.stopping()
+            }) {
                 Ok(_) => {
-                    let written = self.zones.io().written_by(job).saturating_sub(before);
+                    let written = self.engine.zones.io().written_by(job).saturating_sub(before);
                     let emptied = self.emptied(&victims.zones) * ZONE_SIZE;
-                    return Ok(emptied > written && !self.signals.stopping());
+                    return Ok(emptied > written && !self.engine.signals.stopping());
                 }
                 Err(Error::NoSpace) if part > SMALLEST => part /= 4,
                 Err(e) => return Err(e),

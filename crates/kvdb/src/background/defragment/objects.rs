@@ -36,7 +36,7 @@ impl Defragmenter {
                 victims.live += live;
                 victims.zones.insert(zone);
             }
-            let room = self.zones.space().free_for_user;
+            let room = self.engine.zones.space().free_for_user;
             if victims.zones.is_empty() || room < 2 * victims.live.max(ZONE_SIZE) {
                 return Ok(());
             }
@@ -59,10 +59,10 @@ impl Defragmenter {
     /// each with its bytes in use. Zones with a complete local copy come first, then those with the
     /// fewest bytes.
     fn zones_of_holes(&self) -> Result<Vec<(ZoneId, u64)>> {
-        let Some(table) = self.zones.remote_table() else { return Ok(Vec::new()) };
-        let version = self.versions.load_full();
+        let Some(table) = self.engine.zones.remote_table() else { return Ok(Vec::new()) };
+        let version = self.engine.versions.load_full();
         let live = self.weigh(&version)?;
-        let kept = self.snapshots.zones();
+        let kept = self.engine.snapshots.zones();
         let live_in = |zone: ZoneId| match kept.contains(&zone) {
             // A snapshot keeps the zone, whatever is moved.
             true => ZONE_SIZE,
@@ -89,7 +89,7 @@ impl Defragmenter {
             .collect();
         let mut zones: Vec<(bool, u64, ZoneId)> = holes
             .into_iter()
-            .map(|zone| (!self.zones.is_here_whole(zone), live_in(zone), zone))
+            .map(|zone| (!self.engine.zones.is_here_whole(zone), live_in(zone), zone))
             .collect();
         zones.sort_unstable();
         Ok(zones.into_iter().map(|(_, live, zone)| (zone, live)).collect())

@@ -92,7 +92,7 @@ impl Defragmenter {
     /// Returns the order of values, and the dictionaries whose values have it.
     pub(super) fn value_order(&self) -> Option<(Arc<dyn ValueOrder>, BTreeSet<DictionaryId>)> {
         let order = self.order.lock().clone()?;
-        let dictionaries = order.dictionaries(&self.versions.view());
+        let dictionaries = order.dictionaries(&self.engine.versions.view());
         Some((order, dictionaries.into_iter().collect()))
     }
 
@@ -125,7 +125,7 @@ impl Defragmenter {
     /// and so do clones with a limit, since values that were copied count towards it.
     fn followers(&self) -> BTreeSet<DictionaryId> {
         let mut left = self.holes().live / CLONES;
-        let version = self.versions.load();
+        let version = self.engine.versions.load();
         let mut followers = BTreeSet::new();
         for (&dict, tree) in version.trees.iter() {
             let blocks: u64 = tree.runs().map(|p| p.run.stats().block_bytes).sum();
@@ -143,20 +143,22 @@ impl Defragmenter {
     /// Returns whether there is room for the values once more, all of them can be read here, and
     /// the key blocks that must be written again are short compared with them.
     fn may_be_laid(&self, dictionaries: &BTreeSet<DictionaryId>) -> bool {
-        let version = self.versions.load();
+        let version = self.engine.versions.load();
         let (mut blocks, mut values) = (0u64, 0u64);
         let trees = dictionaries.iter().filter_map(|dict| version.trees.get(dict));
         for numbered in trees.flat_map(|tree| tree.runs()) {
             blocks = blocks.saturating_add(numbered.run.stats().block_bytes);
             values = values.saturating_add(numbered.run.stats().value_bytes);
-            if !numbered.run.uses().iter().all(|(zone, _)| self.zones.is_here_whole(zone)) {
+            if !numbered.run.uses().iter().all(|(zone, _)| self.engine.zones.is_here_whole(zone)) {
                 return false;
             }
         }
         // Clones share most of their values, so the sum of all is more than there is.
         let live = values.saturating_add(blocks).min(self.holes().live);
         let needed = live.saturating_add(self.flusher.unflushed_bytes());
-        values > 0 && blocks <= values / SMALL_ENOUGH && self.zones.space().free_for_user > needed
+        values > 0
+            && blocks <= values / SMALL_ENOUGH
+            && self.engine.zones.space().free_for_user > needed
     }
 
     /// Lays scattered values of these dictionaries, and all in the zones to evacuate, in their
@@ -170,16 +172,17 @@ impl Defragmenter {
         evacuate: Option<Arc<BTreeSet<ZoneId>>>,
     ) -> Result<u64> {
         // The view pins all places until their references were replaced.
-        let view = self.versions.view();
+        let view = self.engine.versions.view();
         let trees = dictionaries.iter().filter_map(|dict| view.version.trees.get(dict));
-        let lifetime = lifetime(&self.zones, trees.flat_map(|tree| tree.runs()), BOTTOM);
+        let lifetime = lifetime(&self.engine.zones, trees.flat_map(|tree| tree.runs()), BOTTOM);
         let placement = Placement {
             values_at: TOGETHER,
             window: READ_TOGETHER,
             evacuate,
             ..Placement::stitch()
         };
-        let begin = || Relocation::new(&self.cache, placement.clone(), Priority::Merge, lifetime);
+        let begin =
+            || Relocation::new(&self.engine.cache, placement.clone(), Priority::Merge, lifetime);
         let (mut relocation, mut visited, mut copied) = (begin(), Places::default(), 0);
         let mut open: Option<(DictionaryId, TreeCursor)> = None;
         order.visit(&view, &mut |dict, start, end| {
@@ -231,7 +234,7 @@ impl Defragmenter {
         if relocated.is_empty() {
             return Ok(0);
         }
-        self.counters.merged(&stats);
+        self.engine.counters.merged(&stats);
         let mut merges = RunMerges {
             zones: Arc::new(relocated.zones().clone()),
             placement: Placement { relocated: Some(Arc::new(relocated)), ..Placement::stitch() },

@@ -159,7 +159,7 @@ mod tests {
         let env = Arc::new(env::Machine::default());
         let db = Kvdb::create(Arc::new(MemoryDevice::new()), env, create).unwrap();
         let defragmenter = db.defragmenter();
-        defragmenter.signals.stop_soon();
+        defragmenter.engine.signals.stop_soon();
         assert!(defragmenter.request(BY_ITSELF, false));
         let (done, ended) = mpsc::channel();
         let waits = db.clone();

@@ -90,12 +90,12 @@ impl Holes {
 impl Defragmenter {
     /// Returns the usage of zones by the runs of the store.
     pub(crate) fn holes(&self) -> Holes {
-        Holes::of(&self.versions.load(), &self.zones)
+        Holes::of(&self.engine.versions.load(), &self.engine.zones)
     }
 
     /// Returns how many of `zones` no run uses any more.
     pub(super) fn emptied(&self, zones: &BTreeSet<ZoneId>) -> u64 {
-        let version = self.versions.load();
+        let version = self.engine.versions.load();
         let used: BTreeSet<ZoneId> = version
             .trees
             .values()
@@ -110,7 +110,7 @@ impl Defragmenter {
     /// Returns the cheapest zones to empty, up to `most` bytes of them, or none if nothing can be
     /// gained.
     pub(super) fn victims(&self, most: u64, fullest_percent: u64) -> Result<Victims> {
-        let version = self.versions.load_full();
+        let version = self.engine.versions.load_full();
         let candidates = self.candidates(&version, fullest_percent)?;
         let victims = Victims::cheapest(&candidates, most);
         if victims.gain() > 0 {
@@ -133,7 +133,7 @@ impl Defragmenter {
     /// Returns victims for a store that has run short of space, in which a zone is worth any amount
     /// of moved data.
     pub(super) fn victims_at_any_cost(&self, most: u64, fullest_percent: u64) -> Result<Victims> {
-        let version = self.versions.load_full();
+        let version = self.engine.versions.load_full();
         let candidates = self.candidates(&version, fullest_percent)?;
         let mut victims = Victims::cheapest(&candidates, most);
         let mut young = [0; Purpose::ALL.len()];
@@ -146,7 +146,7 @@ impl Defragmenter {
 
     /// Returns the room in the open zones of young data, bytes.
     fn room_by_purpose(&self) -> [u64; Purpose::ALL.len()] {
-        Purpose::ALL.map(|purpose| self.zones.room(purpose, Lifetime::Young))
+        Purpose::ALL.map(|purpose| self.engine.zones.room(purpose, Lifetime::Young))
     }
 
     /// Returns the `candidates` whose data would be moved to zones of young data.
@@ -155,7 +155,7 @@ impl Defragmenter {
         version: &Version,
         candidates: &'a [Candidate],
     ) -> impl Iterator<Item = (Purpose, ZoneId, u64)> + 'a {
-        let (map, elsewhere) = (self.zones.map(), self.moved_elsewhere(version));
+        let (map, elsewhere) = (self.engine.zones.map(), self.moved_elsewhere(version));
         let young = candidates.iter().filter(move |(.., zone)| !elsewhere.contains(zone));
         young.filter_map(move |&(_, live, zone)| {
             Some((map.get(zone.0 as usize)?.purpose?, zone, live))
@@ -175,13 +175,13 @@ impl Defragmenter {
     fn candidates(&self, version: &Version, fullest_percent: u64) -> Result<Vec<Candidate>> {
         let weights = self.weigh(version)?;
         // A zone that a snapshot uses is not gained by moving the other data there.
-        let kept = self.snapshots.zones();
+        let kept = self.engine.snapshots.zones();
         let open: BTreeSet<ZoneId> =
-            self.zones.positions().iter().map(|(_, addr)| ZoneId::of(*addr)).collect();
+            self.engine.zones.positions().iter().map(|(_, addr)| ZoneId::of(*addr)).collect();
         // A zone that is also held by another user, such as a reader of an older version or a flush
         // in progress, would not become free.
         let held: BTreeMap<ZoneId, u64> =
-            self.zones.usage().into_iter().map(|(zone, live, _)| (zone, live)).collect();
+            self.engine.zones.usage().into_iter().map(|(zone, live, _)| (zone, live)).collect();
         let alone = |zone: &ZoneId, bytes: u64| held.get(zone).is_some_and(|live| *live <= bytes);
         let mut candidates: Vec<Candidate> = weights
             .iter()
@@ -189,12 +189,12 @@ impl Defragmenter {
                 w.bytes.saturating_mul(100) < ZONE_SIZE * fullest_percent
                     && !open.contains(zone)
                     && !kept.contains(zone)
-                    && !self.zones.is_remote_zone(**zone)
+                    && !self.engine.zones.is_remote_zone(**zone)
                     && alone(zone, w.bytes)
             })
             .map(|(zone, w)| {
                 (
-                    w.bytes.saturating_add(w.spans.saturating_mul(self.options.seek_bytes)),
+                    w.bytes.saturating_add(w.spans.saturating_mul(self.engine.options.seek_bytes)),
                     w.bytes,
                     *zone,
                 )
@@ -212,7 +212,7 @@ impl Defragmenter {
         let elsewhere = runs.filter(|(level, numbered)| {
             let stats = numbered.run.stats();
             let long = stats.block_bytes.saturating_add(stats.value_bytes) / LONG > stats.items;
-            long || lifetime(&self.zones, [*numbered], *level) != Lifetime::Young
+            long || lifetime(&self.engine.zones, [*numbered], *level) != Lifetime::Young
         });
         elsewhere.flat_map(|(_, p)| p.run.uses().iter()).map(|(zone, _)| zone).collect()
     }

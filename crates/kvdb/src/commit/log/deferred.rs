@@ -134,7 +134,7 @@ impl Log {
         }
         // The sort is stable, so versions of one key stay in order.
         pending.values.sort_by(|a, b| (a.dict, &a.key).cmp(&(b.dict, &b.key)));
-        let mut pages = self.zones.extent_writer(Purpose::Pages, Priority::Flush);
+        let mut pages = self.engine.zones.extent_writer(Purpose::Pages, Priority::Flush);
         let set_aside = writer.reserved.len();
         pages.supply(std::mem::take(&mut writer.reserved));
         let mut extents: Vec<ExtentRef> = Vec::with_capacity(pending.values.len());
@@ -155,7 +155,7 @@ impl Log {
             // The next attempt needs as many zones, and other commits rely on the zones that
             // admitted them. The zones that this attempt has used are free again.
             while writer.reserved.len() < set_aside
-                && let Ok(zone) = self.zones.reserve_zone(Priority::Flush)
+                && let Ok(zone) = self.engine.zones.reserve_zone(Priority::Flush)
             {
                 writer.reserved.push(zone);
             }
@@ -164,7 +164,7 @@ impl Log {
             pending.values.iter().map(|v| &v.layer.generation).collect();
         generations.dedup_by_key(|g| g.number);
         for generation in generations {
-            generation.pin(self.zones.pin(pin.uses())?);
+            generation.pin(self.engine.zones.pin(pin.uses())?);
         }
         let (mut bytes, mut memory) = (0, 0);
         for (v, extent) in pending.values.iter().zip(&extents) {
@@ -190,8 +190,8 @@ impl Log {
         pending.values.clear();
         pending.cost = 0;
         self.deferred_bytes.fetch_sub(memory, env::sync::atomic::Ordering::Release);
-        self.counters.bound_bytes.add(bytes);
-        self.signals.memory_is_free();
+        self.engine.counters.bound_bytes.add(bytes);
+        self.engine.signals.memory_is_free();
         Ok(())
     }
 
@@ -204,7 +204,7 @@ impl Log {
         }
         // A commit after the end does not hide a value yet, since its record may never be durable.
         let newest = pending.end.seq;
-        let read = self.versions.read_by_views(newest);
+        let read = self.engine.versions.read_by_views(newest);
         let read_since = |seq| read[read.partition_point(|at| *at < seq)..].first().copied();
         let mut discarded = Vec::with_capacity(pending.values.len());
         for values in pending.values.chunk_by(same) {
@@ -231,9 +231,9 @@ impl Log {
             keep
         });
         self.deferred_bytes.fetch_sub(memory, env::sync::atomic::Ordering::Release);
-        self.counters.discarded_bytes.add(bytes);
+        self.engine.counters.discarded_bytes.add(bytes);
         if memory > 0 {
-            self.signals.memory_is_free();
+            self.engine.signals.memory_is_free();
         }
     }
 }
@@ -261,11 +261,11 @@ mod tests {
         let mut taken = take();
         put(b"small");
         commits.log.discard_hidden(&mut taken);
-        assert_eq!((taken.values.len(), commits.counters.discarded_bytes.get()), (1, 0));
+        assert_eq!((taken.values.len(), commits.engine.counters.discarded_bytes.get()), (1, 0));
         put_back(taken);
         let mut taken = take();
         commits.log.discard_hidden(&mut taken);
-        assert_eq!((taken.values.len(), commits.counters.discarded_bytes.get()), (0, 5000));
+        assert_eq!((taken.values.len(), commits.engine.counters.discarded_bytes.get()), (0, 5000));
         put_back(taken);
         db.sync().unwrap();
         assert_eq!(db.get(dict, b"k").unwrap().unwrap(), b"small"[..]);

@@ -88,7 +88,7 @@ impl Log {
     pub(super) fn is_early(&self, applied: &Applied) -> bool {
         applied.cost >= self.shares.early_values
             || applied.pending >= EARLY_AT_ONCE
-            || applied.pending >= EARLY && self.expected_syncs.paused(self.env.monotonic())
+            || applied.pending >= EARLY && self.expected_syncs.paused(self.engine.env.monotonic())
     }
 
     /// Returns whether a commit has left so much for the next sync that it should write that

@@ -14,7 +14,7 @@ impl Log {
         let (Some(mirror), Some(at)) = (self.mirror.get(), at) else { return };
         let record = pipeline.pending.stream.get(at..).unwrap_or_default();
         if let Err(e) = mirror.add((pipeline.next_seq, count), record, pipeline.end(), note) {
-            self.health.fail("mirroring a commit", &e);
+            self.engine.health.fail("mirroring a commit", &e);
         }
     }
 
@@ -29,7 +29,7 @@ impl Log {
         if let Some(mirror) = self.mirror.get()
             && let Err(e) = mirror.cut(position)
         {
-            self.health.fail("cutting the mirror of the commits", &e);
+            self.engine.health.fail("cutting the mirror of the commits", &e);
         }
     }
 
@@ -40,7 +40,7 @@ impl Log {
         self.write_out_with(&mut writer)?;
         let mut pipeline = self.pipeline.lock();
         self.write_rest(&mut writer, &mut pipeline)?;
-        mirror.begin(self.zones.superblock().uuid)?;
+        mirror.begin(self.engine.zones.superblock().uuid)?;
         let _ = self.mirror.set(mirror.clone());
         Ok(())
     }

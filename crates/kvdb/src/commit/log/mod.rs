@@ -40,38 +40,28 @@ mod value_buffers;
 use env::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use env::Env;
 use env::sync::{Condvar, Mutex};
 use vt_tree::Seq;
-use zones::Zones;
 
 use self::deferred::Pending;
 use self::early::{EARLY, ExpectedSyncs};
 pub(crate) use self::pipeline::Pipeline;
 use self::tap::{JournalTap, SyncElsewhere};
 use self::value_buffers::ValueBuffers;
-use super::{Applied, CommitParts};
-use crate::counters::Counters;
+use super::Applied;
+use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::health::Health;
 use crate::journal::{Writer, record};
 use crate::lock_order::{self, MutexGuard, Rank};
 use crate::log::chunk::HEADER;
 use crate::mirror::Mirror;
 use crate::options::Shares;
-use crate::read::version_set::VersionSet;
-use crate::signals::Signals;
 
 /// The log of the commits. A store without a journal has one too: it holds the commits' numbers
 /// and the deferred values.
 pub(crate) struct Log {
-    env: Arc<dyn Env>,
-    zones: Arc<Zones>,
+    engine: Engine,
     shares: Shares,
-    health: Arc<Health>,
-    counters: Arc<Counters>,
-    signals: Arc<Signals>,
-    versions: Arc<VersionSet>,
     /// Records are written to a journal.
     journal: bool,
     /// Segments of the journal are filled with zeros ahead of time, once commits are synced.
@@ -107,19 +97,14 @@ pub(crate) struct Log {
 
 impl Log {
     /// Returns a log whose next commit has number `next_seq`, and whose journal `writer` continues.
-    pub(in crate::commit) fn new(parts: &CommitParts, next_seq: Seq, writer: Writer) -> Log {
+    pub(in crate::commit) fn new(engine: &Engine, next_seq: Seq, writer: Writer) -> Log {
         let position = writer.position().position;
-        parts.counters.journal_device.set(writer.bytes());
+        engine.counters.journal_device.set(writer.bytes());
         Log {
-            env: parts.env.clone(),
-            zones: parts.zones.clone(),
-            shares: Shares::of(&parts.options),
-            health: parts.health.clone(),
-            counters: parts.counters.clone(),
-            signals: parts.signals.clone(),
-            versions: parts.versions.clone(),
-            journal: parts.options.journal,
-            zero_journal: parts.options.zero_journal,
+            engine: engine.clone(),
+            shares: Shares::of(&engine.options),
+            journal: engine.options.journal,
+            zero_journal: engine.options.zero_journal,
             deferred_bytes: AtomicUsize::new(0),
             value_buffers: Mutex::default(),
             synced_commits: AtomicBool::new(false),
@@ -156,7 +141,7 @@ impl Log {
             make_room(need)?;
         };
         // Checked under the lock, so that no commit is acknowledged after a failed sync.
-        self.health.writable()?;
+        self.engine.health.writable()?;
         Ok(pipeline)
     }
 
@@ -182,7 +167,7 @@ impl Log {
         let little =
             |left: &Pending| left.len() < EARLY / 2 && left.cost < self.shares.early_values / 2;
         let Some(mut taken) = self.take_unless(&mut writer, little)? else { return Ok(()) };
-        self.expected_syncs.written(self.env.monotonic());
+        self.expected_syncs.written(self.engine.env.monotonic());
         // A replay that flushes, and a salvage after a hole, resume at a chunk that begins with a
         // record.
         if writer.since_whole() as usize + taken.len() >= self.shares.journal_write_at {
@@ -230,7 +215,7 @@ impl Log {
         writer: &mut Writer,
         little: impl FnOnce(&Pending) -> bool,
     ) -> Result<Option<Pending>> {
-        self.health.check()?;
+        self.engine.health.check()?;
         let mut taken = {
             let mut pipeline = self.pipeline.lock();
             if pipeline.pending.is_empty() {
@@ -255,7 +240,7 @@ impl Log {
 
     /// Stops the store because of an error, unless the error is `NoSpace`. Returns the error.
     pub(in crate::commit) fn fail_unless_full(&self, doing: &str, e: Error) -> Error {
-        if matches!(e, Error::NoSpace) { e } else { self.health.fail(doing, &e) }
+        if matches!(e, Error::NoSpace) { e } else { self.engine.health.fail(doing, &e) }
     }
 
     /// Writes a part of the stream that was taken from the pipeline.
@@ -283,8 +268,8 @@ impl Log {
             writer.settle = self.zero_journal && self.synced_commits.load(Ordering::Relaxed);
             writer
                 .write(stream, synced)
-                .map_err(|e| self.health.fail("writing the journal", &e))?;
-            self.counters.journal_device.set(writer.bytes());
+                .map_err(|e| self.engine.health.fail("writing the journal", &e))?;
+            self.engine.counters.journal_device.set(writer.bytes());
         }
         Ok(())
     }
@@ -299,7 +284,7 @@ impl Log {
     ) {
         pipeline.update_room(writer);
         self.cut_mirror(writer.position().position);
-        self.signals.journal_ended(true);
+        self.engine.signals.journal_ended(true);
         if stream.capacity() <= 2 * self.shares.journal_buffer {
             pipeline.spare = stream;
         }

@@ -34,7 +34,7 @@ impl Recycling<'_> {
     pub(crate) fn edits(&mut self, state: &ManifestState) -> impl Iterator<Item = Edit> {
         let numbered = (state.next_segment..).zip(&self.reused);
         let segment = |(number, old): (u64, &Owned)| {
-            let epoch = self.log.env.random();
+            let epoch = self.log.engine.env.random();
             Segment { number, zone: old.segment.zone, epoch, end: None }
         };
         self.segments = numbered.map(segment).collect();
@@ -49,7 +49,7 @@ impl Recycling<'_> {
         let owned = self.segments.into_iter().zip(self.reused);
         let owned = owned.map(|(segment, old)| Owned { segment, pin: old.pin, ..old }).collect();
         log.give_to(&mut writer, owned)?;
-        log.counters.journal_device.set(writer.bytes());
+        log.engine.counters.journal_device.set(writer.bytes());
         Ok(())
     }
 

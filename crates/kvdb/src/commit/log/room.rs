@@ -58,7 +58,7 @@ impl Log {
     /// Reserves zones until `cost` bytes of values are guaranteed to fit.
     fn reserve_zones(&self, writer: &mut Writer, cost: u64, depth: Priority) -> Result<()> {
         while deferred::room(writer.reserved.len()) < cost {
-            writer.reserved.push(self.zones.reserve_zone(depth)?);
+            writer.reserved.push(self.engine.zones.reserve_zone(depth)?);
         }
         Ok(())
     }
@@ -67,7 +67,7 @@ impl Log {
     /// values that may be pending, and one more.
     pub(crate) fn reserve_zones_ahead(&self) -> Result<()> {
         let cost = 3 * self.shares.window as u64;
-        if self.zones.space().free_for_user < 16 * cost {
+        if self.engine.zones.space().free_for_user < 16 * cost {
             return Ok(());
         }
         let mut writer = self.writer.lock();
@@ -90,12 +90,12 @@ impl Log {
         writer: &mut Writer,
         depth: Priority,
     ) -> Result<()> {
-        let (zone, pin) = match self.zones.take_zone(Purpose::Journal, Priority::User) {
+        let (zone, pin) = match self.engine.zones.take_zone(Purpose::Journal, Priority::User) {
             Err(zones::Error::NoSpace) => {
                 // The zone is taken from the reserve for merges: the journal must be cut short
                 // soon.
                 self.journal_tight.store(true, Ordering::Release);
-                self.zones.take_zone(Purpose::Journal, depth)?
+                self.engine.zones.take_zone(Purpose::Journal, depth)?
             }
             taken => taken?,
         };
@@ -105,11 +105,11 @@ impl Log {
 
     /// Lists a zone in the manifest as the journal's next segment.
     fn list_segment(&self, zone: ZoneId, pin: ZonePin) -> Result<Owned> {
-        let mut manifest = self.versions.manifest()?;
+        let mut manifest = self.engine.versions.manifest()?;
         let segment = Segment {
             number: manifest.state().next_segment,
             zone,
-            epoch: self.env.random(),
+            epoch: self.engine.env.random(),
             end: None,
         };
         manifest.commit(vec![Edit::Segment(segment)])?;
@@ -125,7 +125,7 @@ impl Log {
         }
         let forget =
             late.iter().map(|s| Edit::ForgetSegment { number: s.segment.number }).collect();
-        self.versions.manifest()?.commit(forget)
+        self.engine.versions.manifest()?.commit(forget)
     }
 
     /// Prepares a segment for the journal: its space is allocated on the host and written, so that
@@ -143,7 +143,7 @@ impl Log {
     /// Makes a segment that the manifest lists. Returns `None` if a nearly full store has no zone
     /// for it. The caller must not hold the writer's lock, since this syncs.
     fn empty_segment(&self) -> Result<Option<Owned>> {
-        let (zone, pin) = match self.zones.take_zone(Purpose::Journal, Priority::User) {
+        let (zone, pin) = match self.engine.zones.take_zone(Purpose::Journal, Priority::User) {
             Ok(taken) => taken,
             Err(zones::Error::NoSpace) => return Ok(None),
             Err(e) => return Err(e.into()),
@@ -152,7 +152,7 @@ impl Log {
         if settle {
             let zeros = vec![0; 1 << 20];
             for offset in (0..ZONE_SIZE).step_by(zeros.len()) {
-                self.zones.write(Purpose::Journal, zone.start() + offset, &zeros)?;
+                self.engine.zones.write(Purpose::Journal, zone.start() + offset, &zeros)?;
             }
         }
         let owned = self.list_segment(zone, pin)?;

@@ -35,7 +35,7 @@ impl Log {
             if self.durable.load(Ordering::Acquire) >= position {
                 return Ok(());
             }
-            self.health.check()?;
+            self.engine.health.check()?;
             if !*syncing {
                 break;
             }
@@ -46,8 +46,11 @@ impl Log {
         let result = self.write_out().and_then(|written| {
             // The writer is not locked during the sync, so that other threads can fill and write
             // the buffer.
-            self.zones.sync().map_err(|e| self.health.fail("syncing the journal", &e.into()))?;
-            self.counters.syncs.add(1);
+            self.engine
+                .zones
+                .sync()
+                .map_err(|e| self.engine.health.fail("syncing the journal", &e.into()))?;
+            self.engine.counters.syncs.add(1);
             Ok(written)
         });
         let mut syncing = self.syncing.lock();
@@ -96,8 +99,11 @@ impl Log {
         self.write_rest(writer, pipeline)?;
         let end = pipeline.end();
         if end > self.durable.load(Ordering::Acquire) {
-            self.zones.sync().map_err(|e| self.health.fail("syncing the journal", &e.into()))?;
-            self.counters.syncs.add(1);
+            self.engine
+                .zones
+                .sync()
+                .map_err(|e| self.engine.health.fail("syncing the journal", &e.into()))?;
+            self.engine.counters.syncs.add(1);
             self.durable.fetch_max(end, Ordering::AcqRel);
         }
         Ok(())

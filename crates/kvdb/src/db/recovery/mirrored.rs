@@ -65,7 +65,7 @@ pub(super) fn keep_places(
 
 /// Commits them, and mirrors commits from then on.
 pub(super) fn replay(db: &Database, commits: &[(Seq, Ops)]) -> Result<()> {
-    let Some(mirror) = &db.options.mirror else { return Ok(()) };
+    let Some(mirror) = &db.engine.options.mirror else { return Ok(()) };
     for (first, changes) in commits {
         db.commits.replay_mirrored(&*db.admission, *first, changes)?;
     }

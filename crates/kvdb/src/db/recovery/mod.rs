@@ -26,8 +26,9 @@ use zones::{Device, FormatOptions, Zones};
 
 pub(crate) use self::found::{Found, Runs, check_sums};
 pub(crate) use self::journal::{Journal, read_journal};
-use crate::db::database::{Database, DatabaseParts};
+use crate::db::database::Database;
 use crate::db::writer::unsettle;
+use crate::engine::{Contents, Engine};
 use crate::error::Result;
 use crate::health::Health;
 use crate::journal::Writer;
@@ -99,19 +100,9 @@ pub(in crate::db) fn create(
     let options = OpenOptions { read_only: false, ..options.open }.of_profile(profile);
     cache.set_seek_bytes(options.seek_bytes);
     let writer = Writer::new(zones.clone(), 0);
-    let parts = DatabaseParts {
-        env,
-        zones,
-        cache,
-        options,
-        health,
-        version,
-        next_seq: 1,
-        writer,
-        manifest: Some(manifest),
-        snapshots,
-    };
-    let db = Arc::new(Database::new(parts));
+    let contents = Contents { version, seq: 0, manifest: Some(manifest), snapshots };
+    let engine = Engine::new(env, zones, cache, options, health, contents);
+    let db = Arc::new(Database::new(engine, 1, writer));
     db.start_threads()?;
     Ok(db)
 }
@@ -160,20 +151,11 @@ pub(in crate::db) fn open(
     drop(found.manifest_pin);
 
     version.generation.pin(zones.pin(bound.uses())?);
-    let db = Arc::new(Database::new(DatabaseParts {
-        env: env.clone(),
-        zones,
-        cache,
-        options,
-        health,
-        version,
-        next_seq,
-        writer,
-        manifest,
-        snapshots: found.snapshots,
-    }));
+    let contents = Contents { version, seq: next_seq - 1, manifest, snapshots: found.snapshots };
+    let engine = Engine::new(env.clone(), zones, cache, options, health, contents);
+    let db = Arc::new(Database::new(engine, next_seq, writer));
     replay::replay_journal(&db, journal, &state.start, &state.since, bound.uses())?;
-    if !db.options.read_only {
+    if !db.engine.options.read_only {
         mirrored::replay(&db, &mirrored)?;
         db.transactions.restore()?;
     }

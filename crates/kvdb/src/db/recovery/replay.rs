@@ -29,10 +29,11 @@ pub(super) fn replay_journal(
 ) -> Result<()> {
     let parts = journal.parts();
     let offset = offset_in(&journal.used, start);
-    let mut reader = StreamReader::new(&db.zones, Kind::Journal, &parts, offset, start.position);
+    let mut reader =
+        StreamReader::new(&db.engine.zones, Kind::Journal, &parts, offset, start.position);
     let mut records = Records::new(start.position);
     let mut numbers = Numbers { next: start.seq + 1 };
-    let mut flush_at = Shares::of(&db.options).seal_at;
+    let mut flush_at = Shares::of(&db.engine.options).seal_at;
     while let Some((at, piece)) = reader.next()? {
         let more = records.push(&piece, |end, bytes| {
             if end > journal.end {
@@ -95,10 +96,10 @@ fn flush_when_full(
     bound: &ZoneUse,
     flush_at: &mut usize,
 ) -> Result<()> {
-    if db.commits.active_bytes() < *flush_at || db.options.read_only {
+    if db.commits.active_bytes() < *flush_at || db.engine.options.read_only {
         return Ok(());
     }
-    db.commits.seal_replayed(start, db.zones.pin(bound)?);
+    db.commits.seal_replayed(start, db.engine.zones.pin(bound)?);
     match db.flusher.flush_sealed() {
         Ok(_) => Ok(()),
         // A full store is opened all the same: these memtables stay in memory, until there is space
@@ -113,11 +114,11 @@ fn flush_when_full(
 
 /// Adds the runs that a commit of the journal has bound, above all earlier data.
 fn rebind(db: &Database, bound: BoundRuns, uses: &ZoneUse) -> Result<()> {
-    db.versions.change(|v| {
+    db.engine.versions.change(|v| {
         v.seal();
         v.add_runs(&bound.runs);
     });
-    db.versions.load().generation.pin(db.zones.pin(uses)?);
+    db.engine.versions.load().generation.pin(db.engine.zones.pin(uses)?);
     Ok(())
 }
 
@@ -140,13 +141,15 @@ fn snapshot_again(
     start: JournalStart,
     bound: &ZoneUse,
 ) -> Result<()> {
-    if db.snapshots.get(&label.name).is_some() {
+    if db.engine.snapshots.get(&label.name).is_some() {
         return Err(Error::Corrupt(format!("the journal makes snapshot {} again", label.name)));
     }
-    let version = db.versions.load_full();
-    db.snapshots.begin(version.generation.number, db.snapshots.of(label, below, &version));
+    let version = db.engine.versions.load_full();
+    db.engine
+        .snapshots
+        .begin(version.generation.number, db.engine.snapshots.of(label, below, &version));
     drop(version);
-    db.commits.seal_replayed(start, db.zones.pin(bound)?);
-    db.signals.flush_wanted();
+    db.commits.seal_replayed(start, db.engine.zones.pin(bound)?);
+    db.engine.signals.flush_wanted();
     Ok(())
 }

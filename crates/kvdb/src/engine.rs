@@ -1,0 +1,93 @@
+//! The engine: the services and the state that nearly all parts of an open store share. Each part
+//! holds a clone of it, next to the parts that it alone needs.
+//!
+//! [`Engine::new`] wires the shared state in this order: the snapshots, then the versions above the
+//! manifest, then the counters and the signals. After it, `db::database` wires the parts; each one
+//! uses only the engine and earlier ones:
+//!
+//! 1. the `Committer`, over its log;
+//! 2. the background work: `Activity`, `Flusher`, `Compactor`, `Defragmenter`, `Admission`;
+//! 3. the `Snapshotter`, the `Catalog`, and the `Scrubber`;
+//! 4. the `Transactions`;
+//! 5. the threads, once recovery has replayed the journal.
+
+use env::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use env::Env;
+use vt_tree::{BlockCache, Seq};
+use zones::Zones;
+
+use crate::counters::Counters;
+use crate::health::Health;
+use crate::manifest::Manifest;
+use crate::options::OpenOptions;
+use crate::read::snapshot_set::Snapshots;
+use crate::read::version::Version;
+use crate::read::version_set::VersionSet;
+use crate::signals::Signals;
+
+/// The shared services and state. It is a set of pointers that each part holds by value: a part
+/// reaches what they point to in one step, and the options in none.
+#[derive(Clone)]
+pub(crate) struct Engine {
+    pub env: Arc<dyn Env>,
+    pub zones: Arc<Zones>,
+    pub cache: Arc<BlockCache>,
+    pub options: OpenOptions,
+    /// The store has no threads: its callers do the background work.
+    pub inline: bool,
+    pub health: Arc<Health>,
+    pub counters: Arc<Counters>,
+    pub signals: Arc<Signals>,
+    pub versions: Arc<VersionSet>,
+    pub snapshots: Arc<Snapshots>,
+}
+
+/// The content of a store, as recovery has found it or a creation has made it.
+pub(crate) struct Contents {
+    pub version: Version,
+    /// The newest commit that `version` contains.
+    pub seq: Seq,
+    /// `None` if the store is opened for reading only.
+    pub manifest: Option<Manifest>,
+    pub snapshots: Snapshots,
+}
+
+impl Engine {
+    pub(crate) fn new(
+        env: Arc<dyn Env>,
+        zones: Arc<Zones>,
+        cache: Arc<BlockCache>,
+        options: OpenOptions,
+        health: Arc<Health>,
+        contents: Contents,
+    ) -> Engine {
+        let Contents { version, seq, manifest, snapshots } = contents;
+        let snapshots = Arc::new(snapshots);
+        let versions = VersionSet::new(
+            cache.clone(),
+            health.clone(),
+            version,
+            seq,
+            manifest,
+            snapshots.clone(),
+        );
+        let signals = Signals::default();
+        // Space that was not reclaimed before the store was opened may be reclaimed now.
+        signals.reclaimable.store(true, Ordering::Relaxed);
+        signals.deletions.store(versions.load().memtable_bytes() > 0, Ordering::Relaxed);
+        Engine {
+            inline: !options.threads || env.inline(),
+            env,
+            zones,
+            cache,
+            options,
+            health,
+            counters: Arc::default(),
+            signals: Arc::new(signals),
+            versions: Arc::new(versions),
+            snapshots,
+        }
+    }
+}
