@@ -81,7 +81,7 @@ impl Kvdb {
     /// Writes a checkpoint to a device, whose contents are lost. The device holds a durable store
     /// once this has returned without an error, and not before.
     pub fn checkpoint_to(&self, device: Arc<dyn Device>) -> Result<CheckpointStats> {
-        self.db.0.checkpoint_to(device)
+        self.db.checkpoint_to(device)
     }
 }
 

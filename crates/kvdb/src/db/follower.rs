@@ -86,10 +86,10 @@ impl Kvdb {
     pub fn follower(&self, of: &RemoteStore) -> Result<Follower> {
         let (db, of) = (self.clone(), of.clone());
         let note =
-            db.db.0.engine.zones.home_note()?.map(|note| LocalCopy::decode(&note)).transpose()?;
+            db.db.engine.zones.home_note()?.map(|note| LocalCopy::decode(&note)).transpose()?;
         let is_cache = |copy: &LocalCopy| copy.fork.is_none() && copy.writer.is_none();
         match note.filter(|copy| is_cache(copy) && copy.is_of(&of)) {
-            Some(copy) if db.db.0.engine.options.read_only => {
+            Some(copy) if db.db.engine.options.read_only => {
                 Ok(Follower { db, of, copy, tag: None })
             }
             _ => Err(Error::Invalid(format!(
@@ -132,7 +132,7 @@ impl Follower {
         }
         let published = self.of.get_state(name)?;
         let state = published.manifest()?;
-        let db = &self.db.db.0;
+        let db = &self.db.db;
         let seq = state.start.seq;
         if seq < db.engine.versions.visible.load(Ordering::Acquire) {
             return Err(other("was replaced by an older state"));
@@ -165,7 +165,7 @@ impl Follower {
 
     /// Lists the changed keys of the dictionaries that readers of the feed follow.
     fn listed(&self, before: &View, after: &View) -> Result<Listed> {
-        let feed = &self.db.db.0.feed;
+        let feed = &self.db.db.feed;
         let followed = feed.followed(&after.version);
         let gone = feed.followed(&before.version).iter().any(|dict| !followed.contains(dict));
         let mut changes = (!gone).then(Vec::new);
@@ -187,7 +187,7 @@ impl Follower {
     /// Notes in the local file that it caches the shown state, so that the next opening finds the
     /// parts that were fetched.
     pub fn keep(&mut self, shown: NewerState) -> Result<()> {
-        let db = &self.db.db.0;
+        let db = &self.db.db;
         self.copy = shown.copy;
         let zones = db.engine.zones.format_followed(&self.copy.encode())?;
         zones.start();
@@ -219,14 +219,14 @@ impl NewerState {
 
     /// Returns whether the store has a snapshot of this name, and the newer state has the same one.
     pub fn keeps_snapshot(&self, name: &str) -> bool {
-        let there = self.db.db.0.engine.snapshots.get(name);
+        let there = self.db.db.engine.snapshots.get(name);
         let newer = self.state.snapshots.get(name);
         there.zip(newer).is_some_and(|(there, newer)| there.label == newer.label)
     }
 
     /// Shows the newer state, all at once and without a request.
     pub fn show(&mut self) -> Result<()> {
-        let db = &self.db.db.0;
+        let db = &self.db.db;
         let mut open = |id: RunId, root: &Bytes| self.runs.open(&db.engine.cache, id, root);
         let gone = db.engine.versions.show_published(&self.state, &self.after, &mut open)?;
         let is_listed = db.feed.followed(&self.after.version) == self.listed.followed;

@@ -62,7 +62,7 @@ impl Dictionary {
     }
 
     fn database(&self) -> &Database {
-        &self.db.db.0
+        &self.db.db
     }
 
     fn one(&self, change: impl FnOnce(&mut Batch)) -> Result<()> {

@@ -18,8 +18,8 @@ use crate::commit::CommitEnv;
 use crate::commit::number_alone;
 use crate::commit::order::Changed;
 use crate::commit::{MAX_KEY, MAX_VALUE, SpaceClaim};
+use crate::db::Kvdb;
 use crate::db::database::Database;
-use crate::db::{Handle, Kvdb};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::ids::RunId;
@@ -102,7 +102,7 @@ impl Kvdb {
     /// # Ok::<(), kvdb::Error>(())
     /// ```
     pub fn begin_ingest(&self, dict: DictionaryId) -> Result<Ingest> {
-        let db = &self.db.0;
+        let db = &self.db;
         db.engine.health.writable()?;
         let options =
             db.engine.versions.load().tree(dict)?.info().options.storage(Placement::stitch());
@@ -111,7 +111,7 @@ impl Kvdb {
         // are visible.
         let writer = RunWriter::new(&db.engine.cache, 0, &options);
         Ok(Ingest {
-            db: self.db.clone(),
+            db: self.clone(),
             dict,
             writer,
             first: Bytes::new(),
@@ -124,7 +124,7 @@ impl Kvdb {
 
 /// A bulk ingest in progress, see [`Kvdb::begin_ingest`].
 pub struct Ingest {
-    db: Arc<Handle>,
+    db: Kvdb,
     dict: DictionaryId,
     writer: RunWriter,
     first: Bytes,
@@ -163,7 +163,7 @@ impl Ingest {
         self.stats.user_bytes += (key.len() + value.len()) as u64;
         if self.stats.user_bytes - self.looked >= LOOK_AT_SPACE {
             self.looked = self.stats.user_bytes;
-            let db = &self.db.0;
+            let db = &self.db.db;
             db.engine.health.writable()?;
             if db.space().free < SHORT {
                 // A reclaim may free deleted space.
@@ -187,7 +187,7 @@ impl Ingest {
     /// Adds the pushed tuples to the store, durably.
     pub fn finish(self) -> Result<IngestStats> {
         let Ingest { db, dict, writer, first, last, mut stats, .. } = self;
-        let db = &db.0;
+        let db = &db.db;
         let (run, written) = writer.finish()?;
         stats.written_bytes = written.written();
         let (Some(run), Some(last)) = (run, last) else { return Ok(stats) };

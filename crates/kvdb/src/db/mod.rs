@@ -55,13 +55,15 @@ use crate::read::view::View;
 /// An open store. Clones share it; the last one that is dropped closes it.
 #[derive(Clone)]
 pub struct Kvdb {
-    db: Arc<Handle>,
+    db: Arc<Database>,
+    /// Dropped with the last clone; background threads hold only the database.
+    _closer: Arc<Closer>,
 }
 
-/// Closes the database when its last user drops it.
-struct Handle(Arc<Database>);
+/// Closes the database when the last clone of [`Kvdb`] drops it.
+struct Closer(Arc<Database>);
 
-impl Drop for Handle {
+impl Drop for Closer {
     fn drop(&mut self) {
         if let Err(e) = self.0.close() {
             tracing::error!("closing the store: {e}");
@@ -80,7 +82,7 @@ pub struct Space {
 
 impl Kvdb {
     fn of(db: Arc<Database>) -> Kvdb {
-        Kvdb { db: Arc::new(Handle(db)) }
+        Kvdb { _closer: Arc::new(Closer(db.clone())), db }
     }
 
     /// Makes an empty store on `device`, whose contents are lost.
@@ -122,13 +124,12 @@ impl Kvdb {
 
     /// Returns the number of a dictionary of the main branch, if it exists.
     pub fn dictionary(&self, name: &str) -> Option<DictionaryId> {
-        self.db.0.engine.versions.dictionary("", name)
+        self.db.engine.versions.dictionary("", name)
     }
 
     /// Returns whether the main branch has a dictionary of this number now.
     pub fn has_dictionary(&self, dict: DictionaryId) -> bool {
         self.db
-            .0
             .engine
             .versions
             .load()
@@ -139,7 +140,7 @@ impl Kvdb {
 
     /// Returns the name and the options of a dictionary of any branch, if it exists.
     pub fn dictionary_info(&self, dict: DictionaryId) -> Option<DictionaryInfo> {
-        self.db.0.engine.versions.load().trees.get(&dict).map(|tree| tree.info().to_info())
+        self.db.engine.versions.load().trees.get(&dict).map(|tree| tree.info().to_info())
     }
 
     /// Returns the dictionary of that name, and makes it if it does not exist (durable before this
@@ -149,7 +150,7 @@ impl Kvdb {
         name: &str,
         options: DictionaryOptions,
     ) -> Result<DictionaryId> {
-        self.db.0.catalog.create("", name, options)
+        self.db.catalog.create("", name, options)
     }
 
     /// Drops a dictionary with its contents. The drop is durable before this returns, and so are
@@ -163,14 +164,14 @@ impl Kvdb {
     /// Drops several dictionaries as [`Kvdb::drop_dictionary`] does, atomically: after a crash all
     /// of them are gone, or none is.
     pub fn drop_dictionaries(&self, dicts: &[DictionaryId]) -> Result<()> {
-        let db = &self.db.0;
+        let db = &self.db;
         db.catalog.remove(dicts, |dicts| db.transactions.lock_before_all(dicts, DROPPED))
     }
 
     /// Changes the stitching threshold of a dictionary (see [`DictionaryOptions::stitch_at`]),
     /// durably before this returns. A merge under way uses it from its next part on.
     pub fn set_stitch_at(&self, dict: DictionaryId, bytes: u64) -> Result<()> {
-        self.db.0.catalog.set_stitch_at(dict, bytes)
+        self.db.catalog.set_stitch_at(dict, bytes)
     }
 
     /// Changes the storage options of a dictionary, durably before this returns. They apply to data
@@ -181,12 +182,12 @@ impl Kvdb {
         dict: DictionaryId,
         options: DictionaryOptions,
     ) -> Result<()> {
-        self.db.0.catalog.set_options(dict, options)
+        self.db.catalog.set_options(dict, options)
     }
 
     /// Returns the number of the newest visible commit.
     pub(crate) fn published_seq(&self) -> u64 {
-        self.db.0.engine.versions.visible.load(env::sync::atomic::Ordering::Acquire)
+        self.db.engine.versions.visible.load(env::sync::atomic::Ordering::Acquire)
     }
 
     /// Returns all dictionaries of the main branch, by number.
@@ -196,7 +197,7 @@ impl Kvdb {
 
     /// Returns a view of the store as of the newest commit, which stays the same while it is held.
     pub fn view(&self) -> View {
-        self.db.0.engine.versions.view()
+        self.db.engine.versions.view()
     }
 
     /// Starts to keep the keys of future commits, the newest ones in `bytes` bytes, and returns the
@@ -223,7 +224,7 @@ impl Kvdb {
     /// Does the same as [`Kvdb::follow_commits`], with some reserved dictionaries included. If they
     /// were not followed yet, earlier positions cannot be followed any more.
     pub fn follow_commits_with(&self, bytes: usize, reserved: &[DictionaryId]) -> CommitPosition {
-        self.db.0.commits.follow_main(bytes, reserved)
+        self.db.commits.follow_main(bytes, reserved)
     }
 
     /// Does the same as [`Kvdb::follow_commits_with`] for the commits to a branch. Each followed
@@ -235,7 +236,7 @@ impl Kvdb {
         bytes: usize,
         reserved: &[DictionaryId],
     ) -> Result<CommitPosition> {
-        let position = self.db.0.commits.follow(branch, bytes, reserved);
+        let position = self.db.commits.follow(branch, bytes, reserved);
         position.ok_or_else(|| Error::NoBranch(branch.into()))
     }
 
@@ -246,31 +247,31 @@ impl Kvdb {
     /// store was closed or opened again. The caller then has to compare with a snapshot, or read
     /// everything.
     pub fn commits_since(&self, since: CommitPosition, most: usize) -> Option<RecentKeys> {
-        self.db.0.feed.since(since, most)
+        self.db.feed.since(since, most)
     }
 
     /// Waits until there are commits after a position, or until it is not kept any more, for
     /// example because the store was closed. Returns `false` after `at_most`.
     pub fn wait_for_commits(&self, since: CommitPosition, at_most: Duration) -> bool {
-        self.db.0.feed.wait(since, at_most)
+        self.db.feed.wait(since, at_most)
     }
 
     /// Returns the time of the store's environment, since 1970; in a simulation it advances on
     /// request. Snapshots and files are dated by the machine's coarse clock, which lags this one by
     /// up to some milliseconds.
     pub fn wall_clock(&self) -> Duration {
-        self.db.0.engine.env.exact_wall()
+        self.db.engine.env.exact_wall()
     }
 
     /// Returns a random number of the store's environment; in a simulation it follows from the
     /// seed.
     pub fn random(&self) -> u64 {
-        self.db.0.engine.env.random()
+        self.db.engine.env.random()
     }
 
     /// Returns the newest committed value.
     pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
-        self.db.0.engine.versions.get(dict, key)
+        self.db.engine.versions.get(dict, key)
     }
 
     /// Returns the newest committed value of each of `keys`, in their order and all as of one
@@ -281,7 +282,7 @@ impl Kvdb {
         dict: DictionaryId,
         keys: &[K],
     ) -> Result<Vec<Option<Bytes>>> {
-        self.db.0.engine.versions.view().multi_get(dict, keys)
+        self.db.engine.versions.view().multi_get(dict, keys)
     }
 
     /// Commits one key and its value: the same as a batch of this put, with less work.
@@ -292,14 +293,14 @@ impl Kvdb {
         value: &[u8],
         durability: Durability,
     ) -> Result<()> {
-        let db = &self.db.0;
+        let db = &self.db;
         db.snapshotter.admit_put(dict, key.len() + value.len())?;
         db.commits.put(&*db.admission, dict, key, value, durability)
     }
 
     /// Commits `batch` atomically.
     pub fn commit(&self, batch: Batch, durability: Durability) -> Result<()> {
-        let db = &self.db.0;
+        let db = &self.db;
         db.snapshotter.admit(&batch)?;
         db.commits.commit(&*db.admission, batch, durability)
     }
@@ -330,7 +331,7 @@ impl Kvdb {
     /// # Ok::<(), kvdb::Error>(())
     /// ```
     pub fn commit_if_unchanged(&self, batch: Batch, state: View, reads: Reads) -> Result<bool> {
-        let db = &self.db.0;
+        let db = &self.db;
         db.snapshotter.admit(&batch)?;
         db.commits.commit_if_unchanged(&*db.admission, batch, state, reads)
     }
@@ -339,62 +340,62 @@ impl Kvdb {
     /// or has failed. For callers that would otherwise collect changes in memory that can never be
     /// committed.
     pub fn takes_writes(&self) -> Result<()> {
-        self.db.0.engine.health.writable()
+        self.db.engine.health.writable()
     }
 
     /// Stops all writes from now on, as if the store had failed; each call that would write fails
     /// with `why`. Commits that are not durable yet may be lost: the next open recovers the durable
     /// ones, as after a power cut. Reads still work.
     pub fn halt(&self, why: &str) {
-        self.db.0.engine.health.stop(|| why.into());
+        self.db.engine.health.stop(|| why.into());
     }
 
     /// Writes all commits to the device, without waiting until they are durable. All large values
     /// are placed then.
     pub fn write_out(&self) -> Result<()> {
-        self.db.0.commits.log.write_out().map(drop)
+        self.db.commits.log.write_out().map(drop)
     }
 
     /// Makes everything that was committed before this call durable.
     pub fn sync(&self) -> Result<()> {
-        let db = &self.db.0;
+        let db = &self.db;
         db.commits.sync(&*db.admission)
     }
 
     /// Does the same as `sync`, for work at intervals: no caller waits for it, so it is not taken
     /// as a sign that syncs should be short.
     pub fn sync_at_interval(&self) -> Result<()> {
-        let db = &self.db.0;
+        let db = &self.db;
         db.commits.sync_at_interval(&*db.admission)
     }
 
     /// Returns the size of the store, and the bytes that user data can still take.
     pub fn space(&self) -> Space {
-        self.db.0.space()
+        self.db.space()
     }
 
     /// Frees the space of deleted data now, as the background does in time. For callers that find
     /// `space().free` low. Fast if nothing was deleted since the last call.
     pub fn reclaim(&self) {
-        if self.db.0.engine.health.writable().is_ok() {
-            self.db.0.admission.want_space();
+        if self.db.engine.health.writable().is_ok() {
+            self.db.admission.want_space();
         }
     }
 
     /// Flushes everything that was committed before this call into runs; the journal is empty
     /// afterwards.
     pub fn flush(&self) -> Result<()> {
-        self.db.0.engine.health.writable()?;
-        self.db.0.flusher.flush_all()?;
-        self.db.0.tidy_soon();
+        self.db.engine.health.writable()?;
+        self.db.flusher.flush_all()?;
+        self.db.tidy_soon();
         Ok(())
     }
 
     /// Merges all runs of a dictionary into one, which frees the space of deleted data.
     pub fn compact(&self, dict: DictionaryId) -> Result<()> {
-        self.db.0.engine.health.writable()?;
-        self.db.0.flusher.flush_all()?;
-        self.db.0.compactor.compact(dict)
+        self.db.engine.health.writable()?;
+        self.db.flusher.flush_all()?;
+        self.db.compactor.compact(dict)
     }
 
     /// Merges the data of all runs in a range of keys into the bottom run, which frees the space of
@@ -414,62 +415,62 @@ impl Kvdb {
         dict: DictionaryId,
         range: impl std::ops::RangeBounds<K>,
     ) -> Result<()> {
-        self.db.0.engine.health.writable()?;
-        self.db.0.flusher.flush_all()?;
-        self.db.0.compactor.compact_range(dict, bounds::of(&range))
+        self.db.engine.health.writable()?;
+        self.db.flusher.flush_all()?;
+        self.db.compactor.compact_range(dict, bounds::of(&range))
     }
 
     /// Starts a defragmentation in the background, which moves live data out of zones that are
     /// mostly holes; clients continue. Returns `false` if one is under way already. In a store
     /// without threads it is done when this returns. See [`Kvdb::defrag_progress`].
     pub fn defragment(&self, options: DefragOptions) -> Result<bool> {
-        self.db.0.engine.health.writable()?;
-        self.db.0.defragmenter.start_defragment(options)
+        self.db.engine.health.writable()?;
+        self.db.defragmenter.start_defragment(options)
     }
 
     /// Sets the order in which a defragmentation lays large values, for dictionaries whose values
     /// are read in another order than that of their keys. It replaces the order that was set
     /// before, and is not stored.
     pub fn set_value_order(&self, order: Arc<dyn ValueOrder>) {
-        self.db.0.defragmenter.set_value_order(order);
+        self.db.defragmenter.set_value_order(order);
     }
 
     /// Returns the progress of the defragmentation, or of the last one.
     pub fn defrag_progress(&self) -> DefragProgress {
-        self.db.0.defragmenter.progress()
+        self.db.defragmenter.progress()
     }
 
     /// Stops a defragmentation after its current part; data that it has moved stays moved.
     pub fn stop_defragment(&self) {
-        self.db.0.defragmenter.stop();
+        self.db.defragmenter.stop();
     }
 
     /// Waits until no defragmentation is under way.
     pub fn wait_for_defragment(&self) {
-        self.db.0.defragmenter.wait_for_end();
+        self.db.defragmenter.wait_for_end();
     }
 
     /// Does one bounded unit of background work, for a store without threads. Returns `false` if
     /// there is nothing to do.
     pub fn step(&self) -> Result<bool> {
-        self.db.0.step()
+        self.db.step()
     }
 
     /// Returns figures on the work of the store since it was opened, and on its contents.
     pub fn stats(&self) -> Stats {
-        self.db.0.stats()
+        self.db.stats()
     }
 
     /// Returns the zones of 8 MiB of the store's file, in their order: their use, the purpose of
     /// their data, and the time since each was taken.
     pub fn zone_map(&self) -> Vec<ZoneInfo> {
-        self.db.0.engine.zones.map()
+        self.db.engine.zones.map()
     }
 
     /// Makes everything durable and ends background work. Later writes are refused; views stay
     /// readable. Dropping the last clone does the same, but cannot report errors.
     pub fn close(&self) -> Result<()> {
-        self.db.0.close()
+        self.db.close()
     }
 }
 
@@ -477,22 +478,22 @@ impl Kvdb {
 #[cfg(test)]
 impl Kvdb {
     pub(crate) fn version_set(&self) -> &crate::read::version_set::VersionSet {
-        &self.db.0.engine.versions
+        &self.db.engine.versions
     }
 
     pub(crate) fn pipeline(&self) -> &crate::commit::Committer {
-        &self.db.0.commits
+        &self.db.commits
     }
 
     pub(crate) fn transaction_registry(&self) -> &crate::transactions::Transactions {
-        &self.db.0.transactions
+        &self.db.transactions
     }
 
     pub(crate) fn snapshot_set(&self) -> &crate::read::snapshot_set::Snapshots {
-        &self.db.0.engine.snapshots
+        &self.db.engine.snapshots
     }
 
     pub(crate) fn defragmenter(&self) -> &crate::background::Defragmenter {
-        &self.db.0.defragmenter
+        &self.db.defragmenter
     }
 }

@@ -58,7 +58,7 @@ impl Kvdb {
     /// wait, up to 64 MiB or a quarter of the local file's cache. For any other store, and without
     /// background threads ([`crate::OpenOptions::threads`]), this does nothing.
     pub fn prefetch(&self, dicts: &[DictionaryId]) {
-        let db = &self.db.0;
+        let db = &self.db;
         let Some(remote) = &db.engine.options.remote else { return };
         let most = MOST.min(remote.cache_bytes / SHARE);
         if most < FIRST || db.engine.inline {

@@ -21,7 +21,7 @@ pub struct PromisedSpace {
 impl Kvdb {
     /// Makes an empty promise of space, for an owner that accepts data and commits it later.
     pub fn promised_space(&self) -> PromisedSpace {
-        PromisedSpace { db: Some(self.db.0.clone()), bytes: AtomicU64::new(0) }
+        PromisedSpace { db: Some(self.db.clone()), bytes: AtomicU64::new(0) }
     }
 }
 

@@ -73,7 +73,7 @@ impl Kvdb {
     /// Returns a publisher of the store to a place in object storage. It makes no request yet.
     pub fn publisher(&self, to: &RemoteStore) -> Result<Publisher> {
         let (db, to) = (self.clone(), to.clone());
-        let zones = &db.db.0.engine.zones;
+        let zones = &db.db.engine.zones;
         let copy = zones.home_note()?.map(|note| LocalCopy::decode(&note)).transpose()?;
         let mut publisher = Publisher {
             db,
@@ -88,7 +88,7 @@ impl Kvdb {
             rehearse: None,
         };
         if publisher.is_writer() {
-            publisher.right = publisher.db.db.0.claim_note()?.right;
+            publisher.right = publisher.db.db.claim_note()?.right;
         }
         Ok(publisher)
     }
@@ -104,7 +104,7 @@ impl Publisher {
         &mut self,
         progress: &mut dyn FnMut(PushProgress) -> Result<()>,
     ) -> Result<PushStats> {
-        let database = self.db.db.0.clone();
+        let database = self.db.db.clone();
         let zones = &database.engine.zones;
         // After an error there is no claim: the new one finds the objects that were written.
         let mut claim = match self.claim.take() {
@@ -174,7 +174,7 @@ impl Publisher {
     /// an opening takes more requests.
     fn first_reads(&self, checkpoint: &Checkpoint) -> FirstReads {
         let Some(rehearse) = &self.rehearse else { return FirstReads::default() };
-        self.db.db.0.rehearse(checkpoint, rehearse).unwrap_or_else(|e| {
+        self.db.db.rehearse(checkpoint, rehearse).unwrap_or_else(|e| {
             tracing::debug!("the state is published without its first reads: {e}");
             FirstReads::default()
         })
@@ -187,7 +187,7 @@ impl Publisher {
     }
 
     fn claimant(&self) -> Claimant {
-        let database = &self.db.db.0;
+        let database = &self.db.db;
         let mut claimant = Claimant::itself(database.engine.zones.superblock().uuid);
         claimant.takes = self.takes;
         if let Some(id) = self.copy.as_ref().and_then(|copy| copy.writer) {
@@ -197,7 +197,7 @@ impl Publisher {
     }
 
     fn claim(&mut self) -> Result<Claim> {
-        let database = self.db.db.0.clone();
+        let database = self.db.db.clone();
         let (env, to) = (database.engine.env.clone(), self.to.clone());
         let (is_writer, mut claimant) = (self.is_writer(), self.claimant());
         let chain = self.journal.as_ref().map(|journal| journal.chain());
@@ -221,7 +221,7 @@ impl Publisher {
         };
         self.journal.iter().for_each(|journal| journal.is_displaced());
         if self.is_writer() {
-            self.db.db.0.engine.health.stop(|| {
+            self.db.db.engine.health.stop(|| {
                 "another file is the writer of the store by now, so this one takes no more \
                  changes; it keeps all that it has, and can be published under another name"
                     .into()
@@ -235,7 +235,7 @@ impl Publisher {
     /// [`RemoteStore::writer_to`] has them. Syncs call `publish` from any thread, one at a time; it
     /// must call [`Publisher::publish`]. Fails for a store without a journal.
     pub fn sync_remotely(&mut self, publish: Box<Publish>) -> Result<()> {
-        let database = &self.db.db.0;
+        let database = &self.db.db;
         if !database.engine.options.journal {
             return Err(Error::Invalid("a store without a journal syncs here alone".into()));
         }
@@ -249,7 +249,7 @@ impl Publisher {
     /// are waiting fail.
     pub fn sync_here(&mut self) {
         if let Some(journal) = &self.journal {
-            self.db.db.0.commits.log.set_elsewhere(None);
+            self.db.db.commits.log.set_elsewhere(None);
             journal.close();
         }
     }
@@ -289,7 +289,7 @@ impl Publisher {
             // Write the note before another file can continue with the state: it says that this
             // file has no more changes.
             let note = ClaimNote { right: self.right.clone(), settled: true };
-            self.db.db.0.write_claim_note(&note)?;
+            self.db.db.write_claim_note(&note)?;
         }
         claim.close()
     }
@@ -304,7 +304,7 @@ impl Publisher {
         }
         let Some(fork) = copy.fork else { return Ok(false) };
         let base = RemoteStore::new(self.to.objects().clone(), &copy.name)?;
-        base.is_registered(&*self.db.db.0.engine.env, fork)
+        base.is_registered(&*self.db.db.engine.env, fork)
     }
 
     /// Lets the next publication take the right to publish from another publisher of the file, or
@@ -333,7 +333,7 @@ impl Publisher {
     /// Returns whether anything was committed since this publisher's last publication. Makes no
     /// request.
     pub fn is_due(&self) -> bool {
-        self.last.as_ref().is_none_or(|last| last.changes != self.db.db.0.change_stamp())
+        self.last.as_ref().is_none_or(|last| last.changes != self.db.db.change_stamp())
     }
 }
 
@@ -346,7 +346,7 @@ impl Drop for Publisher {
 /// Returns a function that notes the right of a file that writes the store at its address, before
 /// each change of the right.
 fn keeper(db: &Kvdb, is_writer: bool) -> impl FnMut(&Right) -> Result<()> + use<> {
-    let database = db.db.0.clone();
+    let database = db.db.clone();
     move |right| match is_writer {
         true => database.write_claim_note(&ClaimNote { right: right.clone(), settled: false }),
         false => Ok(()),

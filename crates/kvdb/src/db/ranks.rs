@@ -61,7 +61,7 @@ impl Kvdb {
         within: impl RangeBounds<K>,
         key: impl AsRef<[u8]>,
     ) -> Result<u64> {
-        let database = &*self.db.0;
+        let database = &*self.db;
         match span(dict, bounds::of(&within)) {
             Some(span) => database.ranks.before(database, view, &span, key.as_ref()),
             None => Ok(0),
@@ -87,7 +87,7 @@ impl Kvdb {
         within: impl RangeBounds<K>,
         n: u64,
     ) -> Result<Option<Bytes>> {
-        let database = &*self.db.0;
+        let database = &*self.db;
         match span(dict, bounds::of(&within)) {
             Some(span) => database.ranks.nth(database, view, &span, n),
             None => Ok(None),
@@ -114,7 +114,7 @@ impl Kvdb {
         range: impl RangeBounds<K>,
     ) -> Result<u64> {
         let Some(range) = span(dict, bounds::of(&range)) else { return Ok(0) };
-        let database = &*self.db.0;
+        let database = &*self.db;
         let all = Span { dict, start: Bytes::new(), end: Bytes::new() };
         let before = database.ranks.before(database, view, &all, &range.start)?;
         let up_to = match range.end.is_empty() {

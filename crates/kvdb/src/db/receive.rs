@@ -127,7 +127,7 @@ impl Kvdb {
 
     /// Receives a stream into its hidden branch.
     fn take_stream(&self, mut input: impl Read, options: &ReceiveOptions) -> Result<Taken> {
-        let db = &self.db.0;
+        let db = &self.db;
         db.engine.health.writable()?;
         read_magic(&mut input)?;
         let Frame::Header(header) = Frame::read(&mut input)? else {
@@ -169,7 +169,7 @@ impl Kvdb {
 
     /// Replaces a branch by the received one.
     fn replace_by(&self, taken: &Taken, options: &ReceiveOptions) -> Result<()> {
-        let db = &self.db.0;
+        let db = &self.db;
         // From here on the branch takes no commits. It is checked again, since it may have changed
         // while the stream arrived.
         let replaced: BTreeSet<DictionaryId> =
@@ -228,7 +228,7 @@ impl Kvdb {
     /// Drops the branch of a stream that was cut off before any of it was received: a clone of the
     /// base would keep the base's data alive for nothing.
     fn drop_if_nothing_came(&self, branch: &str) {
-        let db = &self.db.0;
+        let db = &self.db;
         if db.engine.versions.load().has_branch(branch)
             && self.progress(branch).is_ok_and(|came| came.is_none())
             && let Err(e) = db.snapshotter.drop_branch(branch, |_| Ok(()))
@@ -241,7 +241,7 @@ impl Kvdb {
     /// store needs it for [`Kvdb::send`].
     pub fn receiving(&self) -> Result<Vec<Received>> {
         self.sync()?;
-        let all = self.db.0.engine.versions.load().branches.clone();
+        let all = self.db.engine.versions.load().branches.clone();
         // A crash may have left a branch without any received chunk.
         let branches = all.keys().filter_map(|name| Some((name, id_of(name)?)));
         let came = branches.map(|(branch, id)| {
@@ -262,12 +262,12 @@ impl Kvdb {
 
     /// Drops the branches that receive the snapshot of this id, and returns how many there were.
     fn forget(&self, id: &[u8; 16]) -> Result<usize> {
-        let all = self.db.0.engine.versions.load().branches.clone();
+        let all = self.db.engine.versions.load().branches.clone();
         let branches: Vec<&Arc<str>> =
             all.keys().filter(|name| name.starts_with(&branches_of(id))).collect();
         branches
             .iter()
-            .try_for_each(|branch| self.db.0.snapshotter.drop_branch(branch, |_| Ok(())))?;
+            .try_for_each(|branch| self.db.snapshotter.drop_branch(branch, |_| Ok(())))?;
         Ok(branches.len())
     }
 
@@ -280,7 +280,7 @@ impl Kvdb {
     /// belong to another snapshot before the stream ends.
     fn base(&self, header: &StreamHeader) -> Result<Option<Arc<Snapshot>>> {
         let Some((id, name)) = &header.base else { return Ok(None) };
-        let found = self.db.0.engine.snapshots.list().into_iter().find(|s| s.label.id == *id);
+        let found = self.db.engine.snapshots.list().into_iter().find(|s| s.label.id == *id);
         let none = || Error::NoSnapshot(format!("{name}, which the stream builds upon"));
         found.ok_or_else(none).map(Some)
     }
@@ -291,7 +291,7 @@ impl Kvdb {
             let free = if branch.is_empty() {
                 dictionaries.is_empty()
             } else {
-                !self.db.0.engine.versions.load().has_branch(branch)
+                !self.db.engine.versions.load().has_branch(branch)
             };
             let what = if branch.is_empty() {
                 "something in the main branch".into()
@@ -300,10 +300,10 @@ impl Kvdb {
             };
             return if free { Ok(()) } else { Err(Error::Exists(what)) };
         };
-        if !self.db.0.engine.versions.load().has_branch(branch) {
+        if !self.db.engine.versions.load().has_branch(branch) {
             return Ok(());
         }
-        let (before, now) = (self.db.0.snapshotter.open(base), self.view());
+        let (before, now) = (self.db.snapshotter.open(base), self.view());
         let base = &base.label.name;
         let names: BTreeSet<String> =
             before.dictionaries().into_iter().chain(dictionaries).map(|d| d.name).collect();
@@ -331,7 +331,7 @@ impl Kvdb {
         base: Option<&Arc<Snapshot>>,
         header: &StreamHeader,
     ) -> Result<()> {
-        let db = &self.db.0;
+        let db = &self.db;
         // An older version used the same branch for both kinds of streams.
         let of = db.engine.versions.load().branches.get(branch).cloned();
         if of.is_some_and(|of| base.is_none() && !of.is_empty()) {

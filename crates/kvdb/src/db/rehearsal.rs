@@ -49,7 +49,7 @@ impl Database {
         let open_and_read = || {
             let (db, _) = recovery::open(device.clone(), env, options)?;
             let db = Kvdb::of(db);
-            let opened = db.db.0.engine.versions.load_full();
+            let opened = db.db.engine.versions.load_full();
             rehearse(&db);
             // It comes last, since there may be no room for it.
             if let Err(e) = read_small_indexes(&opened) {

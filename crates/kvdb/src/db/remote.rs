@@ -56,7 +56,7 @@ impl Kvdb {
     /// Returns the requests to object storage since the store was opened, or `None` if all its
     /// zones are local.
     pub fn remote_stats(&self) -> Option<RemoteStats> {
-        self.db.0.engine.zones.remote_stats()
+        self.db.engine.zones.remote_stats()
     }
 }
 

@@ -225,6 +225,6 @@ impl crate::Kvdb {
         stand_in: impl Fn(&FaultKeys) -> Option<Bytes>,
         mend: impl FnOnce(&View, &[ScrubFault]) -> std::result::Result<Batch, E>,
     ) -> std::result::Result<RepairReport, E> {
-        self.db.0.repair(stand_in, mend)
+        self.db.repair(stand_in, mend)
     }
 }

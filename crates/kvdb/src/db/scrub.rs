@@ -20,26 +20,26 @@ impl crate::Kvdb {
     /// # Ok::<(), kvdb::Error>(())
     /// ```
     pub fn scrub(&self, options: ScrubOptions) -> Result<bool> {
-        self.db.0.scrubber.start(options)
+        self.db.scrubber.start(options)
     }
 
     /// Returns the progress of the scrub, or of the last one.
     pub fn scrub_progress(&self) -> ScrubProgress {
-        self.db.0.scrubber.progress()
+        self.db.scrubber.progress()
     }
 
     /// Returns the faults that the current scrub, or the last one, has found: the first thousand.
     pub fn scrub_faults(&self) -> Vec<ScrubFault> {
-        self.db.0.scrubber.faults()
+        self.db.scrubber.faults()
     }
 
     /// Stops a scrub after its current read.
     pub fn stop_scrub(&self) {
-        self.db.0.scrubber.stop();
+        self.db.scrubber.stop();
     }
 
     /// Waits until no scrub is under way.
     pub fn wait_for_scrub(&self) {
-        self.db.0.scrubber.wait_for_end();
+        self.db.scrubber.wait_for_end();
     }
 }

@@ -76,7 +76,7 @@ impl Kvdb {
 
     /// Returns the snapshots to be sent, if the stream can continue the received part.
     fn sent(&self, snapshot: &str, base: Option<&str>, from: Option<&Received>) -> Result<Sent> {
-        let db = &self.db.0;
+        let db = &self.db;
         // Looked up once: at a second lookup the name may belong to another snapshot.
         let known = |name: &str| {
             check_visible(name)?;
@@ -152,7 +152,7 @@ impl Kvdb {
         mut out: impl Write,
         from: Option<&Received>,
     ) -> Result<SendStats> {
-        let db = &self.db.0;
+        let db = &self.db;
         let Sent { label, view, base } = self.sent(snapshot, base, from)?;
         let begun = from.cloned().unwrap_or_default();
         let dictionaries = view.dictionaries();

@@ -52,25 +52,25 @@ impl Kvdb {
         if !branch.is_empty() {
             check_name("branch", branch)?;
         }
-        self.db.0.snapshotter.snapshot(branch, name, durability)
+        self.db.snapshotter.snapshot(branch, name, durability)
     }
 
     /// Returns all snapshots, the oldest first, with the space that they keep, for display. To look
     /// up one snapshot use [`Kvdb::snapshot_label`], and for their names [`Kvdb::snapshot_labels`].
     pub fn snapshots(&self) -> Vec<SnapshotInfo> {
-        self.db.0.snapshotter.list().into_iter().filter(|s| !is_own(&s.name)).collect()
+        self.db.snapshotter.list().into_iter().filter(|s| !is_own(&s.name)).collect()
     }
 
     /// Returns the label of the snapshot of this name, if there is one. The cost is one lookup,
     /// however many snapshots there are.
     pub fn snapshot_label(&self, name: &str) -> Option<SnapshotLabel> {
         check_visible(name).ok()?;
-        self.db.0.snapshotter.label_of(name)
+        self.db.snapshotter.label_of(name)
     }
 
     /// Returns the labels of all snapshots, the oldest first.
     pub fn snapshot_labels(&self) -> Vec<SnapshotLabel> {
-        self.db.0.snapshotter.labels().filter(|label| !is_own(&label.name)).collect()
+        self.db.snapshotter.labels().filter(|label| !is_own(&label.name)).collect()
     }
 
     /// Returns the store, or the snapshot's branch of it, as it was when the snapshot was made. The
@@ -78,14 +78,14 @@ impl Kvdb {
     /// [`View::dictionary`].
     pub fn open_snapshot(&self, name: &str) -> Result<View> {
         check_visible(name)?;
-        self.db.0.snapshotter.open_snapshot(name)
+        self.db.snapshotter.open_snapshot(name)
     }
 
     /// Drops a snapshot, durably, in a time that does not depend on its size. Clones and views of
     /// it stay.
     pub fn drop_snapshot(&self, name: &str) -> Result<()> {
         check_visible(name)?;
-        self.db.0.snapshotter.drop_snapshot(name)
+        self.db.snapshotter.drop_snapshot(name)
     }
 
     /// Makes a branch from a snapshot: for each of its dictionaries a new one of the same name,
@@ -107,7 +107,7 @@ impl Kvdb {
     pub fn clone_snapshot(&self, snapshot: &str, branch: &str) -> Result<()> {
         check_visible(snapshot)?;
         check_name("branch", branch)?;
-        self.db.0.snapshotter.clone_snapshot(snapshot, branch)
+        self.db.snapshotter.clone_snapshot(snapshot, branch)
     }
 
     /// Limits the bytes that a clone may have of its own, durably; `None` removes the limit. Data
@@ -132,19 +132,19 @@ impl Kvdb {
         if !branch.is_empty() {
             check_name("branch", branch)?;
         }
-        self.db.0.snapshotter.limit_branch(branch, bytes)
+        self.db.snapshotter.limit_branch(branch, bytes)
     }
 
     /// Returns the limit of the clone that a dictionary belongs to, or `None` if there is none.
     pub fn limit_of(&self, dict: DictionaryId) -> Option<BranchLimit> {
-        let snapshotter = &self.db.0.snapshotter;
+        let snapshotter = &self.db.snapshotter;
         snapshotter.branch_limit(&snapshotter.limited_branch_of(dict)?)
     }
 
     /// Makes the clone of a dictionary take less space if possible, for a caller who would exceed
     /// its limit. Returns the limit, with the bytes that are taken afterwards.
     pub fn make_room_for(&self, dict: DictionaryId) -> Result<Option<BranchLimit>> {
-        let snapshotter = &self.db.0.snapshotter;
+        let snapshotter = &self.db.snapshotter;
         let Some(branch) = snapshotter.limited_branch_of(dict) else { return Ok(None) };
         snapshotter.make_room(&branch)?;
         Ok(snapshotter.branch_limit(&branch))
@@ -166,43 +166,43 @@ impl Kvdb {
         if !branch.is_empty() {
             check_name("branch", branch)?;
         }
-        self.db.0.snapshotter.limit_files(branch, files)
+        self.db.snapshotter.limit_files(branch, files)
     }
 
     /// Returns the clone that a dictionary belongs to, and the number of files that it may have of
     /// its own. Returns `None` if there is no such limit.
     pub fn limit_of_files(&self, dict: DictionaryId) -> Option<(String, u64)> {
-        self.db.0.snapshotter.limit_of_files(dict)
+        self.db.snapshotter.limit_of_files(dict)
     }
 
     /// Returns the states whose data the clone of a dictionary shares: the snapshot that it was
     /// made of, and those that it was merged or rebased at. The list is empty if its origin is not
     /// known. Returns `None` if the dictionary does not belong to a clone.
     pub fn states_beneath(&self, dict: DictionaryId) -> Option<Vec<View>> {
-        self.db.0.snapshotter.states_beneath(dict)
+        self.db.snapshotter.states_beneath(dict)
     }
 
     /// Makes a branch without dictionaries.
     pub fn create_branch(&self, name: &str) -> Result<()> {
         check_name("branch", name)?;
-        self.db.0.snapshotter.create_branch(name)
+        self.db.snapshotter.create_branch(name)
     }
 
     /// Returns whether there is a branch of this name; the main one is `""`.
     pub fn has_branch(&self, name: &str) -> bool {
-        !is_own(name) && self.db.0.engine.versions.load().has_branch(name)
+        !is_own(name) && self.db.engine.versions.load().has_branch(name)
     }
 
     /// Returns the branches other than the main one, by name.
     pub fn branches(&self) -> Vec<BranchInfo> {
-        let version = self.db.0.engine.versions.load();
+        let version = self.db.engine.versions.load();
         let all = version.branches.iter().filter(|(name, _)| !name.starts_with('.'));
         let of = |from: &str| {
             let shown = shown_origin(from);
-            let another = shown != from && self.db.0.snapshotter.has(shown);
+            let another = shown != from && self.db.snapshotter.has(shown);
             Some(shown.to_owned()).filter(|shown| !shown.is_empty() && !another)
         };
-        let limit = |name: &str| self.db.0.snapshotter.branch_limit(name);
+        let limit = |name: &str| self.db.snapshotter.branch_limit(name);
         all.map(|(name, from)| BranchInfo {
             name: name.to_string(),
             snapshot: of(from),
@@ -216,7 +216,7 @@ impl Kvdb {
     /// its origin is not known, or if that branch is gone.
     pub fn lineage(&self, clone: &str) -> Result<Lineage> {
         check_name("branch", clone)?;
-        self.db.0.snapshotter.lineage(clone)
+        self.db.snapshotter.lineage(clone)
     }
 
     /// Keeps the current state of a branch, which is the clone or the one that it was made of,
@@ -239,22 +239,22 @@ impl Kvdb {
     /// ```
     pub fn keep_common_state(&self, clone: &str, of: &str, mark: u64) -> Result<View> {
         check_name("branch", clone)?;
-        self.db.0.snapshotter.keep_common_state(clone, of, mark)
+        self.db.snapshotter.keep_common_state(clone, of, mark)
     }
 
     /// Returns a state that [`Kvdb::keep_common_state`] has kept.
     pub fn common_state(&self, clone: &str, mark: u64) -> Result<View> {
-        self.db.0.snapshotter.common_state(clone, mark)
+        self.db.snapshotter.common_state(clone, mark)
     }
 
     /// Drops the common states of a clone, except those in `but` and the one that it was made of.
     pub fn drop_common_states(&self, clone: &str, but: &[u64]) -> Result<()> {
-        self.db.0.snapshotter.drop_common_states(clone, but)
+        self.db.snapshotter.drop_common_states(clone, but)
     }
 
     /// Returns the identity of the store. A copy of its file has the same one, a fork has another.
     pub fn store_id(&self) -> [u8; 16] {
-        self.db.0.engine.zones.superblock().uuid
+        self.db.engine.zones.superblock().uuid
     }
 
     /// Returns the identities of the stores that this one is a fork of
@@ -262,20 +262,20 @@ impl Kvdb {
     /// store that it was made of, the one before is the store that that one was made of, and so on.
     /// Returns none if it is not a fork.
     pub fn fork_origins(&self) -> Vec<[u8; 16]> {
-        self.db.0.snapshotter.fork_origins()
+        self.db.snapshotter.fork_origins()
     }
 
     /// Returns the state of the main branch that a fork has in common with a store in its
     /// [`Kvdb::fork_origins`], or `None` for any other store.
     pub fn fork_base(&self, store: &[u8; 16]) -> Option<ForkBase> {
-        self.db.0.snapshotter.fork_base(store)
+        self.db.snapshotter.fork_base(store)
     }
 
     /// Drops a branch and its dictionaries, durably, as [`Kvdb::drop_dictionary`] does. Its
     /// snapshots stay; its open transactions are aborted, and its commits can no longer be undone.
     pub fn drop_branch(&self, name: &str) -> Result<()> {
         check_name("branch", name)?;
-        let db = &self.db.0;
+        let db = &self.db;
         let mut gone = BTreeSet::new();
         db.snapshotter.drop_branch(name, |dicts| {
             gone.clone_from(dicts);
@@ -302,14 +302,14 @@ impl Kvdb {
     /// ```
     pub fn rollback(&self, snapshot: &str) -> Result<()> {
         check_visible(snapshot)?;
-        let db = &self.db.0;
+        let db = &self.db;
         db.snapshotter
             .roll_back(snapshot, |dicts| db.transactions.lock_before_all(dicts, ROLLED_BACK))
     }
 
     /// Returns the dictionary of that name in a branch.
     pub fn dictionary_in(&self, branch: &str, name: &str) -> Option<DictionaryId> {
-        self.db.0.engine.versions.dictionary(branch, name)
+        self.db.engine.versions.dictionary(branch, name)
     }
 
     /// Returns the dictionary of that name in a branch, and makes it if it does not exist (durable
@@ -320,7 +320,7 @@ impl Kvdb {
         name: &str,
         options: DictionaryOptions,
     ) -> Result<DictionaryId> {
-        self.db.0.catalog.create(branch, name, options)
+        self.db.catalog.create(branch, name, options)
     }
 
     /// Returns the dictionary of that name in [`STORE_BRANCH`], and makes it if it does not exist
@@ -330,7 +330,7 @@ impl Kvdb {
         name: &str,
         options: DictionaryOptions,
     ) -> Result<DictionaryId> {
-        let db = &self.db.0;
+        let db = &self.db;
         if !db.engine.versions.load().has_branch(STORE_BRANCH) {
             match db.snapshotter.create_branch(STORE_BRANCH) {
                 Ok(()) | Err(Error::Exists(_)) => {}
@@ -349,7 +349,7 @@ impl Kvdb {
 
     /// Returns the dictionaries of a branch, by number.
     pub fn dictionaries_in(&self, branch: &str) -> Vec<DictionaryInfo> {
-        let of_branch = self.db.0.engine.versions.load().entries.of_branch(branch);
+        let of_branch = self.db.engine.versions.load().entries.of_branch(branch);
         of_branch.values().map(|d| d.info.to_info()).collect()
     }
 }
@@ -385,7 +385,7 @@ mod tests {
         let (done, outcome) = mpsc::channel();
         // Not joined, since it may never end.
         std::thread::spawn(move || {
-            let settled = db.db.0.snapshotter.settled().map(drop);
+            let settled = db.db.snapshotter.settled().map(drop);
             done.send(settled).unwrap();
         });
         let outcome = outcome.recv_timeout(Duration::from_secs(20));

@@ -265,7 +265,7 @@ mod tests {
         let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
         let db = Kvdb::create(device.clone(), Arc::new(Machine::default()), options()).unwrap();
         let dict = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
-        let signals = &db.db.0.engine.signals;
+        let signals = &db.db.engine.signals;
         device.inject(Fault::always(Operation::Write, FaultKind::NoSpace).of(Purpose::Pages));
         db.put(dict, b"large", &[3; 5000], Durability::Buffered).unwrap();
         signals.journal_wanted(None);

@@ -19,50 +19,50 @@ impl Kvdb {
 
     /// Begins a transaction with these options.
     pub fn begin_with(&self, options: TransactionOptions) -> Result<Transaction> {
-        self.db.0.transactions.begin(options)
+        self.db.transactions.begin(options)
     }
 
     /// Joins an open transaction that is not [private](TransactionOptions::private).
     pub fn transaction(&self, id: TransactionId) -> Result<Transaction> {
-        self.db.0.transactions.join(id).ok_or(Error::NoTransaction(id))
+        self.db.transactions.join(id).ok_or(Error::NoTransaction(id))
     }
 
     /// Returns the reason why a transaction was aborted for an older one, if that was recent: it
     /// may be begun again. For callers that learn only at its end that it was aborted.
     pub fn lost_to_another(&self, id: TransactionId) -> Option<Error> {
-        self.db.0.transactions.lost(id)
+        self.db.transactions.lost(id)
     }
 
     /// Returns the open transactions, the oldest first.
     pub fn transactions(&self) -> Vec<TransactionInfo> {
-        self.db.0.transactions.list()
+        self.db.transactions.list()
     }
 
     /// Sets the routine that joins the changes of transactions and others at the same keys of a
     /// dictionary, for as long as the store is open.
     pub fn set_merge(&self, dict: DictionaryId, routine: Arc<dyn MergeRoutine>) {
-        self.db.0.transactions.set_routine(dict, routine);
+        self.db.transactions.set_routine(dict, routine);
     }
 
     /// Returns whether a commit of `key` would have to wait for a serializable transaction now.
     pub fn is_locked(&self, dict: DictionaryId, key: &[u8]) -> bool {
-        self.db.0.transactions.is_locked(dict, key)
+        self.db.transactions.is_locked(dict, key)
     }
 
     /// Returns the commits that can be undone, the oldest first; see
     /// [`TransactionOptions::undoable`](crate::TransactionOptions::undoable).
     pub fn undoable_commits(&self) -> Vec<UndoableCommit> {
-        self.db.0.transactions.undoable_commits()
+        self.db.transactions.undoable_commits()
     }
 
     /// Returns the same commits, each with the bytes that are given back when it cannot be undone
     /// any more, as far as is known without reading. It costs a look at all snapshots.
     pub fn undoable_commits_and_bytes(&self) -> Vec<(UndoableCommit, u64)> {
-        self.db.0.transactions.undoable_commits_and_bytes()
+        self.db.transactions.undoable_commits_and_bytes()
     }
 
     /// Returns the states right before and right after a commit that can be undone.
     pub fn states_around(&self, number: u64) -> Result<(View, View)> {
-        self.db.0.transactions.states_around(number)
+        self.db.transactions.states_around(number)
     }
 }
