@@ -13,8 +13,8 @@ use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions, MAX_DIC
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::manifest::{Edit, ManifestState};
-use crate::read::version_set::VersionEdit;
 use crate::snapshots::Snapshotter;
+use crate::version::version_set::VersionEdit;
 
 /// Makes, changes and drops dictionaries.
 pub(crate) struct Catalog {

@@ -22,10 +22,10 @@ use crate::counters::Counters;
 use crate::health::Health;
 use crate::manifest::Manifest;
 use crate::options::OpenOptions;
-use crate::read::snapshot_set::Snapshots;
-use crate::read::version::Version;
-use crate::read::version_set::VersionSet;
 use crate::signals::Signals;
+use crate::version::Version;
+use crate::version::snapshot_set::Snapshots;
+use crate::version::version_set::VersionSet;
 
 /// The shared services and state. It is a set of pointers that each part holds by value: a part
 /// reaches what they point to in one step, and the options in none.

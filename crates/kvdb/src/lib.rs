@@ -33,13 +33,13 @@
 //! The guide is `docs/kvdb.md`.
 //!
 //! The rooms, in the order of a commit's life: `commit` (the pipeline, late binding, group sync),
-//! `mirror` (commits that outlive the process), `journal` (the stream of records), `read` (the
-//! versions and snapshots that readers pin, and the reads), `background` (flush, compaction, write
-//! throttling), `manifest` (the log of the store's structure), `engine` (what all parts of an open
-//! store share), `db` (wires the parts; threads, recovery, checks, checkpoints). The other rooms:
-//! `transactions` and `locks`, `catalog` (the dictionaries), `snapshots`, `log` (the layout of
-//! journal and manifest on the device), `remote` (stores in object storage), `lock_order`, `scrub`,
-//! `salvage`.
+//! `mirror` (commits that outlive the process), `journal` (the stream of records), `version` (the
+//! versions and snapshots that readers pin), `read` (views, and the reads), `background` (flush,
+//! compaction, write throttling), `manifest` (the log of the store's structure), `engine` (what all
+//! parts of an open store share), `db` (wires the parts; threads, recovery, checks, checkpoints).
+//! The other rooms: `transactions` and `locks`, `catalog` (the dictionaries), `snapshots`, `log` (the
+//! layout of journal and manifest on the device), `remote` (stores in object storage),
+//! `lock_order`, `scrub`, `salvage`.
 
 #![warn(missing_docs)]
 
@@ -71,6 +71,7 @@ mod short_values;
 mod signals;
 mod snapshots;
 mod transactions;
+mod version;
 
 pub use background::defragment::{DefragOptions, DefragProgress, ValueOrder};
 pub use commit::author::with_author;

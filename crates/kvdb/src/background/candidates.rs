@@ -14,9 +14,9 @@ use crate::counters::Counters;
 use crate::dictionary::DictionaryId;
 use crate::manifest::Dictionaries;
 use crate::options::CompactionPolicy;
-use crate::read::tree::Tree;
-use crate::read::version::Version;
 use crate::short_values::adapts;
+use crate::version::Version;
+use crate::version::tree::Tree;
 
 /// The work that is due in a dictionary while no other merge is in progress there. Every possible
 /// plan is covered, since merges in progress only reduce the possibilities.

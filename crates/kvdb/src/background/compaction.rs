@@ -29,8 +29,8 @@ use super::policy::{BOTTOM, CompactionLock, CompactionPlan, SHARE_ZONES_BELOW, l
 use crate::error::{Error, Result};
 use crate::ids::RunId;
 use crate::manifest::Edit;
-use crate::read::tree::NumberedRun;
-use crate::read::version_set::{Order, VersionEdit};
+use crate::version::tree::NumberedRun;
+use crate::version::version_set::{Order, VersionEdit};
 
 /// If there is no space for a part of this size, the compaction fails for lack of space.
 const SMALLEST: u64 = 256 << 10;

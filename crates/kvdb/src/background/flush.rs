@@ -25,10 +25,10 @@ use crate::ids::RunId;
 
 use crate::lock_order::{Mutex, MutexGuard, Rank};
 use crate::manifest::{Edit, ManifestState};
-use crate::read::generation::{Generation, Layer};
-use crate::read::snapshot_set::Snapshot;
-use crate::read::version::Version;
-use crate::read::version_set::{Order, VersionEdit};
+use crate::version::Version;
+use crate::version::generation::{Generation, Layer};
+use crate::version::snapshot_set::Snapshot;
+use crate::version::version_set::{Order, VersionEdit};
 
 /// A flush that fails for a reason other than lack of space is tried this often before the store
 /// stops accepting writes.

@@ -18,9 +18,9 @@ use env::sync::Mutex;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::ids::RunId;
-use crate::read::generation::Layer;
-use crate::read::tree::{NumberedRun, Tree};
-use crate::read::version::Version;
+use crate::version::Version;
+use crate::version::generation::Layer;
+use crate::version::tree::{NumberedRun, Tree};
 
 /// Number of keys of a memtable that are sampled.
 const SAMPLE: usize = 64;

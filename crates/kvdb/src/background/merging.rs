@@ -20,8 +20,8 @@ use super::policy::{BOTTOM, CompactionLock, CompactionPlan, tight_below};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::lock_order::{Rank, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use crate::read::tree::Tree;
-use crate::read::version::Version;
+use crate::version::Version;
+use crate::version::tree::Tree;
 
 /// Maximum number of merges on a thread's stack, each younger than the one before.
 const DEEPEST: usize = 4;

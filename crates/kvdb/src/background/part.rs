@@ -13,8 +13,8 @@ use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::Result;
 use crate::ids::RunId;
 use crate::manifest::Edit;
-use crate::read::tree::NumberedRun;
-use crate::read::version_set::{Order, VersionEdit};
+use crate::version::tree::NumberedRun;
+use crate::version::version_set::{Order, VersionEdit};
 
 /// The changes that a part of a merge makes to the runs of a dictionary.
 pub(crate) struct MergedPart {

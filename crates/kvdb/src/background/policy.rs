@@ -20,8 +20,8 @@ use super::garbage::Garbage;
 use crate::dictionary::{DictionaryId, SHORT_VALUES};
 use crate::ids::RunId;
 use crate::options::CompactionPolicy;
-use crate::read::tree::{NumberedRun, Tree};
-use crate::read::version_set::VersionSet;
+use crate::version::tree::{NumberedRun, Tree};
+use crate::version::version_set::VersionSet;
 
 /// The level of the bottom run.
 pub(crate) const BOTTOM: usize = 15;

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::lock_order::{Mutex, Rank};
 use crate::manifest::Edit;
 use crate::options::Shares;
-use crate::read::version_set::VersionEdit;
+use crate::version::version_set::VersionEdit;
 
 /// Nanoseconds of delay per byte when the debt is at its limit: 20 MB/s.
 const SLOWEST: f64 = 50.0;

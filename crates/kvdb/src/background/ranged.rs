@@ -14,7 +14,7 @@ use super::policy::{BOTTOM, CompactionPlan, lifetime};
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::read::bounds;
-use crate::read::tree::{NumberedRun, Tree};
+use crate::version::tree::{NumberedRun, Tree};
 
 /// Bytes of work between checks whether the part is full.
 const STEP: u64 = 4 << 20;

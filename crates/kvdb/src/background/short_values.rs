@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::on_demand::none_if_full;
 use super::{Compactor, Flusher};
 use crate::error::Result;
-use crate::read::tree::Tree;
 use crate::short_values::ShortValues;
+use crate::version::tree::Tree;
 
 /// Minimum bytes of short values that scans must have read from outside.
 const LEAST_SCANNED: u64 = 1 << 20;

@@ -17,9 +17,9 @@ use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::record::{self, Op, Ops};
 use crate::mirror::Note;
-use crate::read::generation::Layer;
 use crate::read::ranks::Ranks;
-use crate::read::version::Version;
+use crate::version::Version;
+use crate::version::generation::Layer;
 
 /// A commit of changes to memtables.
 pub(super) struct Changes<'a> {

@@ -55,7 +55,7 @@ use crate::lock_order::{self, Rank};
 use crate::locks::Locks;
 use crate::options::Shares;
 use crate::read::ranks::Ranks;
-use crate::read::version::Version;
+use crate::version::Version;
 
 /// The steps in which the kinds of commits differ, from the lock on. None of them waits.
 pub(super) trait Commit {

@@ -18,8 +18,8 @@ use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::journal::record::{Op, Ops};
 use crate::locks::{KeyRangeRef, RangeEnd};
-use crate::read::version::Version;
 use crate::read::view::View;
+use crate::version::Version;
 
 /// The maximum number of items of one range that are checked under the pipeline's lock. A range
 /// with more counts as changed.

@@ -19,7 +19,7 @@ use vt_tree::Seq;
 use crate::commit::author::author;
 use crate::dictionary::DictionaryId;
 use crate::journal::record::{Op, Ops};
-use crate::read::version::Version;
+use crate::version::Version;
 
 /// A position between two commits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

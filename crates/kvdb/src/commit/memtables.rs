@@ -9,8 +9,8 @@ use vt_tree::{Compression, Seq, Value, Writer};
 use super::log::deferred::{self, DeferredValue};
 use crate::dictionary::DictionaryId;
 use crate::journal::record::Op;
-use crate::read::generation::Layer;
-use crate::read::version::Version;
+use crate::version::Version;
+use crate::version::generation::Layer;
 
 /// Writes one put whose value has no place yet. Returns the deferred value, without the offset of
 /// its reference in the journal.

@@ -51,7 +51,7 @@ pub(crate) use self::validate::{SpaceClaim, Valid, check_put};
 use crate::error::Result;
 use crate::locks::Locks;
 use crate::read::ranks::Ranks;
-use crate::read::version::Version;
+use crate::version::Version;
 
 /// The services that a commit needs of later parts of the store.
 pub(crate) trait CommitEnv {

@@ -5,7 +5,7 @@
 //! durable before the commits of the copies, a power cut could lose both. So there is one rule: an
 //! edit that changes what a reader finds becomes durable after all commits that were visible before
 //! it. Edits that only say where data lies, and those of flushes, which bring all commits up to
-//! some number into runs, need no sync (see [`Order`](crate::read::version_set::Order)).
+//! some number into runs, need no sync (see [`Order`](crate::version::version_set::Order)).
 //!
 //! There are two ways to keep the rule. [`Committer::install`] syncs the commits before the
 //! call: that is enough if the edit adds something, or drops something that commits do not see.
@@ -29,9 +29,9 @@ use crate::journal;
 use crate::journal::record::{self, Op, Ops};
 use crate::lock_order::MutexGuard;
 use crate::manifest::ManifestState;
-use crate::read::snapshot_set::Snapshot;
-use crate::read::version::Version;
-use crate::read::version_set::{CommitsSynced, Order, VersionEdit};
+use crate::version::Version;
+use crate::version::snapshot_set::Snapshot;
+use crate::version::version_set::{CommitsSynced, Order, VersionEdit};
 
 /// Returns the journal's record of a commit whose changes are in the manifest: a deletion in
 /// dictionary 0, which does not exist. It takes the commit's number and changes nothing.

@@ -8,7 +8,7 @@ use super::{CommitEnv, Committer, SpaceClaim};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::record::{Op, Ops};
-use crate::read::version::Version;
+use crate::version::Version;
 
 impl Committer {
     /// Returns the indexes of the changes that have large values, and the sum of their bytes.

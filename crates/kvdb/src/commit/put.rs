@@ -13,9 +13,9 @@ use super::{CommitEnv, SpaceClaim, check_put};
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::journal::record::{self, PutValue};
-use crate::read::generation::Layer;
 use crate::read::ranks::Ranks;
-use crate::read::version::Version;
+use crate::version::Version;
+use crate::version::generation::Layer;
 
 /// A commit of a single put.
 struct Put<'a> {

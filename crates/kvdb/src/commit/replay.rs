@@ -13,7 +13,7 @@ use super::{CommitEnv, Committer};
 use crate::error::{Error, Result};
 use crate::journal::record::{self, Ops};
 use crate::manifest::JournalStart;
-use crate::read::version::Version;
+use crate::version::Version;
 
 impl Committer {
     /// Applies a commit of the journal whose first change has number `first`.

@@ -20,13 +20,13 @@ use crate::journal::record::{self, Ops};
 use crate::journal::{self, Writer};
 use crate::lock_order;
 use crate::read::ranks::Ranks;
-use crate::read::version::Version;
+use crate::version::Version;
 
 /// Makes a snapshot before and one after a commit.
 #[derive(Clone, Copy)]
 pub(crate) struct Around<'a> {
     pub maker: &'a dyn SnapshotMaker,
-    /// The lock [`Snapshots::naming`](crate::read::snapshot_set::Snapshots::naming).
+    /// The lock [`Snapshots::naming`](crate::version::snapshot_set::Snapshots::naming).
     pub naming: &'a lock_order::Mutex<()>,
 }
 

@@ -14,8 +14,8 @@ use crate::error::Result;
 use crate::journal::{self, Writer};
 use crate::lock_order::MutexGuard;
 use crate::manifest::JournalStart;
-use crate::read::generation::Generation;
-use crate::read::version::Version;
+use crate::version::Version;
+use crate::version::generation::Generation;
 
 /// A generation that takes no more commits, and the start of the journal once it is in runs.
 #[derive(Clone)]

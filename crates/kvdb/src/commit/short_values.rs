@@ -8,10 +8,10 @@ use super::Committer;
 use crate::dictionary::{Described, DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
 use crate::manifest::Edit;
-use crate::read::generation::Layer;
-use crate::read::tree::Tree;
-use crate::read::version::Version;
-use crate::read::version_set::{Order, VersionEdit};
+use crate::version::Version;
+use crate::version::generation::Layer;
+use crate::version::tree::Tree;
+use crate::version::version_set::{Order, VersionEdit};
 
 /// In a memtable full of short values, these make up at least this fraction of it.
 const PART: usize = 4;

@@ -11,7 +11,7 @@ use super::batch::{Batch, Durability};
 use super::memtables::Grown;
 use crate::commit::order::Changed;
 use crate::manifest::{Edit, ManifestState};
-use crate::read::version_set::VersionEdit;
+use crate::version::version_set::VersionEdit;
 use crate::{CreateOptions, DictionaryOptions, Error, Kvdb, OpenOptions};
 
 /// A transaction that began between the two steps would read the state before the commit and find

@@ -9,7 +9,7 @@ use super::batch::{Batch, BatchChange};
 use crate::error::{Error, Result};
 use crate::journal::record::{Op, Ops};
 use crate::mirror::Note;
-use crate::read::version::Version;
+use crate::version::Version;
 
 /// The longest key, bytes.
 pub const MAX_KEY: usize = 32 << 10;

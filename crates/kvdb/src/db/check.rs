@@ -9,7 +9,7 @@ use zones::{Device, ZoneId, ZoneUse};
 
 use crate::db::recovery::{Found, read_journal};
 use crate::error::Result;
-use crate::read::tree::{NumberedRun, Tree};
+use crate::version::tree::{NumberedRun, Tree};
 
 /// A damaged part of the store.
 #[derive(Clone, Debug, PartialEq, Eq)]

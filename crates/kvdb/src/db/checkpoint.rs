@@ -18,9 +18,9 @@ use crate::dictionary::DictionaryInfo;
 use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::manifest::{Edit, JournalStart, Manifest, ManifestState, make_branches};
-use crate::read::version::Version;
-use crate::read::version_set::encode_run;
 use crate::remote::random_id;
+use crate::version::Version;
+use crate::version::version_set::encode_run;
 
 /// The most flushes after each of which an edit of the manifest has come in between. The one that
 /// follows them keeps edits waiting.

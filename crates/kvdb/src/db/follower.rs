@@ -228,7 +228,11 @@ impl NewerState {
     pub fn show(&mut self) -> Result<()> {
         let db = &self.db.db;
         let mut open = |id: RunId, root: &Bytes| self.runs.open(&db.engine.cache, id, root);
-        let gone = db.engine.versions.show_published(&self.state, &self.after, &mut open)?;
+        let gone = db.engine.versions.show_published(
+            &self.state,
+            (self.after.at, &*self.after.version),
+            &mut open,
+        )?;
         let is_listed = db.feed.followed(&self.after.version) == self.listed.followed;
         let changes = self.listed.changes.take().filter(|_| is_listed);
         db.commits.follow_published(self.after.at, changes);

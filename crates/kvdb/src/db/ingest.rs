@@ -26,8 +26,8 @@ use crate::ids::RunId;
 use crate::journal::record;
 use crate::locks::KeyRangeRef;
 use crate::manifest::Edit;
-use crate::read::generation::Layer;
-use crate::read::version_set::VersionEdit;
+use crate::version::generation::Layer;
+use crate::version::version_set::VersionEdit;
 
 /// Ingested bytes after which the free space is checked again.
 const LOOK_AT_SPACE: u64 = 4 << 20;

@@ -477,7 +477,7 @@ impl Kvdb {
 /// The parts, for their tests.
 #[cfg(test)]
 impl Kvdb {
-    pub(crate) fn version_set(&self) -> &crate::read::version_set::VersionSet {
+    pub(crate) fn version_set(&self) -> &crate::version::version_set::VersionSet {
         &self.db.engine.versions
     }
 
@@ -489,7 +489,7 @@ impl Kvdb {
         &self.db.transactions
     }
 
-    pub(crate) fn snapshot_set(&self) -> &crate::read::snapshot_set::Snapshots {
+    pub(crate) fn snapshot_set(&self) -> &crate::version::snapshot_set::Snapshots {
         &self.db.engine.snapshots
     }
 

@@ -18,10 +18,10 @@ use crate::db::Kvdb;
 use crate::dictionary::{DictionaryId, DictionaryOptions};
 use crate::error::{Error, Result};
 use crate::ids::Label;
-use crate::read::snapshot_set::Snapshot;
 use crate::snapshots::check_name;
 use crate::snapshots::stream::{BuildsUpon, Frame, Received, StreamHeader, read_magic};
 use crate::transactions::{Bulk, Transaction, TransactionOptions};
+use crate::version::snapshot_set::Snapshot;
 
 /// The prefix of the branch of a stream that is being received. Its name continues with the
 /// snapshot's id and, for a stream of changes, the id of its base, since two streams of one

@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::health::Health;
 use crate::manifest::Manifest;
 use crate::options::OpenOptions;
-use crate::read::version::Version;
+use crate::version::Version;
 
 /// The memory of the store that is opened for the rehearsal, bytes.
 const MEMORY: usize = 2 << 20;

@@ -22,12 +22,12 @@ use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::record::Op;
-use crate::read::tree::Tree;
-use crate::read::version::Version;
-use crate::read::version_set::VersionEdit;
-use crate::read::version_set::encode_run;
 use crate::read::view::View;
 use crate::scrub::{FaultKeys, ScrubFault};
+use crate::version::Version;
+use crate::version::tree::Tree;
+use crate::version::version_set::VersionEdit;
+use crate::version::version_set::encode_run;
 
 /// The result of a repair.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -10,11 +10,11 @@ use crate::Space;
 use crate::background::defragment::DefragProgress;
 use crate::db::database::Database;
 use crate::dictionary::DictionaryInfo;
-use crate::read::generation::Layer;
-use crate::read::snapshot_set::Snapshots;
-use crate::read::tree::Tree;
-use crate::read::version::Version;
 use crate::scrub::ScrubProgress;
+use crate::version::Version;
+use crate::version::generation::Layer;
+use crate::version::snapshot_set::Snapshots;
+use crate::version::tree::Tree;
 
 /// The statistics of a store. Values are bytes unless said otherwise; counts begin at its opening.
 #[derive(Clone, Debug)]

@@ -18,7 +18,7 @@ use crate::counters::Counters;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::journal::record::Op;
-use crate::read::version_set::VersionSet;
+use crate::version::version_set::VersionSet;
 
 /// Bytes in memory at which a small transaction spills. Only the part in memory remains to be
 /// written by the commit, so this bounds the commit's latency.

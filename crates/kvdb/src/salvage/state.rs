@@ -21,7 +21,7 @@ use crate::log::chunk::{Header, Kind};
 use crate::log::records::Records;
 use crate::log::stream::{StreamPart, StreamReader};
 use crate::manifest::{self, Edit, ManifestState, Root};
-use crate::read::version::Version;
+use crate::version::Version;
 
 /// Size of the cache, bytes.
 const CACHE: usize = 32 << 20;

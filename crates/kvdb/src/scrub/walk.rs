@@ -21,9 +21,9 @@ use crate::log::chunk::Kind;
 use crate::log::records::Records;
 use crate::log::stream::{StreamPart, StreamReader};
 use crate::manifest::{self, JournalStart, ManifestState, Root};
-use crate::read::snapshot_set::Snapshot;
-use crate::read::tree::Tree;
-use crate::read::version::Version;
+use crate::version::Version;
+use crate::version::snapshot_set::Snapshot;
+use crate::version::tree::Tree;
 
 /// Approximate bytes of one run that a step reads, during which its zones are pinned.
 const STEP: u64 = 16 << 20;

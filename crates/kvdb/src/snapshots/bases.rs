@@ -14,9 +14,9 @@ use super::{Snapshotter, is_own};
 use crate::commit::batch::Durability;
 use crate::error::{Error, Result};
 use crate::manifest::{Edit, ManifestState};
-use crate::read::snapshot_set::Snapshot;
-use crate::read::version_set::VersionEdit;
 use crate::read::view::View;
+use crate::version::snapshot_set::Snapshot;
+use crate::version::version_set::VersionEdit;
 
 /// Name prefix of a snapshot that its user has dropped while it has clones.
 const ORIGIN: &str = ".origin-";

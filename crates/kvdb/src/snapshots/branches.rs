@@ -16,8 +16,8 @@ use crate::error::{Error, Result};
 use crate::ids::Label;
 use crate::journal::record;
 use crate::manifest::{Edit, ManifestState};
-use crate::read::snapshot_set::Snapshot;
-use crate::read::version_set::VersionEdit;
+use crate::version::snapshot_set::Snapshot;
+use crate::version::version_set::VersionEdit;
 
 /// Registers the runs of a snapshot with a change, whose edits may name them.
 pub(super) fn know(change: &mut VersionEdit, state: &ManifestState, snapshot: &Snapshot) {

@@ -21,10 +21,10 @@ use crate::ids::Label;
 use crate::journal::record;
 use crate::lock_order::MutexGuard;
 use crate::manifest::Edit;
-use crate::read::snapshot_set::{Snapshot, Snapshots, above};
-use crate::read::version::Version;
-use crate::read::version_set::{Order, VersionEdit};
 use crate::read::view::View;
+use crate::version::Version;
+use crate::version::snapshot_set::{Snapshot, Snapshots, above};
+use crate::version::version_set::{Order, VersionEdit};
 
 /// If this many snapshots wait for their flush, the next one is made after it. Each of them has
 /// requested that flush, so there are that many only if the disk is too slow.

@@ -13,9 +13,9 @@ use zones::{ZONE_SIZE, ZoneId};
 use super::Snapshotter;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
-use crate::read::snapshot_set::Snapshot;
-use crate::read::tree::{Levels, NumberedRun, Tree};
-use crate::read::version::{Trees, Version};
+use crate::version::snapshot_set::Snapshot;
+use crate::version::tree::{Levels, NumberedRun, Tree};
+use crate::version::{Trees, Version};
 
 /// Items of newer states that are examined for one listing.
 const LOOKED_AT: u64 = 200_000;

@@ -21,10 +21,10 @@ use crate::commit::batch::Batch;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::manifest::{DictionaryState, Edit};
-use crate::read::snapshot_set::Snapshot;
-use crate::read::version::{Trees, Version};
-use crate::read::version_set::VersionEdit;
 use crate::read::view::View;
+use crate::version::snapshot_set::Snapshot;
+use crate::version::version_set::VersionEdit;
+use crate::version::{Trees, Version};
 
 /// The limit of a clone's own bytes, and the bytes that it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -47,8 +47,8 @@ use crate::commit::Committer;
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::read::tree::Tree;
 use crate::read::view::View;
+use crate::version::tree::Tree;
 
 /// Longest name of a snapshot or a branch, bytes.
 pub const MAX_SNAPSHOT_NAME: usize = 255;

@@ -19,8 +19,8 @@ use super::registry::Transactions;
 use crate::commit::{MAX_KEY, MAX_VALUE};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
-use crate::read::version::read;
 use crate::read::view::{StoredValue, View};
+use crate::version::read;
 
 /// Iterates over the tuples of a dictionary in a view, in key order, without copying them.
 pub struct StoredTuples {

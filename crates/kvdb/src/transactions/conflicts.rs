@@ -19,9 +19,9 @@ use crate::commit::recent::RecentCommit;
 use crate::dictionary::{DictionaryId, Join};
 use crate::error::{Error, NAMED_CONFLICTS, Result};
 use crate::journal::record::{Op, Ops};
-use crate::read::version::read;
 use crate::read::view::View;
 use crate::read::write_set::{Part, Parts, WriteSet};
+use crate::version::read;
 
 /// The result of merging two changes of one key.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -28,8 +28,8 @@ use crate::ids::TransactionId;
 use crate::journal::record::{self, Op, Ops, Record};
 use crate::log::codec::{Decoder, put_bytes, put_varint};
 use crate::mirror::Note;
-use crate::read::version::read;
 use crate::read::write_set::WriteSet;
+use crate::version::read;
 
 /// The branch that holds the logs.
 pub(super) const BRANCH: &str = ".transactions";

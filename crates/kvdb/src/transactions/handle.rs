@@ -21,9 +21,9 @@ use crate::journal::record::Ops;
 use crate::locks::{KeyRangeRef, Mode};
 use crate::mirror::Note;
 use crate::read::cursor::Cursor;
-use crate::read::version::read;
 use crate::read::view::View;
 use crate::read::write_set::WriteSet;
+use crate::version::read;
 
 /// Maximum number of savepoints of a transaction: the parts of the write set before each savepoint
 /// are kept apart from later ones.

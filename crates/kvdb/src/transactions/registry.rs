@@ -25,9 +25,9 @@ use crate::error::{Error, Result};
 use crate::ids::TransactionId;
 use crate::locks::{Locks, Owner};
 use crate::options::Shares;
-use crate::read::version_set::VersionSet;
 use crate::read::write_set::RunWriter;
 use crate::snapshots::Snapshotter;
+use crate::version::version_set::VersionSet;
 
 /// Maximum number of open transactions, since each pins a state of the store.
 const MOST: usize = 65_536;

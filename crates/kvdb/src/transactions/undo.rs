@@ -25,10 +25,10 @@ use crate::error::{Error, NAMED_CONFLICTS, Result};
 use crate::ids::Label;
 use crate::journal::record;
 use crate::read::cursor::Tuple;
-use crate::read::snapshot_set::{Side, Snapshot};
-use crate::read::version::Version;
 use crate::read::view::View;
 use crate::snapshots::EndOfGeneration;
+use crate::version::Version;
+use crate::version::snapshot_set::{Side, Snapshot};
 
 /// Maximum number of commits that can be undone.
 const MOST: usize = 16;

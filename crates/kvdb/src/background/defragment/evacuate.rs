@@ -17,8 +17,8 @@ use crate::background::policy::{CompactionLock, lifetime};
 use crate::dictionary::{DictionaryId, DictionaryOptions};
 use crate::error::Result;
 use crate::ids::RunId;
-use crate::read::tree::NumberedRun;
-use crate::read::version::Version;
+use crate::version::Version;
+use crate::version::tree::NumberedRun;
 
 /// Bytes of work between checks whether to stop.
 const STEP: u64 = 2 << 20;

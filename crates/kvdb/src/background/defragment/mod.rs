@@ -50,7 +50,7 @@ use super::{Compactor, Flusher};
 use crate::dictionary::DictionaryId;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::read::tree::NumberedRun;
+use crate::version::tree::NumberedRun;
 
 /// Maximum bytes that a round moves.
 const ROUND: u64 = 128 << 20;

@@ -9,7 +9,7 @@ use zones::{Lifetime, Purpose, ZONE_SIZE, ZoneId, Zones};
 use super::Defragmenter;
 use crate::background::policy::lifetime;
 use crate::error::Result;
-use crate::read::version::Version;
+use crate::version::Version;
 
 /// Items that are longer than this on average leave gaps at the end of a zone, bytes.
 const LONG: u64 = 64 << 10;

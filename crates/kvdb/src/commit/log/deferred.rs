@@ -23,7 +23,7 @@ use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::{Writer, record};
 use crate::log::chunk::HEADER;
-use crate::read::generation::{Generation, Layer};
+use crate::version::generation::{Generation, Layer};
 
 /// Number of values whose places a memtable is told under one lock; readers wait for that time.
 const PER_LOCK: usize = 256;

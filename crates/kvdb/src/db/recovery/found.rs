@@ -12,9 +12,9 @@ use crate::error::{Error, Result};
 use crate::ids::RunId;
 use crate::journal::Segment;
 use crate::manifest;
-use crate::read::generation::Generation;
-use crate::read::snapshot_set::Snapshots;
-use crate::read::version::Version;
+use crate::version::Version;
+use crate::version::generation::Generation;
+use crate::version::snapshot_set::Snapshots;
 
 /// The contents of the manifest, pinned; nothing was changed.
 pub(crate) struct Found {

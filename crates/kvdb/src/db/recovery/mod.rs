@@ -34,10 +34,10 @@ use crate::health::Health;
 use crate::journal::Writer;
 use crate::manifest::{Manifest, ManifestState};
 use crate::options::{CreateOptions, OpenOptions, Shares};
-use crate::read::generation::Generation;
-use crate::read::snapshot_set::Snapshots;
-use crate::read::version::Version;
 use crate::remote::open_zones;
+use crate::version::Version;
+use crate::version::generation::Generation;
+use crate::version::snapshot_set::Snapshots;
 
 /// The report of an opening.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,3 +1,11 @@
+//! Versions, and what they are made of.
+//!
+//! - `generation`: the memtables between two seals; `tree`: the layers and levels of one
+//!   dictionary;
+//! - `version_set`: the current version, and how edits of the manifest change it;
+//! - `snapshot_set`: the snapshots, which follow the manifest in the same way;
+//! - `read_snapshots`: the commits that views read.
+//!
 //! A version: the content of the store at one moment, immutable and swapped as a whole. For each
 //! dictionary it has the memtables, newest first, and then the runs, level by level, newest first.
 //! A reader pins a version and needs no lock; everything that the version refers to lives as long
@@ -7,18 +15,24 @@
 //! a new version ([`Version::came_with`]), so a reader that sees the commit also has the memtable.
 //! Later commits need no new version until the generation is sealed.
 
+pub(crate) mod generation;
+pub(crate) mod read_snapshots;
+pub(crate) mod snapshot_set;
+pub(crate) mod tree;
+pub(crate) mod version_set;
+
 use std::sync::Arc;
 
 use bytes::Bytes;
 use vt_tree::{BlockCache, Run, Seq, Value};
 use zones::remote::TableHold;
 
+use self::generation::{Generation, Layer};
+use self::tree::{OpenRun, Opened, Own, Tree};
 use crate::dictionary::{Described, DictionaryId};
 use crate::error::{Error, Result};
 use crate::manifest::{BranchedDictionaries, ManifestState, OfBranch};
 use crate::persistent_map::PersistentMap;
-use crate::read::generation::{Generation, Layer};
-use crate::read::tree::{OpenRun, Opened, Own, Tree};
 
 /// The value of [`Version::installed`] in the version of a snapshot. No version of the store has
 /// this number.

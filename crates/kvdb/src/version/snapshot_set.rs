@@ -19,9 +19,9 @@ use crate::lock_order::{self, Rank};
 use crate::manifest::{
     DictionaryState, Edit, ManifestState, OfBranch, SnapshotState, SnapshotStates,
 };
-use crate::read::generation::Generation;
-use crate::read::tree::{OpenRun, Tree};
-use crate::read::version::{Trees, Version};
+use crate::version::generation::Generation;
+use crate::version::tree::{OpenRun, Tree};
+use crate::version::{Trees, Version};
 
 /// A snapshot.
 pub(crate) struct Snapshot {
@@ -392,7 +392,7 @@ mod tests {
     use zones::MemoryDevice;
 
     use super::*;
-    use crate::read::version_set::encode_run;
+    use crate::version::version_set::encode_run;
     use crate::{CreateOptions, Durability, Kvdb, OpenOptions, TransactionOptions};
 
     /// Checks that the set has exactly the snapshots of the manifest, each with the runs that the

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use env::sync::Mutex;
 use vt_tree::Seq;
 
-use crate::read::version::Version;
+use crate::version::Version;
 
 /// Number of views that can be noted without a lock.
 const SLOTS: usize = 64;
@@ -181,7 +181,7 @@ impl Drop for ReadSnapshot {
 #[derive(Clone)]
 pub(crate) struct PinnedVersion {
     pub version: Arc<Version>,
-    pub _pin: ReadSnapshot,
+    pub pin: ReadSnapshot,
 }
 
 impl Deref for PinnedVersion {

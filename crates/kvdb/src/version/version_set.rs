@@ -19,7 +19,6 @@ use bytes::Bytes;
 use env::sync::atomic::{AtomicU64, Ordering};
 use env::sync::{ArcSwap, Guard};
 use vt_tree::{BlockCache, Run, Seq};
-use zones::remote::TableHold;
 
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
@@ -28,11 +27,10 @@ use crate::ids::RunId;
 use crate::journal::record::Op;
 use crate::lock_order::{MappedMutexGuard, Mutex, Rank};
 use crate::manifest::{DictionaryState, Edit, Manifest, ManifestState};
-use crate::read::read_snapshots::{PinnedVersion, ReadSnapshots};
-use crate::read::snapshot_set::{Snapshot, Snapshots};
-use crate::read::tree::{Levels, OpenRun, OpenRuns};
-use crate::read::version::{Version, read};
-use crate::read::view::View;
+use crate::version::read_snapshots::{PinnedVersion, ReadSnapshots};
+use crate::version::snapshot_set::{Snapshot, Snapshots};
+use crate::version::tree::{Levels, OpenRun, OpenRuns};
+use crate::version::{Version, read};
 
 /// The reason why an edit may become durable: if it survives a power cut, all commits before it
 /// survive, too.
@@ -90,6 +88,11 @@ impl VersionEdit {
         let root = encode_run(run);
         self.runs.insert(root.clone(), run.clone());
         self.edits.push(Edit::AddRun { dict, level: level as u32, id, run: root });
+    }
+
+    /// Brings `version` in line with `state`, in which the edits are made.
+    pub(crate) fn apply_to(&self, version: &mut Version, state: &ManifestState) -> Result<()> {
+        version.follow(state, &mut named(&self.runs))
     }
 
     /// Registers a run that an edit refers to in another way than by adding it.
@@ -178,6 +181,11 @@ impl VersionSet {
             snapshots,
             manifest: Mutex::new(Rank::Manifest, manifest),
         }
+    }
+
+    /// Returns the cache through which all versions are read.
+    pub(crate) fn cache(&self) -> &Arc<BlockCache> {
+        &self.cache
     }
 
     /// Returns the current version for a short time.
@@ -269,7 +277,7 @@ impl VersionSet {
 
     /// Replaces the version by a changed one that came with commit `seq`, which `make_visible`
     /// makes visible. Number and version become visible atomically: no view has one without the
-    /// other (see [`VersionSet::view`]). Nothing between the two steps may wait for another thread,
+    /// other (see [`VersionSet::pin`]). Nothing between the two steps may wait for another thread,
     /// since views that are made at that time spin until both are done.
     fn swap_by_commit<T, E>(
         &self,
@@ -363,16 +371,6 @@ impl VersionSet {
         Ok(gone)
     }
 
-    /// Returns a view of the store in `state`, which is not yet the manifest's. `change` names the
-    /// runs of that state.
-    pub(crate) fn preview(&self, state: &ManifestState, change: &VersionEdit) -> Result<View> {
-        let mut view = self.view();
-        let mut version = Version::clone(&view.version);
-        version.follow(state, &mut named(&change.runs))?;
-        view.version.version = Arc::new(version);
-        Ok(view)
-    }
-
     /// Atomically replaces the state of the manifest by `state`, and brings the version and the
     /// snapshots in line with it. `change` names the runs of that state.
     pub(crate) fn replace(&self, state: ManifestState, change: &VersionEdit) -> Result<()> {
@@ -381,45 +379,30 @@ impl VersionSet {
         self.swap(|version| self.follow(version, manifest.state(), &change.runs).map(drop))
     }
 
-    /// Opens a view of a state that is not shown yet, like [`VersionSet::preview`]. `seq` is its
-    /// newest commit. `table` keeps the places of its zones.
-    pub(crate) fn preview_published(
-        &self,
-        state: &ManifestState,
-        (seq, table): (Seq, TableHold),
-        open: &mut OpenRun<'_>,
-    ) -> Result<View> {
-        let mut view = self.view();
-        let mut version = Version::clone(&view.version);
-        version.follow(state, open)?;
-        version.table = table;
-        (view.at, view.version.version) = (seq, Arc::new(version));
-        Ok(view)
-    }
-
-    /// Makes a state visible that [`VersionSet::preview_published`] has opened, in a store that is
-    /// open for reading only. Returns the snapshots that the new state no longer has.
+    /// Makes `next` visible, the version of a state that was published, in a store that is open for
+    /// reading only. `seq` is its newest commit. Returns the snapshots that the new state no longer
+    /// has.
     pub(crate) fn show_published(
         &self,
         state: &ManifestState,
-        view: &View,
+        (seq, next): (Seq, &Version),
         open: &mut OpenRun<'_>,
     ) -> Result<Vec<Arc<Snapshot>>> {
-        let gone = self.snapshots.follow(state, &view.version, open)?;
-        let next = Version::clone(&view.version);
-        let make_visible = |_: &Version| self.visible.store(view.at, Ordering::Release);
-        self.change_by_commit(view.at, |version| *version = next, make_visible);
+        let gone = self.snapshots.follow(state, next, open)?;
+        let next = next.clone();
+        let make_visible = |_: &Version| self.visible.store(seq, Ordering::Release);
+        self.change_by_commit(seq, |version| *version = next, make_visible);
         Ok(gone)
     }
 
-    /// Returns a view of the newest commit: it contains every commit up to the number that it pins,
-    /// and no newer one.
-    pub(crate) fn view(&self) -> View {
-        self.view_with(|| ())
+    /// Pins the newest commit in the version in which it is read: the two contain every commit up to
+    /// the number that is pinned, and no newer one.
+    pub(crate) fn pin(&self) -> PinnedVersion {
+        self.pin_with(|| ())
     }
 
-    /// Makes a view. A test passes `between` to act between its two steps.
-    fn view_with(&self, mut between: impl FnMut()) -> View {
+    /// Does the same as [`VersionSet::pin`]. A test passes `between` to act between its two steps.
+    pub(crate) fn pin_with(&self, mut between: impl FnMut()) -> PinnedVersion {
         loop {
             // Load the version first: the content of its runs is visible already. If a commit has
             // installed a new version since, with runs or the first memtable of a dictionary, this
@@ -431,15 +414,7 @@ impl VersionSet {
             if self.came_with.load(Ordering::Acquire) == version.came_with
                 && version.came_with <= pin.at
             {
-                return View {
-                    at: pin.at,
-                    cache: self.cache.clone(),
-                    version: PinnedVersion { version, _pin: pin },
-                    write_set: None,
-                    around: None,
-                    of_transaction: false,
-                    snapshot: None,
-                };
+                return PinnedVersion { version, pin };
             }
             // Such a commit is becoming visible right now.
             env::thread::yield_now();
@@ -449,7 +424,7 @@ impl VersionSet {
     /// Returns the newest committed value. It acts as a view for one lookup, without pinning a
     /// commit.
     pub(crate) fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
-        // Load the version first, see `view`.
+        // Load the version first, see `pin_with`.
         let version = self.current.load();
         let at = self.visible.load(Ordering::Acquire);
         let found = version.tree(dict)?.get(&self.cache, key, at)?;
@@ -486,117 +461,6 @@ impl VersionSet {
                 if let Some(layer) = version.active_of(*dict) {
                     layer.memtable.forget_tombstones(floor);
                 }
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::cell::Cell;
-
-    use super::*;
-    use crate::{Batch, DictionaryOptions, Durability, Isolation, Kvdb};
-
-    /// Runs `others` once between the two steps of making a view, and checks that the view has one
-    /// state of the store.
-    fn between(others: impl Fn(&Kvdb, DictionaryId)) {
-        let db = Kvdb::in_memory();
-        let d = db.create_dictionary("d", DictionaryOptions::default()).expect("made");
-        let put = |key: &str, value: &str| {
-            db.put(d, key.as_bytes(), value.as_bytes(), Durability::Buffered).expect("put")
-        };
-        put("a", "1");
-        put("b", "1");
-        db.snapshot("one").expect("made");
-        db.flush().expect("flushed");
-        put("a", "2");
-        let done = Cell::new(false);
-        let view = db.version_set().view_with(|| {
-            if !done.replace(true) {
-                others(&db, d);
-                put("b", "behind");
-            }
-        });
-        let read = |view: &View, key: &str| view.get(d, key.as_bytes()).expect("read");
-        let now = db.view();
-        if view.at == now.at {
-            // The view has the number of the newest commit, so it must contain all changes.
-            assert_eq!(
-                ["a", "b"].map(|key| read(&view, key)),
-                ["a", "b"].map(|key| read(&now, key)),
-            );
-        } else {
-            assert_eq!(
-                ["a", "b"].map(|key| read(&view, key)),
-                [Some("2".into()), Some("1".into())],
-            );
-        }
-    }
-
-    #[test]
-    fn a_view_and_a_rollback() {
-        between(|db, _| db.rollback("one").expect("rolled back"));
-    }
-
-    #[test]
-    fn a_view_and_an_ingest() {
-        between(|db, d| _ = db.ingest(d, [("a", "ingested")]).expect("ingested"));
-    }
-
-    #[test]
-    fn a_view_and_a_transaction_that_binds_runs() {
-        between(|db, d| {
-            let t = db.begin(Isolation::Snapshot).expect("begun");
-            let mut bulk = t.bulk(d, &db.view()).expect("begun");
-            bulk.push(b"a", b"bound").expect("pushed");
-            t.adopt(bulk.finish().expect("written")).expect("adopted");
-            t.commit(Durability::Buffered).expect("committed");
-        });
-    }
-
-    /// A view contains every commit up to its number, including those that came between its two
-    /// steps and went into memtables that its version did not have.
-    #[test]
-    fn a_view_and_what_goes_into_other_memtables() {
-        let new_generation = |db: &Kvdb, d| {
-            let generation = db.version_set().load().generation.number;
-            db.pipeline().seal(generation).expect("sealed");
-            db.put(d, b"a", b"3", Durability::Buffered).expect("put");
-        };
-        let new_dictionary = |db: &Kvdb, _| {
-            let e = db.create_dictionary("e", DictionaryOptions::default()).expect("made");
-            db.put(e, b"a", b"3", Durability::Buffered).expect("put");
-        };
-        type Others<'a> = &'a dyn Fn(&Kvdb, DictionaryId);
-        // The first commit to a dictionary, followed by one to another dictionary that has a
-        // memtable already.
-        let two_dictionaries = |db: &Kvdb, d| {
-            let f = db.dictionary("f").expect("there");
-            db.put(f, b"a", b"4", Durability::Buffered).expect("put");
-            db.put(d, b"a", b"4", Durability::Buffered).expect("put");
-        };
-        let cases: [Others; 3] = [&new_generation, &new_dictionary, &two_dictionaries];
-        for others in cases {
-            let db = Kvdb::in_memory();
-            let d = db.create_dictionary("d", DictionaryOptions::default()).expect("made");
-            db.create_dictionary("f", DictionaryOptions::default()).expect("made");
-            let mut batch = Batch::new();
-            batch.put(d, "a", "1");
-            db.commit(batch, Durability::Buffered).expect("committed");
-            let done = Cell::new(false);
-            let view = db.version_set().view_with(|| {
-                if !done.replace(true) {
-                    others(&db, d);
-                }
-            });
-            let now = db.view();
-            assert_eq!(view.at, now.at);
-            for dict in now.dictionaries() {
-                let read = |view: &View| {
-                    view.dictionary(&dict.name).map(|d| view.get(d, b"a").expect("read"))
-                };
-                assert_eq!(read(&view), read(&now), "dictionary {}", dict.name);
             }
         }
     }

@@ -13,8 +13,8 @@ use crate::dictionary::Described;
 use crate::error::Result;
 use crate::ids::RunId;
 use crate::manifest::DictionaryState;
-use crate::read::generation::Layer;
 use crate::short_values::ShortValues;
+use crate::version::generation::Layer;
 
 /// Number of runs that a lookup probes at a time.
 const TOGETHER: usize = 16;
