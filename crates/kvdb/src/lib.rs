@@ -37,9 +37,9 @@
 //! versions and snapshots that readers pin), `read` (views, and the reads), `background` (flush,
 //! compaction, write throttling), `manifest` (the log of the store's structure), `engine` (what all
 //! parts of an open store share), `db` (wires the parts; threads, recovery, checks, checkpoints).
-//! The other rooms: `transactions` and `locks`, `catalog` (the dictionaries), `snapshots`, `log` (the
-//! layout of journal and manifest on the device), `remote` (stores in object storage),
-//! `lock_order`, `scrub`, `salvage`.
+//! The other rooms: `transactions` with their `write_set` and `locks`, `catalog` (the
+//! dictionaries), `snapshots`, `log` (the layout of journal and manifest on the device), `remote`
+//! (stores in object storage), `lock_order`, `scrub`, `salvage`.
 
 #![warn(missing_docs)]
 
@@ -72,6 +72,7 @@ mod signals;
 mod snapshots;
 mod transactions;
 mod version;
+mod write_set;
 
 pub use background::defragment::{DefragOptions, DefragProgress, ValueOrder};
 pub use commit::author::with_author;

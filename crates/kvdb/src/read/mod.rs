@@ -1,5 +1,5 @@
 //! The read path: views, which are made of versions (`version`) and of the write sets of
-//! transactions; and on views cursors, iterators, estimates and ranks.
+//! transactions (`write_set`); and on views cursors, iterators, estimates and ranks.
 
 pub(crate) mod ahead;
 pub(crate) mod bounds;
@@ -10,4 +10,3 @@ pub(crate) mod iter;
 mod new_view;
 pub(crate) mod ranks;
 pub(crate) mod view;
-pub(crate) mod write_set;

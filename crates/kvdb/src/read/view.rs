@@ -10,10 +10,10 @@ use zones::Zones;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::read::cursor::{Cursor, Tuple};
-use crate::read::write_set::WriteSet;
 use crate::version::read;
 use crate::version::read_snapshots::PinnedVersion;
 use crate::version::tree::Tree;
+use crate::write_set::WriteSet;
 
 /// A pinned, immutable state of the whole store. Reads through it see one commit boundary, take no
 /// lock of the store, and are not blocked by commits, flushes or merges.

@@ -7,7 +7,7 @@ use super::handle::Transaction;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::read::view::View;
-use crate::read::write_set::{Part, WriteSet};
+use crate::write_set::{Part, WriteSet};
 
 /// One change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,7 +77,7 @@ impl Transaction {
 
     fn list(&self, write_set: &WriteSet, wanted: impl Fn(DictionaryId) -> bool) -> Result<Changes> {
         // `parts` is consumed from the end, so reverse it to list the first dictionary first.
-        let mut parts = write_set.merged(&self.shared.registry.run_writer(), wanted)?;
+        let mut parts = write_set.merged(&self.shared.registry.engine, wanted)?;
         parts.reverse();
         Ok(Changes { parts, source: None, at: write_set.at })
     }

@@ -20,8 +20,8 @@ use crate::dictionary::{DictionaryId, Join};
 use crate::error::{Error, NAMED_CONFLICTS, Result};
 use crate::journal::record::{Op, Ops};
 use crate::read::view::View;
-use crate::read::write_set::{Part, Parts, WriteSet};
 use crate::version::read;
+use crate::write_set::{Part, Parts, WriteSet};
 
 /// The result of merging two changes of one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -450,7 +450,7 @@ impl Joined<'_> {
         self.changes.clear();
         self.bytes = 0;
         if with.is_full(self.registry.share()) {
-            with.spill(&self.registry.run_writer(), &BTreeMap::new())?;
+            with.spill(&self.registry.engine, &BTreeMap::new())?;
         }
         Ok(())
     }

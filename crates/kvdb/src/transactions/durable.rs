@@ -28,8 +28,8 @@ use crate::ids::TransactionId;
 use crate::journal::record::{self, Op, Ops, Record};
 use crate::log::codec::{Decoder, put_bytes, put_varint};
 use crate::mirror::Note;
-use crate::read::write_set::WriteSet;
 use crate::version::read;
+use crate::write_set::WriteSet;
 
 /// The branch that holds the logs.
 pub(super) const BRANCH: &str = ".transactions";
@@ -353,7 +353,7 @@ impl Transactions {
                 )));
             }
             if open.write_set.is_full(share) {
-                match open.write_set.spill(&self.run_writer(), &Default::default()) {
+                match open.write_set.spill(&self.engine, &Default::default()) {
                     // Accept as much in memory as a transaction in a full store may hold.
                     Err(Error::NoSpace)
                         if open.write_set.memory() < 2 * share + self.shares.largest_record => {}

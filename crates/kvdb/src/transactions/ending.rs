@@ -28,7 +28,7 @@ use crate::error::{Error, Result};
 use crate::journal::record::{Op, Ops};
 use crate::locks::KeyRangeRef;
 use crate::read::view::View;
-use crate::read::write_set::{Part, WriteSet};
+use crate::write_set::{Part, WriteSet};
 
 /// A commit with more bytes in memory than this binds runs.
 pub(super) const BIND_AT: usize = 1 << 20;
@@ -178,7 +178,7 @@ impl TransactionState {
             let owner = (self.options.isolation == Isolation::Serializable).then_some(self.id.0);
             let outcome = match bound || undoable {
                 true => {
-                    match write_set.spill(&registry.run_writer(), &BTreeMap::new()) {
+                    match write_set.spill(&registry.engine, &BTreeMap::new()) {
                         Err(Error::NoSpace) if !bound => {
                             undoable = false;
                             continue;

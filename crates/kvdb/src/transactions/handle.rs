@@ -22,8 +22,8 @@ use crate::locks::{KeyRangeRef, Mode};
 use crate::mirror::Note;
 use crate::read::cursor::Cursor;
 use crate::read::view::View;
-use crate::read::write_set::WriteSet;
 use crate::version::read;
+use crate::write_set::WriteSet;
 
 /// Maximum number of savepoints of a transaction: the parts of the write set before each savepoint
 /// are kept apart from later ones.

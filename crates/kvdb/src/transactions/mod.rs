@@ -1,7 +1,9 @@
 //! Transactions: groups of changes made by any number of threads and processes, which other readers
 //! see only once they commit (VT-tree paper, §3.2).
 //!
-//! - `write_set` (in `read`): the changes of a transaction, in memory and in runs of its own;
+//! The changes of a transaction are a `write_set`, a room below this one: views read it, too.
+//!
+//! - `spill`: writes a write set to runs when it takes too much memory;
 //! - `bulk`: bulk loading of sorted tuples as a run;
 //! - `options`: options with which a transaction is begun, and its entry in a listing;
 //! - `handle`: the calls of a transaction; `state`: the state that its handles share; `revision`:
@@ -34,6 +36,7 @@ mod options;
 mod reads;
 mod registry;
 mod revision;
+mod spill;
 mod state;
 mod undo;
 mod updates;

@@ -231,7 +231,7 @@ impl TransactionState {
             into.write_set.write(&changes, pin);
         } else {
             into.make_room(registry, false)?;
-            write_set.spill(&registry.run_writer(), &BTreeMap::new())?;
+            write_set.spill(&registry.engine, &BTreeMap::new())?;
             if let Some(log) = into.log {
                 registry.log_nested(log, into.write_set.at, &write_set)?;
             }

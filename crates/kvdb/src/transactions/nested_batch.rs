@@ -16,7 +16,7 @@ use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::journal::record::Ops;
 use crate::read::view::View;
-use crate::read::write_set::WriteSet;
+use crate::write_set::WriteSet;
 
 /// Approximate memory of a change in addition to its key and value. These are counted twice, as
 /// each change is kept for reads and for being applied.

@@ -25,7 +25,6 @@ use crate::error::{Error, Result};
 use crate::ids::TransactionId;
 use crate::locks::{Locks, Owner};
 use crate::options::Shares;
-use crate::read::write_set::RunWriter;
 use crate::snapshots::Snapshotter;
 use crate::version::version_set::VersionSet;
 
@@ -124,12 +123,6 @@ impl Transactions {
     /// Returns the time of the store's clock.
     pub(super) fn now(&self) -> Duration {
         self.engine.env.monotonic()
-    }
-
-    /// Returns the context for spilling a write set to runs.
-    pub(super) fn run_writer(&self) -> RunWriter<'_> {
-        let Engine { versions, cache, counters, .. } = &self.engine;
-        RunWriter { versions, cache, counters }
     }
 
     /// Makes all earlier commits durable before it returns.

@@ -16,7 +16,7 @@ use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::ids::TransactionId;
 use crate::read::view::View;
-use crate::read::write_set::WriteSet;
+use crate::write_set::WriteSet;
 
 /// Aborts a transaction that is not detached when its last handle is dropped.
 pub(super) struct Last(Arc<TransactionState>);
@@ -191,7 +191,7 @@ impl Open {
     /// Writes the changes in memory to runs. Parts with a mark between them stay apart.
     pub(super) fn spill(&mut self, registry: &Transactions) -> Result<()> {
         let keep = self.kept();
-        self.write_set.spill(&registry.run_writer(), &keep)
+        self.write_set.spill(&registry.engine, &keep)
     }
 }
 
@@ -344,7 +344,7 @@ impl TransactionState {
             return Ok(());
         }
         let keep = open.kept();
-        open.write_set.gather(&self.registry.run_writer(), &keep)?;
+        open.write_set.gather(&self.registry.engine, &keep)?;
         self.count(open);
         (open.removed, open.gathered) = (false, self.taken());
         Ok(())

@@ -395,8 +395,8 @@ impl VersionSet {
         Ok(gone)
     }
 
-    /// Pins the newest commit in the version in which it is read: the two contain every commit up to
-    /// the number that is pinned, and no newer one.
+    /// Pins the newest commit in the version in which it is read: the two contain every commit up
+    /// to the number that is pinned, and no newer one.
     pub(crate) fn pin(&self) -> PinnedVersion {
         self.pin_with(|| ())
     }

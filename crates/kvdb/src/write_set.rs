@@ -1,24 +1,19 @@
 //! The write set of a transaction, its uncommitted changes. For each dictionary it has a stack of
 //! parts, memtables and runs, like a tree of its own above the one that it reads. A memtable that
-//! has grown large is spilled to a run in its place, so a transaction may exceed memory. The commit
-//! takes over the runs as they are; so large values are written once, and small ones about twice,
-//! since a large number of runs is merged into fewer.
+//! has grown large is spilled to a run in its place (`transactions::spill`), so a transaction may
+//! exceed memory. The commit takes over the runs as they are; so large values are written once, and
+//! small ones about twice, since a large number of runs is merged into fewer.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use env::sync::Mutex;
-use vt_tree::{
-    BlockCache, BodyRef, Input, ItemRef, KeyRange, Lookup, Memtable, Merge, MergeOptions,
-    Placement, RunCursor, Seq, Source, Value,
-};
-use zones::{Priority, ZonePin};
+use vt_tree::{BodyRef, Input, ItemRef, Lookup, Memtable, RunCursor, Seq, Source, Value};
+use zones::ZonePin;
 
-use crate::counters::Counters;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::journal::record::Op;
-use crate::version::version_set::VersionSet;
 
 /// Bytes in memory at which a small transaction spills. Only the part in memory remains to be
 /// written by the commit, so this bounds the commit's latency.
@@ -27,12 +22,6 @@ const SPILL_AT: usize = 1 << 20;
 const GROWTH: u64 = 32;
 /// Approximate memory of a change in addition to its key and value.
 const OVERHEAD: usize = 32;
-/// Number of runs of one dictionary above which the youngest ones are merged into one.
-const RUNS: usize = 32;
-/// An older run joins this merge if it is at most this many times as large as the runs after it
-/// together. So each tuple is merged once for each time that its transaction grows by this factor,
-/// and the number of runs stays small.
-const OLDER: u64 = 2;
 
 /// A part of the changes to one dictionary.
 #[derive(Clone)]
@@ -66,7 +55,8 @@ impl Part {
         Ok(source)
     }
 
-    fn input(&self) -> Input {
+    /// Returns it as an input of a cursor or a merge.
+    pub(crate) fn input(&self) -> Input {
         match self {
             Part::Memtable(m) => Input::Memtable(m.clone()),
             Part::Run(run) => Input::Run(run.clone()),
@@ -309,79 +299,11 @@ impl WriteSet {
         }
     }
 
-    /// Spills memtables to runs in their places. `keep` is the number of oldest parts of each
-    /// dictionary that must not be merged with later ones.
-    pub(crate) fn spill(
-        &mut self,
-        to: &RunWriter<'_>,
-        keep: &BTreeMap<DictionaryId, usize>,
-    ) -> Result<()> {
-        self.write_out(to, keep, (RUNS, OLDER))
-    }
-
-    /// Spills like [`WriteSet::spill`] and merges all parts that need not stay apart into one run,
-    /// which drops overwritten and deleted data.
-    pub(crate) fn gather(
-        &mut self,
-        to: &RunWriter<'_>,
-        keep: &BTreeMap<DictionaryId, usize>,
-    ) -> Result<()> {
-        self.write_out(to, keep, (1, u64::MAX))
-    }
-
-    /// Spills memtables and merges runs. `most` is the number of runs of a dictionary above which
-    /// the young ones are merged, see [`RUNS`]; `older` bounds the size of an older run that joins
-    /// them, see [`OLDER`].
-    fn write_out(
-        &mut self,
-        to: &RunWriter<'_>,
-        keep: &BTreeMap<DictionaryId, usize>,
-        (most, older): (usize, u64),
-    ) -> Result<()> {
-        let version = to.versions.load_full();
-        // New parts are made before the old ones are replaced, so that an error changes nothing.
-        let mut trees = BTreeMap::new();
-        for (dict, parts) in &*self.trees {
-            let options =
-                version.trees.get(dict).map(|t| t.info().options.clone()).unwrap_or_default();
-            let options = MergeOptions {
-                // Tombstones must stay: other commits may precede this one, and their keys must be
-                // deleted, too.
-                drop_tombstones: false,
-                old_seq: Seq::MAX,
-                priority: Priority::User,
-                // The caller of the transaction waits for this writer.
-                write_behind: true,
-                ..options.storage(Placement::stitch())
-            };
-            let keep = keep.get(dict).copied().unwrap_or(0);
-            let mut next = Vec::with_capacity(parts.len());
-            for part in parts.iter().filter(|p| p.items() > 0) {
-                next.extend(match part {
-                    Part::Memtable(_) => merged(to, std::slice::from_ref(part), &options)?,
-                    Part::Run(_) => Some(part.clone()),
-                });
-            }
-            if next.len() > keep + most {
-                let mut from = next.len();
-                let mut together = 0;
-                while from > keep
-                    && (from + 2 > next.len()
-                        || bytes(&next[from - 1]) <= older.saturating_mul(together))
-                {
-                    from -= 1;
-                    together += bytes(&next[from]);
-                }
-                let one = merged(to, &next[from..], &options)?;
-                next.truncate(from);
-                next.extend(one);
-            }
-            trees.insert(*dict, next);
-        }
+    /// Replaces all parts by those that a spill has made of them.
+    pub(crate) fn replace(&mut self, trees: BTreeMap<DictionaryId, Parts>) {
         self.trees = Arc::new(trees);
         self.spilled = self.run_bytes();
         (self.looked, self.unseen) = (0, 0);
-        Ok(())
     }
 
     /// Returns whether the memtables are large enough to be spilled. The limit grows with the bytes
@@ -389,12 +311,6 @@ impl WriteSet {
     pub(crate) fn is_full(&mut self, share: usize) -> bool {
         let limit = ((self.spilled / GROWTH) as usize).max(SPILL_AT).min(share);
         self.estimate() >= limit
-    }
-
-    /// Returns whether a dictionary has so many parts above the oldest `keep` that a spill should
-    /// merge some.
-    pub(crate) fn is_stacked(&self, dict: DictionaryId, keep: usize) -> bool {
-        self.trees.get(&dict).is_some_and(|parts| parts.len() > keep + RUNS)
     }
 
     /// Returns [`WriteSet::memory`], or slightly less.
@@ -405,30 +321,6 @@ impl WriteSet {
             (self.looked, self.unseen) = (self.memory(), 0);
         }
         self.looked + self.unseen
-    }
-
-    /// Returns each wanted dictionary merged into one part.
-    pub(crate) fn merged(
-        &self,
-        to: &RunWriter<'_>,
-        wanted: impl Fn(DictionaryId) -> bool,
-    ) -> Result<Vec<(DictionaryId, Part)>> {
-        let options = MergeOptions {
-            drop_tombstones: false,
-            old_seq: Seq::MAX,
-            priority: Priority::User,
-            ..MergeOptions::default()
-        };
-        let mut out = Vec::new();
-        for (&dict, parts) in self.trees.iter().filter(|(dict, _)| wanted(**dict)) {
-            let parts: Vec<Part> = parts.iter().filter(|p| p.items() > 0).cloned().collect();
-            let one = match parts.len() {
-                0 | 1 => parts.into_iter().next(),
-                _ => merged(to, &parts, &options)?,
-            };
-            out.extend(one.map(|part| (dict, part)));
-        }
-        Ok(out)
     }
 
     /// Calls `visit` for all items, for each dictionary from the oldest part on, so that applying
@@ -448,28 +340,4 @@ impl WriteSet {
         }
         Ok(())
     }
-}
-
-fn bytes(part: &Part) -> u64 {
-    match part {
-        Part::Memtable(m) => m.bytes() as u64,
-        Part::Run(run) => run.stats().bytes,
-    }
-}
-
-/// The context for writing parts of a write set as runs.
-pub(crate) struct RunWriter<'a> {
-    pub versions: &'a VersionSet,
-    pub cache: &'a Arc<BlockCache>,
-    pub counters: &'a Counters,
-}
-
-/// Merges parts, ordered from the oldest on, into one run.
-fn merged(to: &RunWriter<'_>, parts: &[Part], options: &MergeOptions) -> Result<Option<Part>> {
-    let inputs: Vec<Input> = parts.iter().rev().map(Part::input).collect();
-    let mut merge = Merge::new(to.cache, &inputs, &KeyRange::all(), options.clone())?;
-    while !merge.step(u64::MAX)? {}
-    let (run, stats) = merge.finish()?;
-    to.counters.merged(&stats);
-    Ok(run.map(Part::Run))
 }
