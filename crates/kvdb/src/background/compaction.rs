@@ -1,5 +1,5 @@
-//! One compaction in progress. `policy` decides which runs it merges, `merging` which threads work
-//! on it.
+//! One compaction in progress. `policy` decides which runs it merges, `compactor` which threads
+//! work on it.
 //!
 //! A compaction is installed in parts. Once it has written enough, or as much as there is room for,
 //! the merged data becomes a run of its own at the level below, the inputs lose those keys, and the
@@ -24,7 +24,7 @@ use vt_tree::{Input, KeyRange, Merge, MergeOptions, Run, split_points};
 use zones::{Job, Priority, ZONE_SIZE};
 
 use super::Compactor;
-use super::part::MergedPart;
+use super::merged_part::MergedPart;
 use super::policy::{BOTTOM, CompactionLock, CompactionPlan, SHARE_ZONES_BELOW, lifetime};
 use crate::error::{Error, Result};
 use crate::ids::RunId;

@@ -1,29 +1,30 @@
 //! Background work: flushes, compactions, defragmentation, and the backpressure that makes commits
-//! wait for them. Each is a type that owns its state and has the engine and the parts that it needs;
-//! none knows the database. Later ones use earlier ones, in this order:
+//! wait for them. Each is a type that owns its state and has the engine and the parts that it
+//! needs; none knows the database. Later ones use earlier ones, in this order:
 //!
 //! - `flush`: [`Flusher`], writes sealed memtables to runs;
-//! - `merging`: [`Compactor`], assigns merges to threads; `policy`: decides which merges are due;
-//!   `compaction`: one merge in progress; `part`: installs a part of a merge; `on_demand`,
-//!   `ranged`: merges that a caller waits for; `garbage`: estimates how much of the runs is dead;
+//! - `compactor`: [`Compactor`], assigns merges to threads; `policy`: decides which merges are
+//!   due; `compaction`: one merge in progress; `merged_part`: installs a part of a merge;
+//!   `on_demand`, `ranged`: merges that a caller waits for; `garbage`: estimates how much of the
+//!   runs is dead;
 //! - `defragment`: [`Defragmenter`], empties zones that are mostly holes;
 //! - `short_values`: decides when short values are gathered into their blocks;
-//! - `pressure`: [`Admission`], makes commits wait and starts work that they make due; `reclaim`:
+//! - `admission`: [`Admission`], makes commits wait and starts work that they make due; `reclaim`:
 //!   frees space before a full store refuses a commit.
 //!
 //! Threads are not managed here, see `db::threads`; each thread only repeats steps of this work.
 
 pub(crate) mod activity;
+mod admission;
 mod candidates;
 pub(crate) mod compaction;
+pub(crate) mod compactor;
 pub(crate) mod defragment;
 pub(crate) mod flush;
 mod garbage;
-pub(crate) mod merging;
+mod merged_part;
 mod on_demand;
-mod part;
 pub(crate) mod policy;
-mod pressure;
 mod ranged;
 mod reclaim;
 mod short_values;
@@ -31,12 +32,12 @@ mod short_values;
 use std::sync::Arc;
 
 use self::activity::Activity;
+pub(crate) use self::admission::Admission;
 use self::candidates::Candidates;
+pub(crate) use self::compactor::Compactor;
 pub(crate) use self::defragment::Defragmenter;
 pub(crate) use self::flush::Flusher;
 use self::garbage::GarbageEstimate;
-pub(crate) use self::merging::Compactor;
-pub(crate) use self::pressure::Admission;
 use crate::commit::Committer;
 use crate::commit::recent::RecentCommits;
 use crate::engine::Engine;

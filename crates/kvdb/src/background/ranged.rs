@@ -9,7 +9,7 @@ use vt_tree::{Input, KeyRange, Merge, MergeOptions, Run};
 use zones::{Job, Priority};
 
 use super::Compactor;
-use super::part::MergedPart;
+use super::merged_part::MergedPart;
 use super::policy::{BOTTOM, CompactionPlan, lifetime};
 use crate::dictionary::DictionaryId;
 use crate::error::Result;

@@ -12,7 +12,7 @@ use zones::{Priority, ZoneId};
 
 use super::Defragmenter;
 use super::victims::Victims;
-use crate::background::part::MergedPart;
+use crate::background::merged_part::MergedPart;
 use crate::background::policy::{CompactionLock, lifetime};
 use crate::dictionary::{DictionaryId, DictionaryOptions};
 use crate::error::Result;
