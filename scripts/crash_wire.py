@@ -135,6 +135,12 @@ class Worker:
             time.sleep(0.1)
         raise Finding(f"no mount after twenty attempts: {self.last_said}")
 
+    def killed(self):
+        """Whether the daemon was killed. A kill under way is over when this returns: an error of
+        the mount may reach a thread before the thread that kills has noted the kill."""
+        with self.lock:
+            return self.was_killed
+
     def kill_daemon(self):
         """`True`: there was one."""
         with self.lock:
@@ -188,7 +194,7 @@ class Worker:
             self.count("over")
             if durable and self.synced:
                 raise Finding(f"a durable transaction that was synced is over: {e}") from e
-            if not durable and self.server.generation == generation and not self.was_killed:
+            if not durable and self.server.generation == generation and not self.killed():
                 raise Finding(f"over, though nothing was killed: {e}") from e
             self.record.note(self.name, self.version, "is over")
             self.clear()
@@ -199,7 +205,7 @@ class Worker:
             try:
                 return does()
             except OSError as e:
-                if self.was_killed and e.errno in (
+                if self.killed() and e.errno in (
                     errno.ENOTCONN,
                     errno.ECONNABORTED,
                     errno.ENOENT,
@@ -228,7 +234,7 @@ class Worker:
                 self.verify_steps()
                 return
             except OSError as e:
-                if not self.was_killed:
+                if not self.killed():
                     raise
                 self.record.note(self.name, "killed again", e)
                 self.clear()
@@ -307,8 +313,7 @@ class Worker:
                     raise Finding(f"in conflict with none: {said}")
                 self.attempt_to_abort()
                 return
-            with self.lock:
-                was_killed = self.was_killed
+            was_killed = self.killed()
             # Who is told that it is over is told that it has not committed.
             if verb == "commit" and (was_killed or "is over" not in said):
                 may_have_committed = True
