@@ -74,7 +74,7 @@ mod transactions;
 mod version;
 mod write_set;
 
-pub use background::defragment::{DefragOptions, DefragProgress, ValueOrder};
+pub use background::defragment::{DefragOptions, DefragProgress, ValueOrder, VisitRange};
 pub use commit::author::with_author;
 pub use commit::batch::{Batch, Durability};
 pub use commit::conditional::Reads;

@@ -11,7 +11,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use kvdb::{DictionaryId, Kvdb, ValueOrder, View};
+use kvdb::{DictionaryId, Kvdb, ValueOrder, View, VisitRange};
 
 use crate::attr::{FileKind, Ino, ROOT};
 use crate::layout::{self, Layout};
@@ -43,7 +43,7 @@ impl ValueOrder for NameOrder {
         trees(view).map(|layout| layout.dmap).collect()
     }
 
-    fn visit(&self, view: &View, visit: Visit<'_>) -> kvdb::Result<()> {
+    fn visit(&self, view: &View, visit: &mut VisitRange<'_>) -> kvdb::Result<()> {
         for layout in trees(view).take(TREES) {
             if walk(view, layout, visit)?.is_break() {
                 break;
@@ -53,11 +53,9 @@ impl ValueOrder for NameOrder {
     }
 }
 
-type Visit<'a> = &'a mut dyn FnMut(DictionaryId, &[u8], &[u8]) -> kvdb::Result<ControlFlow<()>>;
-
 /// Visits the pages of the files of a tree. In a damaged store entries that mean nothing are passed
 /// over, and a directory with several names is entered once.
-fn walk(view: &View, layout: Layout, visit: Visit<'_>) -> kvdb::Result<ControlFlow<()>> {
+fn walk(view: &View, layout: Layout, visit: &mut VisitRange<'_>) -> kvdb::Result<ControlFlow<()>> {
     let mut entered: HashSet<Ino> = HashSet::new();
     let mut directories = vec![ROOT];
     while let Some(dir) = directories.pop() {

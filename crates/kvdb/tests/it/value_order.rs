@@ -2,14 +2,13 @@
 //! is read changes.
 
 use std::io;
-use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use env::Machine;
 use kvdb::{
     Batch, CreateOptions, DefragOptions, DictionaryId, DictionaryOptions, Durability, Kvdb,
-    OpenOptions, ValueOrder, View,
+    OpenOptions, ValueOrder, View, VisitRange,
 };
 use zones::{Device, MemoryDevice, Purpose};
 
@@ -80,11 +79,7 @@ impl ValueOrder for AsRead {
         self.0.clone()
     }
 
-    fn visit(
-        &self,
-        _: &View,
-        visit: &mut dyn FnMut(DictionaryId, &[u8], &[u8]) -> kvdb::Result<ControlFlow<()>>,
-    ) -> kvdb::Result<()> {
+    fn visit(&self, _: &View, visit: &mut VisitRange<'_>) -> kvdb::Result<()> {
         for dict in &self.0 {
             for i in order() {
                 let (start, mut end) = (key(i), key(i));

@@ -40,7 +40,7 @@ use env::sync::{Condvar, Mutex};
 use vt_tree::{Placement, RunStats};
 use zones::{Job, ZONE_SIZE};
 
-pub use order::ValueOrder;
+pub use order::{ValueOrder, VisitRange};
 pub(crate) use victims::Holes;
 
 use self::evacuate::OtherMerges;

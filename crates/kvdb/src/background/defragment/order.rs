@@ -41,6 +41,9 @@ const UNIT: u64 = 512;
 /// The most zones of which the visited places are kept: their bits take 32 MiB.
 const MOST_ZONES: usize = 16 << 10;
 
+/// Called with a dictionary and a range of its keys, by its first key and the key after it.
+pub type VisitRange<'a> = dyn FnMut(DictionaryId, &[u8], &[u8]) -> Result<ControlFlow<()>> + 'a;
+
 /// The order in which the large values of some dictionaries are read, if it is not that of their
 /// keys. A defragmentation that a caller has requested without a limit of its rate lays the values
 /// in this order, see [`crate::Kvdb::set_value_order`].
@@ -52,11 +55,7 @@ pub trait ValueOrder: Send + Sync {
     /// Calls `visit` with ranges of keys of these dictionaries, each by its first key and the key
     /// after it, in the order in which their values are read, until `visit` breaks. Values of
     /// ranges that are left out stay where they are.
-    fn visit(
-        &self,
-        view: &View,
-        visit: &mut dyn FnMut(DictionaryId, &[u8], &[u8]) -> Result<ControlFlow<()>>,
-    ) -> Result<()>;
+    fn visit(&self, view: &View, visit: &mut VisitRange<'_>) -> Result<()>;
 }
 
 /// The places that a pass has visited. Several keys may refer to one value, as after a clone of a

@@ -2,14 +2,13 @@
 //! within a small test.
 
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use env::{Random, Simulated};
 use kvdb::{
     Batch, Compression, CreateOptions, DictionaryId, DictionaryOptions, Error, Kvdb, OpenOptions,
-    ValueOrder, View,
+    ValueOrder, View, VisitRange,
 };
 use zones::Device;
 
@@ -177,11 +176,7 @@ impl ValueOrder for Backwards {
         all.filter(|info| info.options.separate_at != u32::MAX).map(|info| info.id).collect()
     }
 
-    fn visit(
-        &self,
-        view: &View,
-        visit: &mut dyn FnMut(DictionaryId, &[u8], &[u8]) -> kvdb::Result<ControlFlow<()>>,
-    ) -> kvdb::Result<()> {
+    fn visit(&self, view: &View, visit: &mut VisitRange<'_>) -> kvdb::Result<()> {
         for dict in self.dictionaries(view) {
             let tuples = view.scan(dict, b"", b"", usize::MAX)?;
             for (key, _) in tuples.iter().rev() {
