@@ -285,7 +285,8 @@ REASONS = [
     (r"(?i)for '([\w-]+)'\. Try (\w+)", "a subcommand that is not there: `{1} {0}`"),
     (r"COPY works within one dictionary", "keys are not copied to another database"),
     (r"test_command_list\b", "there are fewer than 300 commands"),
-    (r"longer than the limit of 16384", "fields and members have at most 16 KiB"),
+    (r"field or member of \d+ bytes is longer", "fields and members have at most 7 MiB"),
+    (r"key of \d+ bytes is longer", "keys have at most 16 KiB"),
 ]
 
 

@@ -20,6 +20,9 @@
 //! p ‖ id ‖ number                a page of a long string
 //! ```
 //!
+//! The name of a field or member that is longer than a key may be is in the value, and a part of
+//! the same length for all such names is in its place in each of these keys (`names`).
+//!
 //! A string without a deadline has no head. A collection is identified by an id, so that a rename
 //! moves only its head, and a deletion is one range tombstone. Its length is changed by commutative
 //! updates, and a collection without elements does not exist: of two concurrent transactions each
@@ -36,6 +39,7 @@ use bytes::Bytes;
 use kvdb::DictionaryId;
 
 use crate::failure::Failure;
+use crate::names::in_key;
 
 /// Prefix of the names of types dictionaries. Users cannot choose such names.
 pub const TYPES_PREFIX: &str = ":types:";
@@ -110,22 +114,26 @@ pub struct Head {
     pub bounded: bool,
     /// Set for a hash whose fields may have deadlines, see [`field_deadline_key`].
     pub expiring: bool,
+    /// Set for a hash, set or sorted set that may have long names, see [`member_key`].
+    pub long: bool,
 }
 
 /// Versions of the encoding of a head: 1 in general, 2 for a string in pages, 3 for a list with
-/// bounds, 4 for a hash whose fields may have deadlines. An older program that does not know bounds
-/// or deadlines of fields would neither heed nor update them, so it must not recognize the list or
-/// the hash.
+/// bounds, 4 for a hash whose fields may have deadlines, 5 for a collection that may have long
+/// names, 6 for a hash of both. An older program that does not know bounds, deadlines of fields or
+/// long names would neither heed nor update them, so it must not recognize the collection.
 const VERSION: u8 = 1;
 const VERSION_OF_PAGES: u8 = 2;
 const VERSION_OF_BOUNDED: u8 = 3;
 const VERSION_OF_EXPIRING: u8 = 4;
+const VERSION_OF_LONG: u8 = 5;
+const VERSION_OF_LONG_AND_EXPIRING: u8 = 6;
 
 impl Head {
     /// Returns the head of a string that is a tuple, or of a collection.
     pub fn new(kind: Kind, deadline: Option<u64>, id: u64) -> Head {
         let bounded = kind == Kind::List;
-        Head { kind, deadline, id, len: 0, mark: 0, bounded, expiring: false }
+        Head { kind, deadline, id, len: 0, mark: 0, bounded, expiring: false, long: false }
     }
     /// Encodes the head: version u8, kind u8, deadline u64 (0 if none), id u64 (absent for a string
     /// in one tuple); for pages also length u64 and mark u64.
@@ -133,7 +141,9 @@ impl Head {
         let version = match self.kind {
             Kind::Pages => VERSION_OF_PAGES,
             _ if self.bounded => VERSION_OF_BOUNDED,
+            _ if self.expiring && self.long => VERSION_OF_LONG_AND_EXPIRING,
             _ if self.expiring => VERSION_OF_EXPIRING,
+            _ if self.long => VERSION_OF_LONG,
             _ => VERSION,
         };
         let mut out = vec![version, self.kind as u8];
@@ -157,7 +167,12 @@ impl Head {
             Kind::String => (VERSION, 10),
             Kind::Pages => (VERSION_OF_PAGES, 34),
             Kind::List if version == VERSION_OF_BOUNDED => (VERSION_OF_BOUNDED, 18),
-            Kind::Hash if version == VERSION_OF_EXPIRING => (VERSION_OF_EXPIRING, 18),
+            Kind::Hash
+                if [VERSION_OF_EXPIRING, VERSION_OF_LONG_AND_EXPIRING].contains(&version) =>
+            {
+                (version, 18)
+            }
+            Kind::Hash | Kind::Set | Kind::SortedSet if version == VERSION_OF_LONG => (version, 18),
             _ => (VERSION, 18),
         };
         if version != expected || bytes.len() != size {
@@ -166,7 +181,8 @@ impl Head {
         let deadline = Some(deadline).filter(|d| *d > 0);
         let mut head = Head::new(kind, deadline, 0);
         head.bounded = version == VERSION_OF_BOUNDED;
-        head.expiring = version == VERSION_OF_EXPIRING;
+        head.expiring = [VERSION_OF_EXPIRING, VERSION_OF_LONG_AND_EXPIRING].contains(&version);
+        head.long = [VERSION_OF_LONG, VERSION_OF_LONG_AND_EXPIRING].contains(&version);
         if kind != Kind::String {
             head.id = number(10)?;
         }
@@ -233,14 +249,20 @@ pub fn count_key(id: u64) -> Vec<u8> {
     element(id, 0, &[])
 }
 
-/// Returns the tuple key of an element, by its name.
-pub fn element_key(id: u64, name: &[u8]) -> Vec<u8> {
-    element(id, 1, &[name])
+/// Returns the tuple key of an element, by the part of its key that stands for its name. For a list
+/// and a stream that is always the name.
+pub fn element_key(id: u64, part: &[u8]) -> Vec<u8> {
+    element(id, 1, &[part])
 }
 
-/// Returns the tuple key of a member in the order of scores.
+/// Returns the tuple key of a field or a member, by its name, which may be long.
+pub fn member_key(id: u64, name: &[u8]) -> Vec<u8> {
+    element_key(id, &in_key(name))
+}
+
+/// Returns the tuple key of a member in the order of scores, by its name, which may be long.
 pub fn order_key(id: u64, score: f64, member: &[u8]) -> Vec<u8> {
-    element(id, 2, &[&sortable(score), member])
+    element(id, 2, &[&sortable(score), &in_key(member)])
 }
 
 /// Returns the range `[start, end)` of all elements by name.
@@ -265,16 +287,17 @@ pub fn bound_key(id: u64, right: bool) -> Vec<u8> {
     element(id, 4, &[&[u8::from(right)]])
 }
 
-/// Returns the tuple key of the deadline of a field. Without the field itself it is left over from
-/// a change that did not know of it, and has no meaning.
-pub fn field_deadline_key(id: u64, name: &[u8]) -> Vec<u8> {
-    element(id, 5, &[name])
+/// Returns the tuple key of the deadline of a field, by the part of its key that stands for its
+/// name. Without the field itself it is left over from a change that did not know of it, and has no
+/// meaning.
+pub fn field_deadline_key(id: u64, part: &[u8]) -> Vec<u8> {
+    element(id, 5, &[part])
 }
 
-/// Returns the tuple key of a field in the order of deadlines. It counts only if the deadline of
-/// the field is this one.
-pub fn field_order_key(id: u64, deadline: u64, name: &[u8]) -> Vec<u8> {
-    element(id, 6, &[&deadline.to_be_bytes(), name])
+/// Returns the tuple key of a field in the order of deadlines, by the part of its key that stands
+/// for its name. It counts only if the deadline of the field is this one.
+pub fn field_order_key(id: u64, deadline: u64, part: &[u8]) -> Vec<u8> {
+    element(id, 6, &[&deadline.to_be_bytes(), part])
 }
 
 /// Returns the range `[start, end)` of the fields in the order of deadlines, up to the last one
@@ -289,7 +312,7 @@ pub fn fields_from(id: u64, from: u64) -> (Vec<u8>, Vec<u8>) {
     (element(id, 6, &[&from.to_be_bytes()]), element(id, 7, &[]))
 }
 
-/// Returns the deadline and the name of the field that a tuple of that order has.
+/// Returns the deadline that a tuple of that order has, and the part that stands for the field.
 pub fn parse_field_order(tuple: &[u8]) -> Option<(u64, &[u8])> {
     let (deadline, name) = tuple.get(ELEMENT..)?.split_first_chunk()?;
     Some((u64::from_be_bytes(*deadline), name))
@@ -304,8 +327,8 @@ pub fn deadline_of_element(tuple: &[u8]) -> Vec<u8> {
     tuple
 }
 
-/// Parses the tuple key of a collection: its id, the part, and the rest, which is the name of an
-/// element in part 1.
+/// Parses the tuple key of a collection: its id, the part, and the rest, which stands for the name
+/// of an element in part 1.
 pub fn parse_element(tuple: &[u8]) -> Option<(u64, u8, &[u8])> {
     let (id, rest) = tuple.strip_prefix(b"e")?.split_first_chunk()?;
     let (part, name) = rest.split_first()?;
@@ -414,6 +437,18 @@ mod tests {
         assert_eq!(Head::decode(&expiring.encode()), Some(expiring), "fields with deadlines");
         let set = [&[4, 2][..], &[0; 16]].concat();
         assert_eq!(Head::decode(&set), None, "only fields have deadlines");
+        for kind in [Kind::Hash, Kind::Set, Kind::SortedSet] {
+            let long = Head { long: true, ..Head::new(kind, Some(9), 7) };
+            assert_eq!(long.encode()[0], 5);
+            assert_eq!(Head::decode(&long.encode()), Some(long), "long names");
+        }
+        let both = Head { long: true, ..expiring };
+        assert_eq!(both.encode()[0], 6);
+        assert_eq!(Head::decode(&both.encode()), Some(both), "long names and deadlines");
+        for (version, kind) in [(5, 4), (6, 2), (5, 6), (7, 1)] {
+            let other = [&[version, kind][..], &[0; 16]].concat();
+            assert_eq!(Head::decode(&other), None, "{version} of kind {kind}");
+        }
         assert_eq!(Head::decode(&[2, 0, 0, 0, 0, 0, 0, 0, 0, 1]), None, "another version");
         assert_eq!(Head::decode(&[1, 9, 0, 0, 0, 0, 0, 0, 0, 1]), None, "an unknown kind");
         let mut long = Head::new(Kind::Pages, None, 7).encode();

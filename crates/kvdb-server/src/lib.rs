@@ -55,6 +55,7 @@ mod locks;
 mod mailbox;
 mod metrics;
 mod monitors;
+mod names;
 mod notifications;
 mod output;
 #[doc(hidden)]

@@ -21,6 +21,8 @@ pub struct Limits {
     pub bulk: u64,
     /// Bytes of a key.
     pub key: usize,
+    /// Bytes of a field, or of a member of a set or a sorted set.
+    pub element: usize,
     /// Size of a collection up to which a rank is found by counting elements in order.
     pub walked: i64,
     /// Bytes of one whole command.
@@ -92,6 +94,7 @@ impl Default for Limits {
             tuple: 256 << 10,
             bulk: 512 << 20,
             key: 16 << 10,
+            element: crate::names::LONGEST,
             walked: 256,
             request: 32 << 20,
             requests: 256 << 20,

@@ -17,6 +17,7 @@ use crate::keyspace::{
     Head, Kind, count_key, element_key, elements, head_key, is_past, owner_key, parse_element,
     whole,
 };
+use crate::names;
 use crate::request::integer;
 
 /// One state of a dictionary, with its types.
@@ -59,12 +60,13 @@ pub struct Elements {
     pub changed: u64,
 }
 
-/// An element that differs, with its value or score before and after.
+/// An element that differs, with its value or score before and after, as they are stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Element {
-    pub name: Bytes,
-    pub before: Option<Bytes>,
-    pub after: Option<Bytes>,
+    /// The part of its key that stands for its name.
+    part: Bytes,
+    before: Option<Bytes>,
+    after: Option<Bytes>,
 }
 
 /// A key whose collection, long string or deadline differs.
@@ -295,7 +297,7 @@ impl<'a> Review<'a> {
     fn element(
         &mut self,
         id: u64,
-        name: Bytes,
+        part: Bytes,
         before: Option<Bytes>,
         after: Option<Bytes>,
     ) -> Outcome {
@@ -307,7 +309,7 @@ impl<'a> Review<'a> {
             _ => return Ok(()),
         }
         if self.with_fields {
-            let element = Element { name, before, after };
+            let element = Element { part, before, after };
             found.1.push(element.clone());
             self.take(element.bytes())?;
         }
@@ -316,8 +318,8 @@ impl<'a> Review<'a> {
 
     /// Notes that the deadline of a field differs. The field has changed by that, unless it is
     /// counted as changed, added or removed already.
-    fn deadline(&mut self, id: u64, name: Bytes) -> Outcome {
-        let place = element_key(id, &name);
+    fn deadline(&mut self, id: u64, part: Bytes) -> Outcome {
+        let place = element_key(id, &part);
         let (before, after) = (self.before.get(&place)?, self.after.get(&place)?);
         let found = self.collections.entry(id).or_default();
         if before.is_none() || before != after {
@@ -325,7 +327,7 @@ impl<'a> Review<'a> {
         }
         found.0.changed += 1;
         if self.with_fields {
-            let element = Element { name, before, after };
+            let element = Element { part, before, after };
             found.1.push(element.clone());
             self.take(element.bytes())?;
         }
@@ -401,10 +403,10 @@ impl<'a> Review<'a> {
         let mut found = Vec::new();
         let mut room = self.left;
         side.walk(&start, &end, |tuple| {
-            let name = parse_element(&tuple.key).map_or(Bytes::new(), |e| tuple.key.slice_ref(e.2));
+            let part = parse_element(&tuple.key).map_or(Bytes::new(), |e| tuple.key.slice_ref(e.2));
             let value = Some(tuple.value()?);
             let (before, after) = if added { (None, value) } else { (value, None) };
-            let element = Element { name, before, after };
+            let element = Element { part, before, after };
             room = room.saturating_sub(element.bytes() + 64);
             found.push(element);
             // There is no room for more; `take` below returns the error.
@@ -475,8 +477,19 @@ impl<'a> Review<'a> {
 }
 
 impl Element {
+    /// Returns the name, and the value or score before and after.
+    pub fn shown(&self) -> Result<(Bytes, [Option<Bytes>; 2]), Failure> {
+        let (mut name, mut sides) = (self.part.clone(), [None, None]);
+        for (side, stored) in sides.iter_mut().zip([&self.before, &self.after]) {
+            if let Some(stored) = stored {
+                let (found, value) = names::split(&self.part, stored.clone())?;
+                (name, *side) = (found, Some(value));
+            }
+        }
+        Ok((name, sides))
+    }
     fn bytes(&self) -> usize {
         let len = |side: &Option<Bytes>| side.as_ref().map_or(0, Bytes::len);
-        self.name.len() + len(&self.before) + len(&self.after)
+        self.part.len() + len(&self.before) + len(&self.after)
     }
 }

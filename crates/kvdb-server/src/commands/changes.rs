@@ -91,7 +91,7 @@ impl Rows<'_> {
             if with_fields {
                 let of = after.kind.or(before.kind);
                 self.out.array(reviewed.fields.len());
-                reviewed.fields.iter().for_each(|element| field(element, of, self.out));
+                reviewed.fields.iter().try_for_each(|element| field(element, of, self.out))?;
             }
             self.next()?;
         }
@@ -113,19 +113,19 @@ const SHOWN: usize = 256;
 /// Writes an element and the length of its value, or its score, on both sides. The element is
 /// identified by its name; in a list by the beginning of its value, because its number tells a
 /// reader nothing; in a stream by its role.
-fn field(element: &Element, kind: Option<Kind>, out: &mut Output) {
+fn field(element: &Element, kind: Option<Kind>, out: &mut Output) -> Outcome {
+    let (name, sides) = element.shown()?;
     out.array(3);
-    let sides = [&element.before, &element.after];
     if kind == Some(Kind::List) {
-        let value = element.after.as_ref().or(element.before.as_ref());
+        let value = sides[1].as_ref().or(sides[0].as_ref());
         let value = value.map_or(&b""[..], |value| &value[..value.len().min(SHOWN)]);
         out.bulk(value);
     } else if kind == Some(Kind::Stream) {
-        out.bulk(&streams::shown_name(&element.name));
+        out.bulk(&streams::shown_name(&name));
     } else {
-        out.bulk(&element.name);
+        out.bulk(&name);
     }
-    for side in sides {
+    for side in &sides {
         match (side, kind) {
             (Some(score), Some(Kind::SortedSet)) => {
                 let score = score[..].try_into().map(from_sortable).unwrap_or_default();
@@ -134,6 +134,7 @@ fn field(element: &Element, kind: Option<Kind>, out: &mut Output) {
             (side, _) => size(side.as_ref().map(|value| value.len() as u64), out),
         }
     }
+    Ok(())
 }
 
 /// `TXN CHANGES [id] [BEFORE] [FIELDS]` lists the keys that the transaction has changed. Each is an

@@ -10,15 +10,38 @@ use super::is;
 use crate::failure::{Failure, Outcome};
 use crate::glob;
 use crate::keyspace::{ELEMENT, Kind, elements};
+use crate::names;
 use crate::notifications::Classes;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
 use crate::session::seen::{Collection, Seen};
 
-/// Returns the name of an element, without the leading id.
+/// Returns the part of the key of an element that stands for its name, without the leading id. In a
+/// list and a stream that is the name.
 pub fn name(tuple: &Tuple) -> Bytes {
     tuple.key.slice(ELEMENT..)
+}
+
+/// Returns the name of a field or a member.
+pub fn member(tuple: &Tuple) -> Result<Bytes, Failure> {
+    names::name(name(tuple), || tuple.value())
+}
+
+/// Returns the name of a field or a member, and its value.
+pub fn split(tuple: &Tuple) -> Result<(Bytes, Bytes), Failure> {
+    names::split(&name(tuple), tuple.value()?)
+}
+
+/// Returns the names of fields or members, which together must fit into a command's memory.
+pub fn members(s: &Session, tuples: &[Tuple]) -> Result<Vec<Bytes>, Failure> {
+    let (mut room, mut found) = (Room::of(s), Vec::with_capacity(tuples.len()));
+    for tuple in tuples {
+        let member = member(tuple)?;
+        room.take(member.len())?;
+        found.push(member);
+    }
+    Ok(found)
 }
 
 /// Visits the elements in `[start, end)` with their values, in order or in reverse, except fields
@@ -315,7 +338,11 @@ pub fn scan(
                 return Ok(false);
             }
             count -= 1;
-            if pattern.is_none_or(|p| glob::matches(p, &tuple.key[ELEMENT..])) {
+            let chosen = match pattern {
+                Some(pattern) => glob::matches(pattern, &member(tuple)?),
+                None => true,
+            };
+            if chosen {
                 bytes += tuple.key.len() + tuple.value_len();
                 found += write(tuple, values, out)?;
             }
@@ -444,7 +471,7 @@ pub fn wanted(number: &[u8], count: i64, s: &Session) -> Result<(usize, bool), F
 
 /// Checks that an element may be stored.
 pub fn check_element(s: &Session, element: &[u8]) -> Outcome {
-    let max = s.shared.limits.key;
+    let max = s.shared.limits.element;
     if element.len() > max {
         return Err(Failure::request(format!(
             "field or member of {} bytes is longer than the limit of {max}",

@@ -15,17 +15,19 @@
 //! the state first. In a hash of kind 7 each name is preceded by the deadline of its field, u64, in
 //! milliseconds since 1970, or 0; at least one field has a deadline. A name or value is its length
 //! as u32, and its bytes. The names of all except lists ascend, so that one content has one
-//! payload. No version of Redis uses this format. As in Redis, it does not contain the deadline of
+//! payload; names of more than 16 KiB that agree in the first 16 KiB are in the order of their
+//! SHA-256. No version of Redis uses this format. As in Redis, it does not contain the deadline of
 //! the key.
 
 use bytes::Bytes;
 use kvdb::Batch;
 
-use super::collections::{check_element, name, visit};
+use super::collections::{check_element, member, name, split, visit};
 use super::expiry::Time;
 use super::{is, lists, sorted_sets, streams};
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{Kind, Live, element_key, elements, from_sortable, sortable};
+use crate::names;
 use crate::notifications::Classes;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
@@ -136,7 +138,7 @@ impl<'a> Rest<'a> {
 
 fn ascend<'a>(mut names: impl Iterator<Item = &'a [u8]>) -> Option<()> {
     let mut last = names.next()?;
-    names.all(|name| std::mem::replace(&mut last, name) < name).then_some(())
+    names.all(|name| names::order(std::mem::replace(&mut last, name), name).is_lt()).then_some(())
 }
 
 impl<'a> Content<'a> {
@@ -230,16 +232,14 @@ impl<'a> Content<'a> {
             Content::Hash(fields) => {
                 let of = begin(Kind::Hash, batch)?;
                 for (name, value) in fields {
-                    let value = Bytes::copy_from_slice(value);
-                    batch.put(of.types, element_key(of.id, name), value);
+                    seen.put_member(key, &of, name, Bytes::copy_from_slice(value), batch);
                 }
                 (of, fields.len())
             }
             Content::Expiring(fields) => {
                 let mut of = begin(Kind::Hash, batch)?;
                 for (deadline, name, value) in fields {
-                    let value = Bytes::copy_from_slice(value);
-                    batch.put(of.types, element_key(of.id, name), value);
+                    seen.put_member(key, &of, name, Bytes::copy_from_slice(value), batch);
                     if *deadline > 0 {
                         seen.put_deadline(&of, name, &Field::default(), *deadline, batch);
                     }
@@ -263,14 +263,14 @@ impl<'a> Content<'a> {
             Content::Set(members) => {
                 let of = begin(Kind::Set, batch)?;
                 for member in members {
-                    batch.put(of.types, element_key(of.id, member), Bytes::new());
+                    seen.put_member(key, &of, member, Bytes::new(), batch);
                 }
                 (of, members.len())
             }
             Content::SortedSet(members) => {
                 let of = begin(Kind::SortedSet, batch)?;
                 for (member, score) in members {
-                    sorted_sets::put(&of, member, None, *score, batch);
+                    sorted_sets::put(seen, (key, &of), member, (None, *score), batch);
                 }
                 (of, members.len())
             }
@@ -311,18 +311,23 @@ fn payload(s: &Session, seen: &Seen<'_>, key: &[u8]) -> Result<Option<Payload>, 
     }
     let (start, end) = elements(head.id);
     visit(s, seen, &of, (&start, &end), false, |tuple| {
-        let value = tuple.value()?;
         match kind {
-            Kind::List => payload.sized(&value)?,
+            Kind::List => payload.sized(&tuple.value()?)?,
             Kind::SortedSet => {
-                payload.raw(&value)?;
-                payload.sized(&name(tuple))?;
+                let (member, score) = split(tuple)?;
+                payload.raw(&score)?;
+                payload.sized(&member)?;
             }
-            Kind::Hash | Kind::Stream => {
-                payload.sized(&name(tuple))?;
+            Kind::Hash => {
+                let (field, value) = split(tuple)?;
+                payload.sized(&field)?;
                 payload.sized(&value)?;
             }
-            _ => payload.sized(&name(tuple))?,
+            Kind::Stream => {
+                payload.sized(&name(tuple))?;
+                payload.sized(&tuple.value()?)?;
+            }
+            _ => payload.sized(&member(tuple)?)?,
         }
         Ok(true)
     })?;
@@ -340,12 +345,12 @@ fn with_deadlines(
     payload.bytes[0] = EXPIRING;
     let (start, end) = elements(of.id);
     visit(s, seen, of, (&start, &end), false, |tuple| {
-        let name = name(tuple);
+        let (name, value) = split(tuple)?;
         let deadline = seen.look_at_field(of, &name)?.deadline.unwrap_or(0);
         any |= deadline > 0;
         payload.raw(&deadline.to_le_bytes())?;
         payload.sized(&name)?;
-        payload.sized(&tuple.value()?)?;
+        payload.sized(&value)?;
         Ok(true)
     })?;
     Ok(any.then_some(payload))

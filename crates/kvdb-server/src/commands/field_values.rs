@@ -9,7 +9,7 @@ use super::expiry::time_option;
 use super::fields::{NOT_POSITIVE, deadline, named};
 use super::{is, wrong_arity};
 use crate::failure::{Failure, Outcome};
-use crate::keyspace::{Kind, element_key};
+use crate::keyspace::Kind;
 use crate::notifications::Classes;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
@@ -171,7 +171,7 @@ pub fn hsetex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
                 continue;
             }
             more += i64::from(first && !field.stored);
-            batch.put(of.types, element_key(of.id, name), Bytes::copy_from_slice(value));
+            seen.put_member(key, &of, name, Bytes::copy_from_slice(value), batch);
             match given {
                 Some(at) => seen.put_deadline(&of, name, &field, at, batch),
                 None if matches!(change, Some(Change::Keep)) && field.exists => {}

@@ -7,12 +7,12 @@ use bytes::Bytes;
 use kvdb::Batch;
 
 use super::collections::{
-    answer_all, check_element, draw, name, remove_elements, scan as scan_elements, wanted,
+    answer_all, check_element, draw, member, remove_elements, scan as scan_elements, split, wanted,
 };
 use super::long_double::LongDouble;
 use super::{is, wrong_arity};
 use crate::failure::{Failure, Outcome};
-use crate::keyspace::{Kind, element_key};
+use crate::keyspace::Kind;
 use crate::notifications::Classes;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
@@ -39,7 +39,7 @@ fn put(s: &Session, args: Arguments<'_>, command: &str) -> Result<i64, Failure> 
                 added.insert(field);
             }
             seen.drop_deadline(&of, field, &there, batch);
-            batch.put(of.types, element_key(of.id, field), Bytes::copy_from_slice(value));
+            seen.put_member(key, &of, field, Bytes::copy_from_slice(value), batch);
         }
         seen.event(Classes::HASH, "hset", key);
         seen.counted(key, &of, added.len() as i64, batch);
@@ -84,7 +84,7 @@ fn rewrite<T>(
                 seen.drop_deadline(&of, field, &there, batch);
                 stored = there.stored;
             }
-            batch.put(of.types, element_key(of.id, field), value);
+            seen.put_member(key, &of, field, value, batch);
             seen.event(Classes::HASH, event, key);
             seen.counted(key, &of, i64::from(!stored), batch);
         }
@@ -206,13 +206,15 @@ fn all(s: &Session, args: Arguments<'_>, out: &mut Output, fields: bool, values:
     let both = fields && values;
     let header = |out: &mut Output, n| if both { out.map(n) } else { out.array(n) };
     answer_all(s, &seen, of.as_ref(), out, if both { 2 } else { 1 }, header, |tuple, out| {
-        let value = if values { tuple.value()? } else { Bytes::new() };
+        if !values {
+            out.bulk(&member(tuple)?);
+            return Ok(());
+        }
+        let (name, value) = split(tuple)?;
         if fields {
-            out.bulk(&name(tuple));
+            out.bulk(&name);
         }
-        if values {
-            out.bulk(&value);
-        }
+        out.bulk(&value);
         Ok(())
     })
 }
@@ -232,7 +234,8 @@ pub fn hrandfield(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Out
             Some(of) => draw(s, &seen, of, 1, false)?,
             None => Vec::new(),
         };
-        out.value(one.first().map(name).as_deref());
+        let name = one.first().map(member).transpose()?;
+        out.value(name.as_deref());
         return Ok(());
     };
     let (n, again) = wanted(number, count, s)?;
@@ -250,9 +253,13 @@ pub fn hrandfield(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Out
             if values && out.resp3 {
                 out.array(2);
             }
-            out.bulk(&name(tuple));
-            if values {
-                out.bulk(&tuple.value()?);
+            match values {
+                false => out.bulk(&member(tuple)?),
+                true => {
+                    let (name, value) = split(tuple)?;
+                    out.bulk(&name);
+                    out.bulk(&value);
+                }
             }
             out.send_if_large();
             if out.is_overfull() {
@@ -265,11 +272,13 @@ pub fn hrandfield(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Out
 
 pub fn hscan(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     scan_elements(s, args, Kind::Hash, out, |tuple, values, out| {
-        let value = if values { tuple.value()? } else { Bytes::new() };
-        out.bulk(&name(tuple));
-        if values {
-            out.bulk(&value);
+        if !values {
+            out.bulk(&member(tuple)?);
+            return Ok(1);
         }
-        Ok(if values { 2 } else { 1 })
+        let (name, value) = split(tuple)?;
+        out.bulk(&name);
+        out.bulk(&value);
+        Ok(2)
     })
 }

@@ -6,12 +6,13 @@ use bytes::Bytes;
 use kvdb::{Batch, Tuple};
 
 use super::collections::{
-    FEW, TakenFrom, answer_all, check_element, draw, name, paid, pay, remove_elements,
-    scan as scan_elements, visit, wanted,
+    FEW, TakenFrom, answer_all, check_element, draw, member as member_of, members, name, paid, pay,
+    remove_elements, scan as scan_elements, visit, wanted,
 };
 use super::is;
 use crate::failure::{Failure, Outcome};
-use crate::keyspace::{Kind, element_key, elements};
+use crate::keyspace::{Kind, elements, member_key};
+use crate::names;
 use crate::notifications::Classes;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
@@ -38,9 +39,8 @@ fn add<'k>(
     let of = seen.begin_collection(key, Kind::Set, || s.random(), batch)?;
     let mut new = HashSet::new();
     for member in members {
-        let place = element_key(of.id, member);
-        if !new.contains(member) && !seen.has(of.types, &place)? {
-            batch.put(of.types, place, Bytes::new());
+        if !new.contains(member) && !seen.has_member(&of, member)? {
+            seen.put_member(key, &of, member, Bytes::new(), batch);
             new.insert(member);
         }
     }
@@ -64,7 +64,7 @@ pub fn scard(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
 fn holds(seen: &Seen<'_>, of: Option<&Collection>, member: &[u8]) -> Result<bool, Failure> {
     match of {
         None => Ok(false),
-        Some(of) => seen.has(of.types, &element_key(of.id, member)),
+        Some(of) => seen.has_member(of, member),
     }
 }
 
@@ -91,7 +91,7 @@ pub fn smembers(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     let seen = s.see()?;
     let of = seen.collection(args.at(1), Kind::Set)?;
     answer_all(s, &seen, of.as_ref(), out, 1, Output::set, |tuple, out| {
-        out.bulk(&name(tuple));
+        out.bulk(&member_of(tuple)?);
         Ok(())
     })
 }
@@ -117,7 +117,7 @@ pub fn spop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             1,
             || chosen.takes_next(),
             |tuple, out| {
-                out.bulk(&name(tuple));
+                out.bulk(&member_of(tuple)?);
                 Ok(())
             },
         );
@@ -129,6 +129,7 @@ pub fn spop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             let Some(of) = seen.collection(key, Kind::Set)? else { return Ok(Vec::new()) };
             let n = count.unwrap_or(1).min(of.live.count) as usize;
             let drawn = draw(s, seen, &of, n, false)?;
+            let popped = members(s, &drawn)?;
             for tuple in &drawn {
                 batch.delete(of.types, tuple.key.clone());
             }
@@ -136,7 +137,7 @@ pub fn spop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
                 seen.event(Classes::SET, "spop", key);
             }
             seen.counted(key, &of, -(drawn.len() as i64), batch);
-            Ok(drawn.iter().map(name).collect())
+            Ok(popped)
         })?,
     };
     match count {
@@ -212,7 +213,7 @@ pub fn srandmember(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Ou
         Some(number) => wanted(number, count, s)?,
     };
     let drawn = match &of {
-        Some(of) => draw(s, &seen, of, n, again)?.iter().map(name).collect(),
+        Some(of) => members(s, &draw(s, &seen, of, n, again)?)?,
         None => Vec::new(),
     };
     match args.get(2) {
@@ -242,19 +243,17 @@ pub fn smove(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             let source = seen.collection(from, Kind::Set)?;
             let Some(of) = source else { return Ok(false) };
             seen.live(to)?.collection(Kind::Set)?;
-            let place = element_key(of.id, member);
-            if !seen.has(of.types, &place)? {
+            if !seen.has_member(&of, member)? {
                 return Ok(false);
             }
             if from != to {
-                batch.delete(of.types, place);
+                batch.delete(of.types, member_key(of.id, member));
                 seen.event(Classes::SET, "srem", from);
                 seen.counted(from, &of, -1, batch);
                 let into = seen.begin_collection(to, Kind::Set, || s.random(), batch)?;
-                let place = element_key(into.id, member);
-                let new = !seen.has(into.types, &place)?;
+                let new = !seen.has_member(&into, member)?;
                 if new {
-                    batch.put(into.types, place, Bytes::new());
+                    seen.put_member(to, &into, member, Bytes::new(), batch);
                     seen.event(Classes::SET, "sadd", to);
                 }
                 seen.counted(to, &into, i64::from(new), batch);
@@ -284,7 +283,7 @@ impl Algebra {
     }
 }
 
-/// Visits the members of the union of these collections, in the order of their names, each once
+/// Visits the members of the union of these collections, in the order of their keys, each once
 /// with its tuples and the indexes of their collections. Stops if `visit` returns `false`.
 pub fn united(
     s: &Session,
@@ -293,7 +292,7 @@ pub fn united(
     mut visit: impl FnMut(Bytes, &[(usize, Tuple)]) -> Result<bool, Failure>,
 ) -> Outcome {
     let mut cursors = Vec::new();
-    // The next element of each cursor, by name.
+    // The next element of each cursor, by the part of its key that stands for its name.
     let mut next: BTreeSet<(Bytes, usize)> = BTreeSet::new();
     let mut heads: Vec<Option<Tuple>> = vec![None; all.len()];
     for (i, of) in all.iter().enumerate() {
@@ -311,13 +310,13 @@ pub fn united(
         cursors.push(cursor);
     }
     let mut steps = 0u32;
-    while let Some((member, _)) = next.first().cloned() {
+    while let Some((part, _)) = next.first().cloned() {
         steps = steps.wrapping_add(1);
         if steps.is_multiple_of(256) {
             s.check_stopping()?;
         }
         let mut of = Vec::new();
-        while let Some((_, i)) = next.first().filter(|(first, _)| *first == member).cloned() {
+        while let Some((_, i)) = next.first().filter(|(first, _)| *first == part).cloned() {
             next.pop_first();
             if let Some(tuple) = heads[i].take() {
                 of.push((i, tuple));
@@ -329,11 +328,24 @@ pub fn united(
                 heads[i] = Some(tuple);
             }
         }
-        if !visit(member, &of)? {
+        if !visit(one_name(part, &of)?, &of)? {
             break;
         }
     }
     Ok(())
+}
+
+/// Returns the name that a part of a key stands for in these tuples, which must be the same in all.
+fn one_name(part: Bytes, of: &[(usize, Tuple)]) -> Result<Bytes, Failure> {
+    let long = names::is_long_in_key(&part);
+    let Some((_, first)) = of.first().filter(|_| long) else { return Ok(part) };
+    let member = member_of(first)?;
+    for (_, other) in &of[1..] {
+        if member_of(other)? != member {
+            return Err(names::one_hash(&member));
+        }
+    }
+    Ok(member)
 }
 
 /// Announces reads of arbitrary elements of a collection, by name.
@@ -373,13 +385,11 @@ fn combine<'k>(
     }
     let (start, end) = elements(base.id);
     visit(s, seen, &base, (&start, &end), false, |tuple| {
-        let member = name(tuple);
+        let member = member_of(tuple)?;
         for (i, of) in sets.iter().enumerate() {
             let inside = i == first
                 || match of {
-                    Some(of) if many => {
-                        seen.get_in_range(of.types, &element_key(of.id, &member))?.is_some()
-                    }
+                    Some(of) if many => seen.member_in_range(of, &member)?.is_some(),
                     of => holds(seen, of.as_ref(), &member)?,
                 };
             if i != first && inside != (how == Algebra::Intersection) {
@@ -444,7 +454,7 @@ fn store(s: &Session, args: Arguments<'_>, how: Algebra, out: &mut Output) -> Ou
                     *stored.insert(seen.replace_collection(key, Kind::Set, || s.random(), batch)?)
                 }
             };
-            batch.put(of.types, element_key(of.id, &member), Bytes::new());
+            seen.put_member(key, &of, &member, Bytes::new(), batch);
             count += 1;
             seen.relieve(batch, member.len())?;
             Ok(true)
@@ -514,7 +524,7 @@ pub fn sintercard(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Out
 
 pub fn sscan(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     scan_elements(s, args, Kind::Set, out, |tuple, _, out| {
-        out.bulk(&name(tuple));
+        out.bulk(&member_of(tuple)?);
         Ok(1)
     })
 }

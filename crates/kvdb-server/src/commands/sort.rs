@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 
 use bytes::Bytes;
 
-use super::collections::{Room, name, visit};
+use super::collections::{Room, member, visit};
 use super::{is, lists, sorted_sets};
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{Kind, WRONGTYPE, elements, ordered};
@@ -113,10 +113,8 @@ impl<'a> Sorting<'a> {
         visit(s, seen, &of, (&start, &end), backward, |tuple| {
             let element = match kind {
                 Kind::List => tuple.value()?,
-                Kind::SortedSet => {
-                    sorted_sets::in_order(tuple).map(|found| found.0).unwrap_or_default()
-                }
-                _ => name(tuple),
+                Kind::SortedSet => sorted_sets::in_order(&of, tuple)?.0,
+                _ => member(tuple)?,
             };
             room.take(element.len())?;
             found.push(element);

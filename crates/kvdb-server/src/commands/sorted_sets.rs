@@ -1,6 +1,7 @@
 //! Sorted sets: a member is an element whose value is its score. A second tuple places it in the
-//! order of the scores, and of the names among equal scores. A range of scores is a range of keys,
-//! and the ranks of members are the ranks of these tuples ([`Kvdb::rank`](kvdb::Kvdb::rank)).
+//! order of the scores, and of the names among equal scores (of long names by their first bytes,
+//! see `names`). A range of scores is a range of keys, and the ranks of members are the ranks of
+//! these tuples ([`Kvdb::rank`](kvdb::Kvdb::rank)).
 
 use std::collections::HashMap;
 
@@ -8,13 +9,14 @@ use bytes::Bytes;
 use kvdb::{Batch, Tuple};
 
 use super::collections::{
-    FEW, Room, TakenFrom, check_element, draw, name, place_at, rank_of, scan as scan_elements,
+    FEW, Room, TakenFrom, check_element, draw, place_at, rank_of, scan as scan_elements, split,
     visit, wanted,
 };
 use super::long_double::LongDouble;
 use super::{is, wrong_arity};
 use crate::failure::{Failure, Outcome};
-use crate::keyspace::{ELEMENT, Kind, element_key, from_sortable, order_key, ordered, sortable};
+use crate::keyspace::{ELEMENT, Kind, from_sortable, member_key, order_key, ordered, sortable};
+use crate::names;
 use crate::notifications::Classes;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
@@ -55,9 +57,9 @@ pub fn parsed(text: &[u8]) -> Option<f64> {
 }
 
 /// Returns the member and the score of a tuple in the order of scores.
-pub fn in_order(tuple: &Tuple) -> Option<(Bytes, f64)> {
-    let score = tuple.key.get(ELEMENT..ELEMENT + 8)?.try_into().ok()?;
-    Some((tuple.key.slice(ELEMENT + 8..), from_sortable(score)))
+pub fn in_order(of: &Collection, tuple: &Tuple) -> Result<(Bytes, f64), Failure> {
+    let score = tuple.key.get(ELEMENT..ELEMENT + 8).and_then(decode).ok_or_else(|| broken(of))?;
+    Ok((names::name(tuple.key.slice(ELEMENT + 8..), || tuple.value())?, score))
 }
 
 fn broken(of: &Collection) -> Failure {
@@ -70,21 +72,28 @@ fn decode(bytes: &[u8]) -> Option<f64> {
 
 /// Returns the score of a member.
 fn score(seen: &Seen<'_>, of: &Collection, member: &[u8]) -> Result<Option<f64>, Failure> {
-    let bytes = seen.get(of.types, &element_key(of.id, member))?;
+    let bytes = seen.member(of, member)?;
     bytes.map(|bytes| decode(&bytes).ok_or_else(|| broken(of))).transpose()
 }
 
-/// Sets the score of a member.
-pub fn put(of: &Collection, member: &[u8], old: Option<f64>, new: f64, batch: &mut Batch) {
+/// Sets the score of a member of the sorted set under `key`.
+pub fn put(
+    seen: &Seen<'_>,
+    (key, of): (&[u8], &Collection),
+    member: &[u8],
+    (old, new): (Option<f64>, f64),
+    batch: &mut Batch,
+) {
     if let Some(old) = old {
         batch.delete_present(of.types, order_key(of.id, old, member));
     }
-    batch.put(of.types, element_key(of.id, member), sortable(new).to_vec());
-    batch.put_new(of.types, order_key(of.id, new, member), Bytes::new());
+    seen.put_member(key, of, member, sortable(new).to_vec(), batch);
+    let place = order_key(of.id, new, member);
+    batch.put_new(of.types, place, names::stored(member, Bytes::new()));
 }
 
 fn take_out(of: &Collection, member: &[u8], score: f64, batch: &mut Batch) {
-    batch.delete(of.types, element_key(of.id, member));
+    batch.delete(of.types, member_key(of.id, member));
     batch.delete_present(of.types, order_key(of.id, score, member));
 }
 
@@ -194,7 +203,7 @@ fn add_pairs(
             added += i64::from(old.is_none());
             if old != Some(new) {
                 changed += 1;
-                put(&of, member, old, new, &mut changes);
+                put(seen, (key, &of), member, (old, new), &mut changes);
             }
             given.insert(member, new);
         }
@@ -353,7 +362,7 @@ fn pop(s: &Session, args: Arguments<'_>, backward: bool, out: &mut Output) -> Ou
             each,
             || true,
             |tuple, out| {
-                let (member, score) = in_order(tuple).ok_or_else(|| broken(&taken.of))?;
+                let (member, score) = in_order(&taken.of, tuple)?;
                 if out.resp3 {
                     out.array(2);
                 }
@@ -393,7 +402,7 @@ pub fn pop_from(
         let (mut room, mut popped) = (Room::of(s), Vec::new());
         if count > 0 {
             visit(s, seen, &of, (&start, &end), backward, |tuple| {
-                let (member, score) = in_order(tuple).ok_or_else(|| broken(&of))?;
+                let (member, score) = in_order(&of, tuple)?;
                 room.take(member.len())?;
                 take_out(&of, &member, score, batch);
                 popped.push((member, score));
@@ -437,8 +446,8 @@ fn pop_many(
                 end = edge.to_vec();
             }
             visit(s, seen, &of, (&start, &end), false, |tuple| {
-                let (member, _) = in_order(tuple).ok_or_else(|| broken(&of))?;
-                batch.delete(of.types, element_key(of.id, &member));
+                let (member, _) = in_order(&of, tuple)?;
+                batch.delete(of.types, member_key(of.id, &member));
                 seen.relieve(batch, member.len())?;
                 Ok(true)
             })?;
@@ -481,11 +490,12 @@ pub fn zrandmember(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Ou
         None => (1, false),
         Some(number) => wanted(number, count, s)?,
     };
-    let mut drawn = Vec::new();
+    let (mut room, mut drawn) = (Room::of(s), Vec::new());
     if let Some(of) = &of {
         for tuple in draw(s, &seen, of, n, again)? {
-            let score = decode(&tuple.value()?).ok_or_else(|| broken(of))?;
-            drawn.push((name(&tuple), score));
+            let (member, value) = split(&tuple)?;
+            room.take(member.len())?;
+            drawn.push((member, decode(&value).ok_or_else(|| broken(of))?));
         }
     }
     match args.get(2) {
@@ -497,9 +507,10 @@ pub fn zrandmember(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Ou
 
 pub fn zscan(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     scan_elements(s, args, Kind::SortedSet, out, |tuple, _, out| {
-        let score = decode(&tuple.value()?)
-            .ok_or_else(|| Failure::Corrupt("a score does not decode".into()))?;
-        out.bulk(&name(tuple));
+        let (member, value) = split(tuple)?;
+        let score =
+            decode(&value).ok_or_else(|| Failure::Corrupt("a score does not decode".into()))?;
+        out.bulk(&member);
         out.bulk(crate::output::number_text(score).as_bytes());
         Ok(2)
     })
@@ -532,7 +543,7 @@ fn store(
                     )?)
                 }
             };
-            put(&of, &member, None, score, batch);
+            put(seen, (key, &of), &member, (None, score), batch);
             count += 1;
             seen.relieve(batch, 2 * member.len())
         })?;

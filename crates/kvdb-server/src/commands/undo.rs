@@ -235,7 +235,8 @@ fn events_of(
 
 /// Mends the deadlines of fields in a transaction that undoes or merges: a hash whose fields may
 /// have deadlines stays one, since others may have given it some; and the index of deadlines names
-/// a hash whose deadlines came back, or whose entry there is taken away.
+/// a hash whose deadlines came back, or whose entry there is taken away. In the same way a
+/// collection that may have long names stays one.
 pub fn keep_deadlines(s: &Session, transaction: &Transaction) -> Outcome {
     let view = transaction.view()?;
     let before = view.beneath();
@@ -253,11 +254,15 @@ pub fn keep_deadlines(s: &Session, transaction: &Transaction) -> Outcome {
                     if let Some((id, 6, _)) = parse_element(&key) {
                         ids.insert(id);
                     } else if let Some(name) = key.strip_prefix(b"k")
-                        && let Some(old) = head_in(&before, name)?.filter(|old| old.expiring)
+                        && let Some(old) = head_in(&before, name)?
                         && let Some(new) = head_in(&view, name)?
-                        && (new.kind, new.id, new.expiring) == (Kind::Hash, old.id, false)
+                        && (new.kind, new.id) == (old.kind, old.id)
                     {
-                        heads.push((key.clone(), Head { expiring: true, ..new }));
+                        let (expiring, long) = (old.expiring || new.expiring, old.long || new.long);
+                        let kept = Head { expiring, long, ..new };
+                        if kept != new {
+                            heads.push((key.clone(), kept));
+                        }
                     }
                 }
                 Changed::Delete { key } => {

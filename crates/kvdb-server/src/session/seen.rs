@@ -4,6 +4,7 @@
 
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use kvdb::{Batch, Cursor, DictionaryId, NestedBatch, Reads, Transaction, Update, View};
@@ -17,6 +18,7 @@ use crate::keyspace::{
 use crate::notifications::{Classes, Event};
 
 mod fields;
+mod members;
 mod pages;
 pub use fields::Field;
 pub use pages::Text;
@@ -53,6 +55,8 @@ pub struct Seen<'a> {
     relieved: RefCell<Option<NestedBatch>>,
     /// Bytes of changes since the batch was last relieved.
     unrelieved: Cell<usize>,
+    /// The ids of the collections that the batch has given their first long name.
+    long: RefCell<BTreeSet<u64>>,
 }
 
 /// Approximate limit on the bytes of changes in a batch.
@@ -86,8 +90,8 @@ impl<'a> Seen<'a> {
     fn new(session: &'a Session, space: Option<Keyspace>, view: View, source: Source<'a>) -> Self {
         let (strings, types) = (space.map(|space| space.strings), space.and_then(|s| s.types));
         let (now, effects) = (session.now(), RefCell::default());
-        let (relieved, unrelieved) = (RefCell::default(), Cell::new(0));
-        Seen { strings, types, now, view, source, session, effects, relieved, unrelieved }
+        let (relieved, unrelieved, long) = (RefCell::default(), Cell::new(0), RefCell::default());
+        Seen { strings, types, now, view, source, session, effects, relieved, unrelieved, long }
     }
 
     /// Notes an event of a key, if notifications of its class are on.
@@ -477,7 +481,7 @@ impl<'a> Seen<'a> {
     pub fn set_deadline(&self, key: &[u8], live: &Live, deadline: Option<u64>, batch: &mut Batch) {
         let (Some(types), Some(kind)) = (self.types, live.kind) else { return };
         let old = live.head.unwrap_or(Head::new(Kind::String, None, 0));
-        let head = Head { kind, deadline, ..old };
+        let head = self.with_long(Head { kind, deadline, ..old });
         if let Some(at) = old.deadline.filter(|at| Some(*at) != deadline) {
             self.forget_deadline(&old, key, at, batch);
         }

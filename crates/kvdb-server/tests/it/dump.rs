@@ -163,7 +163,7 @@ fn what_is_longer_than_an_argument_is_no_payload() {
     assert_eq!(payload.len(), 1000);
     assert_eq!(call(&mut client, &[b"RESTORE", b"again", b"0", &payload]), "OK");
     // Names have the limit that they have in commands.
-    let limits = Limits { key: 8, ..Limits::default() };
+    let limits = Limits { element: 8, ..Limits::default() };
     let served = serve(ServerOptions { limits, ..ServerOptions::default() });
     let mut other = Client::connect(&served.path).expect("connected");
     c.run("DEL set");

@@ -22,6 +22,8 @@ mod histories;
 mod hyperloglog;
 mod introspection;
 mod lock_waits;
+mod long_members;
+mod long_members_order;
 mod long_string_edges;
 mod long_strings;
 mod long_strings_model;

@@ -484,7 +484,8 @@ fn transactions_that_would_make_a_key_two_things_conflict() {
 
 #[test]
 fn what_is_too_much_is_refused() {
-    let limits = Limits { key: 100, request: 64 << 10, value: 20_000, ..Limits::default() };
+    let (request, value) = (64 << 10, 20_000);
+    let limits = Limits { key: 100, element: 100, request, value, ..Limits::default() };
     let served = serve(ServerOptions { limits, ..ServerOptions::default() });
     let mut c = served.connect();
     let long = "x".repeat(101);

@@ -5,11 +5,11 @@ use std::ops::ControlFlow;
 use bytes::Bytes;
 
 use super::{broken, decode, number, send_pairs, store};
-use crate::commands::collections::{FEW, Room, name, visit};
+use crate::commands::collections::{FEW, Room, member as member_of, split, visit};
 use crate::commands::is;
 use crate::commands::sets::{announce, key_count, limit, united};
 use crate::failure::{Failure, Outcome};
-use crate::keyspace::{Kind, WRONGTYPE, element_key, elements};
+use crate::keyspace::{Kind, WRONGTYPE, elements};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
@@ -113,7 +113,7 @@ impl<'a> Combining<'a> {
         Ok(found)
     }
 
-    /// Passes the members to `take` in the order of their names.
+    /// Passes the members to `take` in the order of their keys.
     fn each(
         &self,
         s: &Session,
@@ -134,7 +134,7 @@ impl<'a> Combining<'a> {
                 for (i, tuple) in of {
                     let source = &sources[*i];
                     let Some(collection) = &source.0 else { continue };
-                    let weighed = weigh(*i, source.decode(collection, &tuple.value()?)?);
+                    let weighed = weigh(*i, source.decode(collection, &split(tuple)?.1)?);
                     sum = Some(sum.map_or(weighed, |sum| self.aggregate.of(sum, weighed)));
                 }
                 take(member, sum.unwrap_or(0.0))?;
@@ -197,10 +197,9 @@ impl Source {
         announced: bool,
     ) -> Result<Option<f64>, Failure> {
         let Some(of) = &self.0 else { return Ok(None) };
-        let place = element_key(of.id, member);
         let value = match announced {
-            true => seen.get_in_range(of.types, &place)?,
-            false => seen.get(of.types, &place)?,
+            true => seen.member_in_range(of, member)?,
+            false => seen.member(of, member)?,
         };
         value.map(|value| self.decode(of, &value)).transpose()
     }
@@ -213,7 +212,8 @@ impl Source {
         let Some(of) = &self.0 else { return Ok(()) };
         let (start, end) = elements(of.id);
         visit(s, seen, of, (&start, &end), false, |tuple| {
-            take(name(tuple), self.decode(of, &tuple.value()?)?)?;
+            let (member, value) = split(tuple)?;
+            take(member, self.decode(of, &value)?)?;
             Ok(true)
         })
     }
@@ -287,7 +287,7 @@ pub fn zintercard(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Out
     if let Some(of) = &sources[base].0 {
         let (start, end) = elements(of.id);
         visit(s, &seen, of, (&start, &end), false, |tuple| {
-            let member = name(tuple);
+            let member = member_of(tuple)?;
             let mut inside = ControlFlow::Continue(());
             for (_, other) in sources.iter().enumerate().filter(|(i, _)| *i != base) {
                 if other.score(&seen, &member, false)?.is_none() {

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::{Adding, add_pairs, broken, in_order, number, score, store};
+use super::{Adding, add_pairs, in_order, number, score, store};
 use crate::commands::collections::{Room, check_element, visit};
 use crate::commands::is;
 use crate::failure::{Failure, Outcome};
@@ -326,7 +326,7 @@ impl Query {
             }
             let (start, end) = (order_key(of.id, from, b""), order_key(of.id, to, b""));
             visit(s, seen, of, (&start, &end), false, |tuple| {
-                let (member, score) = in_order(tuple).ok_or_else(|| broken(of))?;
+                let (member, score) = in_order(of, tuple)?;
                 let place = Place::of_score(score);
                 if let Some(distance) = area.distance_within(place) {
                     room.take(member.len())?;

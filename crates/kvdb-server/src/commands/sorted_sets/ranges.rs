@@ -3,13 +3,14 @@
 use bytes::Bytes;
 use kvdb::Batch;
 
-use super::{broken, in_order, parsed, send_pairs, store, take_out};
+use super::{in_order, parsed, send_pairs, store, take_out};
 use crate::commands::collections::{
     Answered, Room, answer as answer_with, place_at, rank_of, visit,
 };
 use crate::commands::{is, wrong_arity};
 use crate::failure::{Failure, Outcome};
-use crate::keyspace::{Kind, element_key, order_key, ordered, sortable};
+use crate::keyspace::{Kind, member_key, order_key, ordered, sortable};
+use crate::names;
 use crate::notifications::Classes;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
@@ -41,7 +42,8 @@ struct Found {
     /// The range `[start, end)` of their tuples.
     start: Vec<u8>,
     end: Vec<u8>,
-    /// A filter by name, used if the members do not all have the same score.
+    /// A filter by name, used if the members do not all have the same score, or a bound is a long
+    /// name: then members next to it may not be in the order of their names.
     names: Option<(Name, Name)>,
     /// Number of leading members to skip.
     skip: i64,
@@ -81,6 +83,14 @@ impl Name {
             Name::At(bound, true) => bound[..] >= *name,
             Name::At(bound, false) => bound[..] > *name,
         }
+    }
+    fn is_long(&self) -> bool {
+        matches!(self, Name::At(bound, _) if names::is_long(bound))
+    }
+    /// Returns whether a member and this bound agree in all bytes that are in their keys. Members
+    /// after this one may be on the other side of the bound then.
+    fn shares_begin(&self, name: &[u8]) -> bool {
+        matches!(self, Name::At(bound, _) if names::share_begin(bound, name))
     }
 }
 
@@ -145,6 +155,12 @@ impl Range<'_> {
             By::Name => {
                 let (low, high) = (Name::parse(low)?, Name::parse(high)?);
                 match one_score(s, seen, of)? {
+                    Some(score) if low.is_long() || high.is_long() => {
+                        let (start, end) = by_name(of, score, &low, &high);
+                        let names = Some((low, high));
+                        let found = Found { start, end, names, skip: self.skip, most };
+                        return Ok((found.start < found.end).then_some(found));
+                    }
                     Some(score) => by_name(of, score, &low, &high),
                     None => {
                         let names = Some((low, high));
@@ -217,12 +233,13 @@ impl Range<'_> {
     ) -> Outcome {
         let (mut skip, mut left) = (found.skip, found.most);
         visit(s, seen, of, (&found.start, &found.end), self.backward, |tuple| {
-            let (member, score) = in_order(tuple).ok_or_else(|| broken(of))?;
+            let (member, score) = in_order(of, tuple)?;
             if let Some((low, high)) = &found.names {
                 let (above, below) = (low.is_at_most(&member), high.is_at_least(&member));
                 if !above || !below {
                     // No member after the last one of the range can follow.
-                    return Ok(if self.backward { above } else { below });
+                    let (within, last) = if self.backward { (above, low) } else { (below, high) };
+                    return Ok(within || last.shares_begin(&member));
                 }
             }
             if skip > 0 {
@@ -287,7 +304,7 @@ fn one_score(s: &Session, seen: &Seen<'_>, of: &Collection) -> Result<Option<f64
     let outermost = |backward: bool| {
         let mut found = None;
         visit(s, seen, of, (&start, &end), backward, |tuple| {
-            found = Some(in_order(tuple).ok_or_else(|| broken(of))?.1);
+            found = Some(in_order(of, tuple)?.1);
             Ok(false)
         })?;
         Ok::<_, Failure>(found)
@@ -302,6 +319,11 @@ fn by_name(of: &Collection, score: f64, low: &Name, high: &Name) -> (Vec<u8>, Ve
     let edge = |name: &Name, outside: bool| match name {
         Name::First => first.clone(),
         Name::Last => last.clone(),
+        // All members that begin like a long name, which are then chosen one by one.
+        Name::At(name, _) if names::is_long(name) => {
+            let begin = order_key(of.id, score, &name[..names::LONGEST_IN_KEY]);
+            if outside { begin } else { [&begin[..], &[0xff; names::HASH + 1]].concat() }
+        }
         Name::At(name, inside) if *inside == outside => order_key(of.id, score, name),
         Name::At(name, _) => behind(&order_key(of.id, score, name)),
     };
@@ -362,7 +384,7 @@ fn answer(s: &Session, args: Arguments<'_>, by: (Option<By>, bool), out: &mut Ou
         && let Some(found) = range.find(s, &seen, &of)?
     {
         if found.skip == 0
-            && found.most.min(of.live.count) > FEW
+            && (found.most.min(of.live.count) > FEW || of.has_long_names())
             && let Some(count) = range.number_of(s, &seen, &of, &found)?
         {
             send_many(s, &seen, &of, (&range, &found), count, out);
@@ -392,7 +414,7 @@ fn send_many(
     out.array(count * each);
     let all = Answered { range: (&found.start, &found.end), backward: range.backward, count, each };
     answer_with(s, seen, of, out, all, |tuple, out| {
-        let (member, score) = in_order(tuple).ok_or_else(|| broken(of))?;
+        let (member, score) = in_order(of, tuple)?;
         if range.scores && out.resp3 {
             out.array(2);
         }
@@ -488,7 +510,7 @@ fn take_many_out(
     let (mut first, mut last) = (None, None);
     range.show(s, seen, of, found, |member, score| {
         if count > FEW {
-            batch.delete(of.types, element_key(of.id, &member));
+            batch.delete(of.types, member_key(of.id, &member));
             let place = order_key(of.id, score, &member);
             first.get_or_insert_with(|| place.clone());
             last = Some(place);

@@ -16,8 +16,9 @@ use crate::failure::{Failure, Outcome};
 use crate::keyspace::{
     ELEMENT, Head, Kind, Live, count_key, deadline_key, deadline_of_element, due_fields,
     element_key, elements, field_deadline_key, field_order_key, fields_from, head_key, is_past,
-    parse_field_order,
+    member_key, parse_field_order,
 };
+use crate::names::in_key;
 use crate::notifications::Classes;
 use crate::session::Executing;
 
@@ -35,7 +36,8 @@ pub struct Field {
 /// An entry in the order of deadlines that has passed.
 struct Due<'a> {
     deadline: u64,
-    name: &'a [u8],
+    /// The part of its keys that stands for the name of the field.
+    part: &'a [u8],
     /// The field has this deadline.
     current: bool,
     /// The field is stored.
@@ -92,16 +94,16 @@ impl Seen<'_> {
     }
     /// Returns the value of a field that exists.
     pub fn field(&self, of: &Collection, name: &[u8]) -> Result<Option<Bytes>, Failure> {
-        let value = self.get(of.types, &element_key(of.id, name))?;
+        let value = self.member(of, name)?;
         let deadline = match &value {
             Some(_) => self.deadline_of_field(of, name)?,
             None => None,
         };
         Ok(value.filter(|_| deadline.is_none_or(|at| !is_past(at, self.now))))
     }
-    /// Returns the state of a field, without reading its value.
+    /// Returns the state of a field, without reading its value unless its name is long.
     pub fn look_at_field(&self, of: &Collection, name: &[u8]) -> Result<Field, Failure> {
-        let stored = self.has(of.types, &element_key(of.id, name))?;
+        let stored = self.has_member(of, name)?;
         let deadline = self.deadline_of_field(of, name)?;
         let exists = stored && deadline.is_none_or(|at| !is_past(at, self.now));
         Ok(Field { exists, stored, deadline })
@@ -118,20 +120,21 @@ impl Seen<'_> {
         id: u64,
         name: &[u8],
     ) -> Result<Option<u64>, Failure> {
-        let place = field_deadline_key(id, name);
+        let place = field_deadline_key(id, &in_key(name));
         self.get(types, &place)?.map(|deadline| decode(&deadline, &place)).transpose()
     }
 
     /// Removes the deadline of a field in the state `field`, if it has one.
     pub fn drop_deadline(&self, of: &Collection, name: &[u8], field: &Field, batch: &mut Batch) {
         if let Some(deadline) = field.deadline {
-            batch.delete(of.types, field_deadline_key(of.id, name));
-            batch.delete(of.types, field_order_key(of.id, deadline, name));
+            let part = in_key(name);
+            batch.delete(of.types, field_deadline_key(of.id, &part));
+            batch.delete(of.types, field_order_key(of.id, deadline, &part));
         }
     }
     /// Removes a field in the state `field`. The caller changes the number of elements.
     pub fn remove_field(&self, of: &Collection, name: &[u8], field: &Field, batch: &mut Batch) {
-        batch.delete(of.types, element_key(of.id, name));
+        batch.delete(of.types, member_key(of.id, name));
         self.drop_deadline(of, name, field, batch);
     }
     /// Gives a field in the state `field` a deadline. The caller must call [`Seen::name_deadline`]
@@ -144,12 +147,13 @@ impl Seen<'_> {
         deadline: u64,
         batch: &mut Batch,
     ) {
+        let part = in_key(name);
         if let Some(old) = field.deadline.filter(|old| *old != deadline) {
-            batch.delete(of.types, field_order_key(of.id, old, name));
+            batch.delete(of.types, field_order_key(of.id, old, &part));
         }
-        let place = field_deadline_key(of.id, name);
+        let place = field_deadline_key(of.id, &part);
         batch.put(of.types, place, deadline.to_be_bytes().to_vec());
-        batch.put(of.types, field_order_key(of.id, deadline, name), Bytes::new());
+        batch.put(of.types, field_order_key(of.id, deadline, &part), Bytes::new());
     }
     /// Notes in the head of a hash that its fields may have deadlines, and makes the sweeper come
     /// for this one: the index of all deadlines names a hash no later than at the first deadline of
@@ -163,7 +167,11 @@ impl Seen<'_> {
     ) -> Outcome {
         let Some(head) = of.live.head else { return Ok(()) };
         if !head.expiring {
-            batch.put(of.types, head_key(key), Head { expiring: true, ..head }.encode());
+            batch.put(
+                of.types,
+                head_key(key),
+                Head { expiring: true, ..self.with_long(head) }.encode(),
+            );
         }
         // In a transaction that is committed later, the first deadline may be over by then. An
         // `EXEC` on its own commits at once.
@@ -248,8 +256,8 @@ impl Seen<'_> {
             if steps.is_multiple_of(256) {
                 self.session.check_stopping()?;
             }
-            let Some((deadline, name)) = parse_field_order(&tuple.key) else { continue };
-            let (place, element) = (field_deadline_key(id, name), element_key(id, name));
+            let Some((deadline, part)) = parse_field_order(&tuple.key) else { continue };
+            let (place, element) = (field_deadline_key(id, part), element_key(id, part));
             if steps < FEW {
                 self.announce(types, &place)?;
                 self.announce(types, &element)?;
@@ -265,7 +273,7 @@ impl Seen<'_> {
                 None => false,
             };
             let stored = self.view()?.value_len(types, &element)?.is_some();
-            if !visit(&Due { deadline, name, current, stored })? {
+            if !visit(&Due { deadline, part, current, stored })? {
                 break;
             }
         }
@@ -301,13 +309,13 @@ impl Seen<'_> {
                 return Ok(false);
             }
             visited += 1;
-            *room = room.saturating_sub(3 * (field.name.len() + CHANGE));
-            batch.delete(types, field_order_key(head.id, field.deadline, field.name));
+            *room = room.saturating_sub(3 * (field.part.len() + CHANGE));
+            batch.delete(types, field_order_key(head.id, field.deadline, field.part));
             if field.current {
-                batch.delete(types, field_deadline_key(head.id, field.name));
+                batch.delete(types, field_deadline_key(head.id, field.part));
             }
             if field.current && field.stored {
-                batch.delete(types, element_key(head.id, field.name));
+                batch.delete(types, element_key(head.id, field.part));
                 removed += 1;
             }
             Ok(true)
