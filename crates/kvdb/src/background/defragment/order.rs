@@ -17,7 +17,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use vt_tree::{Placement, Relocation, TreeCursor, ValueRef};
-use zones::{Priority, ZONE_SIZE, ZoneId};
+use zones::{Lifetime, Priority, ZONE_SIZE, ZoneId};
 
 use super::evacuate::{OtherMerges, RunMerges};
 use super::{DefragOptions, Defragmenter, PART, READ_TOGETHER, TOGETHER};
@@ -26,23 +26,33 @@ use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::read::view::View;
 
-/// The most values and bytes that are copied before references are replaced: their new places are
-/// kept in memory, and each time the key blocks that refer to them are written again.
-const MOST_VALUES: usize = 128 << 10;
-const MOST_BYTES: u64 = 512 << 20;
+/// The values and bytes that are copied before references are replaced: their new places are kept
+/// in memory, and each time the key blocks that refer to them are written again. Where the blocks or
+/// the memory of the store are large, it is more.
+const PORTION_VALUES: usize = 128 << 10;
+const PORTION_BYTES: u64 = 512 << 20;
+/// The part of the memory of the store that new places may take, and the bytes that one takes.
+const PLACES_PART: usize = 8;
+const PLACE_BYTES: usize = 64;
 /// Key blocks that are short compared with their values may be written again for the sake of the
 /// values: at most one byte of blocks for this many bytes of values.
 const SMALL_ENOUGH: u64 = 2;
 /// The key blocks of clones, which follow the values that they share, are written again as long as
-/// they have at most one byte for this many bytes of all data.
+/// they have at most one byte for this many bytes of all data. Each of them is also synced alone, so
+/// their number is bounded, too.
 const CLONES: u64 = 8;
+const MOST_CLONES: usize = 64;
+/// The part of the store that a pass leaves free for others while it pins the old places.
+const FREE_PART: u64 = 16;
+/// The values that are visited, and the bytes that are copied, between checks whether to go on.
+const VISITS: usize = 256;
+const COPIES: u64 = 16 << 20;
+/// The times that references are looked for again, in runs that other merges have made meanwhile.
+const ATTEMPTS: usize = 4;
 /// The alignment of values, bytes: each unit has a bit in [`Places`].
 const UNIT: u64 = 512;
 /// The most zones of which the visited places are kept: their bits take 32 MiB.
 const MOST_ZONES: usize = 16 << 10;
-
-/// Called with a dictionary and a range of its keys, by its first key and the key after it.
-pub type VisitRange<'a> = dyn FnMut(DictionaryId, &[u8], &[u8]) -> Result<ControlFlow<()>> + 'a;
 
 /// The order in which the large values of some dictionaries are read, if it is not that of their
 /// keys. A defragmentation that a caller has requested without a limit of its rate lays the values
@@ -55,7 +65,40 @@ pub trait ValueOrder: Send + Sync {
     /// Calls `visit` with ranges of keys of these dictionaries, each by its first key and the key
     /// after it, in the order in which their values are read, until `visit` breaks. Values of
     /// ranges that are left out stay where they are.
-    fn visit(&self, view: &View, visit: &mut VisitRange<'_>) -> Result<()>;
+    fn visit(
+        &self,
+        view: &View,
+        visit: &mut dyn FnMut(DictionaryId, &[u8], &[u8]) -> Result<ControlFlow<()>>,
+    ) -> Result<()>;
+}
+
+/// The bounds of a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Bounds {
+    /// The values and bytes of a portion, after which references are replaced.
+    values: usize,
+    bytes: u64,
+    /// The number of portions. The rest is left to the next defragmentation, which finds these in
+    /// order.
+    portions: u64,
+    /// The bytes of all portions: what is live. More would be copies of what was copied before.
+    all: u64,
+}
+
+impl Bounds {
+    /// Returns the bounds for dictionaries with so many bytes of key blocks and values and so many
+    /// items, of which `live` bytes are to be kept, or `None` if the blocks are not short enough.
+    /// Each portion may write all blocks again, so the portions grow with them, and the blocks that
+    /// all portions write are short compared with the values.
+    fn of(blocks: u64, values: u64, live: u64, memory: usize) -> Option<Bounds> {
+        let portions = (values / SMALL_ENOUGH).checked_div(blocks.max(1)).filter(|n| *n > 0)?;
+        Some(Bounds {
+            values: PORTION_VALUES.max(memory / PLACES_PART / PLACE_BYTES),
+            bytes: PORTION_BYTES.max(blocks.saturating_mul(2 * SMALL_ENOUGH)),
+            portions,
+            all: live,
+        })
+    }
 }
 
 /// The places that a pass has visited. Several keys may refer to one value, as after a clone of a
@@ -69,7 +112,8 @@ impl Places {
     /// Adds a place. Returns `false` if it was added before.
     fn insert(&mut self, addr: u64) -> bool {
         let zone = ZoneId::of(addr);
-        // A place that is forgotten may be laid once more, which costs bytes and nothing else.
+        // A place that is forgotten may be laid once more: that costs bytes, within `Bounds::all`,
+        // and nothing else.
         if self.zones.len() >= MOST_ZONES && !self.zones.contains_key(&zone) {
             self.zones.clear();
         }
@@ -83,6 +127,150 @@ impl Places {
     }
 }
 
+/// A pass in progress.
+struct Pass<'a> {
+    of: &'a Defragmenter,
+    /// Pins all places until their references were replaced.
+    view: &'a View,
+    dictionaries: &'a BTreeSet<DictionaryId>,
+    placement: Placement,
+    lifetime: Lifetime,
+    bounds: Bounds,
+    relocation: Relocation,
+    visited: Places,
+    open: Option<(DictionaryId, TreeCursor)>,
+    /// The portions that are done, and the bytes of values that they have copied.
+    portions: u64,
+    copied: u64,
+    /// The bytes that were copied when the free space was last looked at.
+    looked_at: u64,
+    /// Others need the space that is left.
+    full: bool,
+}
+
+impl<'a> Pass<'a> {
+    fn new(
+        of: &'a Defragmenter,
+        view: &'a View,
+        dictionaries: &'a BTreeSet<DictionaryId>,
+        bounds: Bounds,
+        evacuate: Option<Arc<BTreeSet<ZoneId>>>,
+    ) -> Pass<'a> {
+        let trees = dictionaries.iter().filter_map(|dict| view.version.trees.get(dict));
+        let lifetime = lifetime(&of.zones, trees.flat_map(|tree| tree.runs()), BOTTOM);
+        let placement = Placement {
+            values_at: TOGETHER,
+            window: READ_TOGETHER,
+            evacuate,
+            ..Placement::stitch()
+        };
+        let relocation = begin(of, &placement, lifetime);
+        Pass {
+            of,
+            view,
+            dictionaries,
+            placement,
+            lifetime,
+            bounds,
+            relocation,
+            visited: Places::default(),
+            open: None,
+            portions: 0,
+            copied: 0,
+            looked_at: 0,
+            full: false,
+        }
+    }
+
+    /// Lays the values of `[start, end)`. Breaks if the pass is to end.
+    fn lay(&mut self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Result<ControlFlow<()>> {
+        if self.is_to_end() {
+            return Ok(ControlFlow::Break(()));
+        }
+        if !self.dictionaries.contains(&dict) {
+            return Ok(ControlFlow::Continue(()));
+        }
+        let mut cursor = match self.open.take() {
+            Some((of, cursor)) if of == dict => cursor,
+            _ => {
+                let mut cursor = self.view.tree_cursor(dict, self.view.inputs(dict)?);
+                // An update does not change where the value lies that it applies to.
+                cursor.keep_updates();
+                cursor
+            }
+        };
+        cursor.seek(start);
+        let mut visits = 0usize;
+        while cursor.advance()?
+            && let Some(tuple) = cursor.current()
+            && tuple.key < end
+        {
+            if let ValueRef::Extent(e) = tuple.value
+                && self.visited.insert(e.addr)
+            {
+                self.relocation.push(e)?;
+            }
+            visits += 1;
+            if !visits.is_multiple_of(VISITS) {
+                continue;
+            }
+            if self.is_portion() {
+                self.replace_references()?;
+            }
+            // A range may be a file of any length.
+            if self.is_to_end() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        self.open = Some((dict, cursor));
+        if self.is_portion() {
+            self.replace_references()?;
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Returns whether enough was copied to replace references.
+    fn is_portion(&self) -> bool {
+        self.relocation.copied() >= self.bounds.values
+            || self.relocation.stats().written() >= self.bounds.bytes
+    }
+
+    fn is_to_end(&mut self) -> bool {
+        let copied = self.copied.saturating_add(self.relocation.stats().written());
+        if copied >= self.looked_at.saturating_add(COPIES) {
+            self.looked_at = copied;
+            self.full = !self.of.has_room(0);
+        }
+        self.full
+            || copied >= self.bounds.all
+            || self.portions >= self.bounds.portions
+            || self.of.is_to_stop()
+    }
+
+    fn replace_references(&mut self) -> Result<()> {
+        let next = begin(self.of, &self.placement, self.lifetime);
+        let portion = std::mem::replace(&mut self.relocation, next);
+        self.copied += self.of.replace_references(portion, self.dictionaries)?;
+        self.portions += 1;
+        Ok(())
+    }
+
+    /// Replaces the references to what was copied last. Returns the bytes of values that the pass
+    /// has copied. If it was stopped, the copies to which nothing refers yet are given up.
+    fn finish(mut self) -> Result<u64> {
+        if !self.of.is_to_stop() {
+            self.replace_references()?;
+        }
+        Ok(self.copied)
+    }
+}
+
+/// Returns a relocation of values that were not copied yet. It takes no space of the reserve, which
+/// merges and flushes need.
+fn begin(of: &Defragmenter, placement: &Placement, lifetime: Lifetime) -> Relocation {
+    Relocation::new(&of.cache, placement.clone(), Priority::User, lifetime)
+}
+
 impl Defragmenter {
     pub(crate) fn set_value_order(&self, order: Arc<dyn ValueOrder>) {
         *self.order.lock() = Some(order);
@@ -91,7 +279,7 @@ impl Defragmenter {
     /// Returns the order of values, and the dictionaries whose values have it.
     pub(super) fn value_order(&self) -> Option<(Arc<dyn ValueOrder>, BTreeSet<DictionaryId>)> {
         let order = self.order.lock().clone()?;
-        let dictionaries = order.dictionaries(&self.engine.versions.view());
+        let dictionaries = order.dictionaries(&self.versions.view());
         Some((order, dictionaries.into_iter().collect()))
     }
 
@@ -102,149 +290,98 @@ impl Defragmenter {
             return Ok(());
         }
         self.flusher.flush_all()?;
-        let followers = self.followers();
-        let dictionaries: BTreeSet<DictionaryId> =
-            dictionaries.intersection(&followers).copied().collect();
-        if !self.may_be_laid(&dictionaries) {
-            return Ok(());
-        }
-        let pass = |evacuate| self.pass(&*order, &dictionaries, &followers, evacuate);
+        let dictionaries = self.followers(&dictionaries);
+        let Some(bounds) = self.bounds(&dictionaries) else { return Ok(()) };
+        let pass = |evacuate| {
+            let view = self.versions.view();
+            let mut pass = Pass::new(self, &view, &dictionaries, bounds, evacuate);
+            order.visit(&view, &mut |dict, start, end| pass.lay(dict, start, end))?;
+            pass.finish()
+        };
         if pass(None)? == 0 {
             return Ok(());
         }
         let victims = self.victims(u64::MAX, u64::from(options.fullest_percent.min(99)))?;
-        if victims.gain() > 0 && !self.is_to_stop() {
+        if victims.gain() > 0 && self.has_room(victims.live) && !self.is_to_stop() {
             pass(Some(Arc::new(victims.zones)))?;
         }
         Ok(())
     }
 
-    /// Returns the dictionaries whose references are replaced: those of the main branch, and those
-    /// of clones as long as it costs little. The other clones keep the old places, as snapshots do,
-    /// and so do clones with a limit, since values that were copied count towards it.
-    fn followers(&self) -> BTreeSet<DictionaryId> {
-        let mut left = self.holes().live / CLONES;
-        let version = self.engine.versions.load();
+    /// Returns those dictionaries of `ordered` whose values are laid and whose references are
+    /// replaced: those of the main branch, and those of clones as long as it costs little. The other
+    /// clones keep the old places, as snapshots do, and so do clones with a limit, since values that
+    /// were copied count towards it.
+    fn followers(&self, ordered: &BTreeSet<DictionaryId>) -> BTreeSet<DictionaryId> {
+        let (mut left, mut clones) = (self.holes().live / CLONES, MOST_CLONES);
+        let version = self.versions.load();
         let mut followers = BTreeSet::new();
-        for (&dict, tree) in version.trees.iter() {
+        for &dict in ordered {
+            let Some(tree) = version.trees.get(&dict) else { continue };
             let blocks: u64 = tree.runs().map(|p| p.run.stats().block_bytes).sum();
-            let branch = &tree.info().branch;
+            let branch: &str = &tree.info().branch;
             if branch.is_empty() {
                 followers.insert(dict);
-            } else if blocks <= left && !version.limits.contains_key(&**branch) {
-                left -= blocks;
+            } else if clones > 0 && blocks <= left && !version.limits.contains_key(branch) {
+                (left, clones) = (left - blocks, clones - 1);
                 followers.insert(dict);
             }
         }
         followers
     }
 
-    /// Returns whether there is room for the values once more, all of them can be read here, and
-    /// the key blocks that must be written again are short compared with them.
-    fn may_be_laid(&self, dictionaries: &BTreeSet<DictionaryId>) -> bool {
-        let version = self.engine.versions.load();
+    /// Returns the bounds of a pass over these dictionaries. Returns `None` if there is no room for
+    /// the values once more, some of them cannot be read here, or the key blocks that must be
+    /// written again are not short compared with them.
+    fn bounds(&self, dictionaries: &BTreeSet<DictionaryId>) -> Option<Bounds> {
+        let version = self.versions.load();
         let (mut blocks, mut values) = (0u64, 0u64);
         let trees = dictionaries.iter().filter_map(|dict| version.trees.get(dict));
         for numbered in trees.flat_map(|tree| tree.runs()) {
             blocks = blocks.saturating_add(numbered.run.stats().block_bytes);
             values = values.saturating_add(numbered.run.stats().value_bytes);
-            if !numbered.run.uses().iter().all(|(zone, _)| self.engine.zones.is_here_whole(zone)) {
-                return false;
+            if !numbered.run.uses().iter().all(|(zone, _)| self.zones.is_here_whole(zone)) {
+                return None;
             }
         }
         // Clones share most of their values, so the sum of all is more than there is.
         let live = values.saturating_add(blocks).min(self.holes().live);
-        let needed = live.saturating_add(self.flusher.unflushed_bytes());
-        values > 0
-            && blocks <= values / SMALL_ENOUGH
-            && self.engine.zones.space().free_for_user > needed
+        let bounds = Bounds::of(blocks, values.min(live), live, self.options.memory)?;
+        self.has_room(live).then_some(bounds)
     }
 
-    /// Lays scattered values of these dictionaries, and all in the zones to evacuate, in their
-    /// order, and lets `followers` refer to their new places. Returns the bytes of values that it
-    /// has copied.
-    fn pass(
-        &self,
-        order: &dyn ValueOrder,
-        dictionaries: &BTreeSet<DictionaryId>,
-        followers: &BTreeSet<DictionaryId>,
-        evacuate: Option<Arc<BTreeSet<ZoneId>>>,
-    ) -> Result<u64> {
-        // The view pins all places until their references were replaced.
-        let view = self.engine.versions.view();
-        let trees = dictionaries.iter().filter_map(|dict| view.version.trees.get(dict));
-        let lifetime = lifetime(&self.engine.zones, trees.flat_map(|tree| tree.runs()), BOTTOM);
-        let placement = Placement {
-            values_at: TOGETHER,
-            window: READ_TOGETHER,
-            evacuate,
-            ..Placement::stitch()
-        };
-        let begin =
-            || Relocation::new(&self.engine.cache, placement.clone(), Priority::Merge, lifetime);
-        let (mut relocation, mut visited, mut copied) = (begin(), Places::default(), 0);
-        let mut open: Option<(DictionaryId, TreeCursor)> = None;
-        order.visit(&view, &mut |dict, start, end| {
-            if self.is_to_stop() {
-                return Ok(ControlFlow::Break(()));
-            }
-            if !dictionaries.contains(&dict) {
-                return Ok(ControlFlow::Continue(()));
-            }
-            let mut cursor = match open.take() {
-                Some((of, cursor)) if of == dict => cursor,
-                _ => {
-                    let mut cursor = view.tree_cursor(dict, view.inputs(dict)?);
-                    // An update does not change where the value lies that it applies to.
-                    cursor.keep_updates();
-                    cursor
-                }
-            };
-            cursor.seek(start);
-            while cursor.advance()?
-                && let Some(tuple) = cursor.current()
-                && tuple.key < end
-            {
-                if let ValueRef::Extent(e) = tuple.value
-                    && visited.insert(e.addr)
-                {
-                    relocation.push(e)?;
-                }
-            }
-            open = Some((dict, cursor));
-            if relocation.copied() >= MOST_VALUES || relocation.stats().written() >= MOST_BYTES {
-                let full = std::mem::replace(&mut relocation, begin());
-                copied += self.replace_references(full, followers)?;
-            }
-            Ok(ControlFlow::Continue(()))
-        })?;
-        copied += self.replace_references(relocation, followers)?;
-        Ok(copied)
+    /// Returns whether `bytes` more can be written, and enough is left for others.
+    fn has_room(&self, bytes: u64) -> bool {
+        let space = self.zones.space();
+        let others = space.zones_total / FREE_PART * ZONE_SIZE;
+        let needed = bytes.saturating_add(self.flusher.unflushed_bytes()).saturating_add(others);
+        space.free_for_user > needed
     }
 
-    /// Replaces the references of `followers` to all values that were copied. Returns the bytes of
-    /// these.
+    /// Replaces the references of `dictionaries` to all values that were copied. Returns the bytes
+    /// of these.
     fn replace_references(
         &self,
         relocation: Relocation,
-        followers: &BTreeSet<DictionaryId>,
+        dictionaries: &BTreeSet<DictionaryId>,
     ) -> Result<u64> {
         let (relocated, pin, stats) = relocation.finish()?;
         if relocated.is_empty() {
             return Ok(0);
         }
-        self.engine.counters.merged(&stats);
+        self.counters.merged(&stats);
         let mut merges = RunMerges {
             zones: Arc::new(relocated.zones().clone()),
             placement: Placement { relocated: Some(Arc::new(relocated)), ..Placement::stitch() },
-            only: Some(followers.clone()),
+            only: Some(dictionaries.clone()),
             done: BTreeSet::new(),
         };
-        loop {
+        // A run that another merge has made from some of them may refer to the old places, too. A
+        // busy store makes such runs all the time; what they still refer to then stays there.
+        for _ in 0..ATTEMPTS {
             let part = PART.min(self.compactor.part_size());
             let before = merges.done.len();
             self.merge_runs(&mut merges, part, OtherMerges::Running, &mut |_| !self.is_to_stop())?;
-            // A run that another merge has made from some of them may refer to the old places, too.
             if merges.done.len() == before || self.is_to_stop() {
                 break;
             }
@@ -264,5 +401,22 @@ mod tests {
         assert!(places.insert(0) && places.insert(UNIT) && places.insert(ZONE_SIZE));
         assert!(!places.insert(0) && !places.insert(UNIT) && !places.insert(ZONE_SIZE));
         assert!(places.insert(ZONE_SIZE - UNIT) && !places.insert(ZONE_SIZE - UNIT));
+    }
+
+    #[test]
+    fn portions_grow_with_the_key_blocks_that_each_of_them_writes_again() {
+        let (mib, gib) = (1u64 << 20, 1u64 << 30);
+        let of = |blocks, values| Bounds::of(blocks, values, values + blocks, 256 << 20);
+        let small = of(10 * mib, gib).expect("small blocks");
+        assert_eq!((small.values, small.bytes), (512 << 10, PORTION_BYTES));
+        for (blocks, values) in [(10 * mib, gib), (400 * mib, 40 * gib), (4 * gib, 400 * gib)] {
+            let bounds = of(blocks, values).expect("small blocks");
+            assert!(bounds.portions * blocks <= values / SMALL_ENOUGH, "{bounds:?}");
+            assert!(bounds.portions * bounds.bytes >= values, "{bounds:?}: all is laid at once");
+        }
+        assert_eq!(of(gib, gib), None, "the blocks weigh as much as the values");
+        assert_eq!(of(0, 0), None, "there are no values");
+        assert!(of(0, gib).is_some());
+        assert_eq!(Bounds::of(1, gib, gib, 0).map(|bounds| bounds.values), Some(PORTION_VALUES));
     }
 }
