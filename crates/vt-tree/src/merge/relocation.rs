@@ -16,10 +16,10 @@ use super::builder::MergeStats;
 use super::placement::Placement;
 use super::relocated::Relocated;
 use super::relocation_window::{HeldItem, RelocationWindow};
-use crate::Result;
 use crate::cache::BlockCache;
 use crate::item::{Body, Item};
 use crate::value::{ExtentRef, Value, place_stored};
+use crate::{Error, Result};
 
 /// Copies large values to new places, in the order in which they are added.
 pub struct Relocation {
@@ -92,9 +92,17 @@ impl Relocation {
         Ok(())
     }
 
-    /// Copies these values in their order; they are read in that of the device.
+    /// Copies these values in their order; they are read in that of the device. A damaged one stays
+    /// where it is, where a check finds it.
     fn copy(&mut self, places: &[ExtentRef]) -> Result<()> {
-        for (e, stored) in places.iter().zip(self.cache.read_stored(places)?) {
+        let values = match self.cache.read_stored(places) {
+            Err(Error::Corrupt { .. }) if places.len() > 1 => {
+                return places.chunks(1).try_for_each(|one| self.copy(one));
+            }
+            Err(Error::Corrupt { .. }) => return Ok(()),
+            values => values?,
+        };
+        for (e, stored) in places.iter().zip(values) {
             let new = place_stored(&mut self.pages, *e, &stored)?;
             self.stats.values_read += u64::from(e.stored);
             self.stats.values_written += u64::from(new.stored);

@@ -8,14 +8,17 @@ use vt_tree::{
     BlockCache, ExtentRef, Input, KeyRange, Memtable, Merge, MergeOptions, MergeStats, Placement,
     Relocated, Relocation, Run, TreeCursor, Value, check_run, slice,
 };
-use zones::{FormatOptions, Lifetime, MemoryDevice, Priority, ZonePin, Zones};
+use zones::{Device, FormatOptions, Lifetime, MemoryDevice, Priority, Purpose, ZonePin, Zones};
 
 const KEYS: u64 = 4000;
 const VALUE: u64 = 4096;
 
 fn store() -> Arc<BlockCache> {
-    let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default())
-        .expect("a fresh store");
+    store_on(Arc::new(MemoryDevice::default()))
+}
+
+fn store_on(device: Arc<MemoryDevice>) -> Arc<BlockCache> {
+    let zones = Zones::format(device, FormatOptions::default()).expect("a fresh store");
     zones.start();
     BlockCache::new(zones, 16 << 20)
 }
@@ -116,4 +119,16 @@ fn references_to_other_places_stay() {
     let (after, stats) = merged(&store, Input::Run(other), placement);
     assert!(places(&store, &after, 0) == before);
     assert_eq!(stats.values_written, 0);
+}
+
+#[test]
+fn a_damaged_value_stays_where_it_is_and_the_others_move() {
+    let device = Arc::new(MemoryDevice::default());
+    let store = store_on(device.clone());
+    let run = run(&store);
+    let before = places(&store, &run, 0);
+    device.write_at(Purpose::Pages, before[1000].addr, b"noise").expect("it is memory");
+    let (relocated, _pin, stats) = laid(&store, &before);
+    assert_eq!(relocated.len() as u64, KEYS - 1);
+    assert_eq!(stats.values_written, (KEYS - 1) * VALUE);
 }
