@@ -10,8 +10,8 @@ use bytes::Bytes;
 use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement, Run};
 use zones::{Priority, ZoneId};
 
-use super::Defragmenter;
 use super::victims::Victims;
+use super::{Defragmenter, unless_in_vain};
 use crate::background::merged_part::MergedPart;
 use crate::background::policy::{CompactionLock, lifetime};
 use crate::dictionary::{DictionaryId, DictionaryOptions};
@@ -98,7 +98,7 @@ impl Defragmenter {
                 let (moved, next) = match self.merge_part(dict, id, of, &from, part, merges)? {
                     Evacuated::Moved(bytes, next) => (bytes, next),
                     Evacuated::Busy => {
-                        self.pause(WAIT, || self.engine.signals.stopping());
+                        self.await_merge(merges)?;
                         (0, Some(from))
                     }
                 };
@@ -111,6 +111,16 @@ impl Defragmenter {
             of.done.insert((dict, id));
         }
         Ok(all)
+    }
+
+    /// Waits for the merge that is using a run. In a store without threads no other thread may ever
+    /// continue it, so the caller does.
+    fn await_merge(&self, merges: OtherMerges) -> Result<()> {
+        if self.inline && merges == OtherMerges::Running {
+            return unless_in_vain(self.compactor.compaction_steps(1).map(|_| ()));
+        }
+        self.pause(WAIT, || self.signals.stopping());
+        Ok(())
     }
 
     /// Merges a run alone, from the key `from` on, until about `part` bytes were written.
