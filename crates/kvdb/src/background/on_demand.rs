@@ -19,6 +19,17 @@ pub(super) fn none_if_full<T>(result: Result<T>) -> Result<Option<T>> {
     }
 }
 
+/// The large values of a dictionary that is compacted as part of a defragmentation.
+pub(crate) enum LargeValues {
+    /// As any merge into the bottom places them, which moves scattered ones where seeks are
+    /// expensive.
+    AsUsual,
+    /// Each of them stays where it is.
+    Stay,
+    /// As the placement says, even if a single run is merged.
+    Laid(Placement),
+}
+
 /// Returns whether a compaction should end early.
 type ShouldStop<'a> = &'a (dyn Fn() -> bool + Sync);
 
@@ -141,12 +152,11 @@ impl Compactor {
         Ok(())
     }
 
-    /// Compacts a dictionary as part of a defragmentation. With a placement of its own, even a
-    /// single run is merged.
+    /// Compacts a dictionary as part of a defragmentation.
     pub(crate) fn compact_to_defragment(
         &self,
         dict: DictionaryId,
-        placement: Option<Placement>,
+        values: LargeValues,
         stop: ShouldStop<'_>,
     ) -> Result<()> {
         let _alone = self.merge_alone();
@@ -154,10 +164,21 @@ impl Compactor {
         let plan = {
             let version = self.engine.versions.load();
             let tree = version.tree(dict)?;
-            match placement {
-                None => CompactionPlan::for_all(tree),
-                placement => tree.runs().next().map(|_| CompactionPlan {
-                    placement,
+            match values {
+                LargeValues::AsUsual => CompactionPlan::for_all(tree),
+                LargeValues::Stay => CompactionPlan::for_all(tree).map(|mut plan| {
+                    // A merge that gathers short values has to move these.
+                    if !plan.gathers {
+                        plan.placement = Some(Placement {
+                            stitch_at: tree.info().options.stitch_at,
+                            seek_bytes: self.options.seek_bytes,
+                            ..Placement::stitch()
+                        });
+                    }
+                    plan
+                }),
+                LargeValues::Laid(placement) => tree.runs().next().map(|_| CompactionPlan {
+                    placement: Some(placement),
                     ..CompactionPlan::everything_from(tree, 0)
                 }),
             }

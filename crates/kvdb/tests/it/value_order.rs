@@ -195,6 +195,34 @@ fn a_clone_follows_the_values_that_it_shares() {
 }
 
 #[test]
+fn where_seeks_are_expensive_values_that_lie_in_order_are_not_sorted_by_keys_first() {
+    const FEW: usize = 1000;
+    let long = |i: usize| value(i).repeat(12);
+    let disk = Arc::new(Disk::default());
+    let open = OpenOptions { seek_bytes: 64 << 10, ..options() };
+    let create = CreateOptions { open, ..CreateOptions::default() };
+    let db = Kvdb::create(disk.clone(), Arc::new(Machine::default()), create).unwrap();
+    let d = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
+    for i in 0..FEW {
+        db.put(d, &key(i), &long(i), Durability::Buffered).unwrap();
+    }
+    db.compact(d).unwrap();
+    db.set_value_order(Arc::new(AsRead(vec![d])));
+    defragment(&db);
+    for i in (0..FEW).step_by(100) {
+        db.put(d, &key(i), &long(i + 1), Durability::Buffered).unwrap();
+    }
+    let written = disk.written.load(Relaxed);
+    defragment(&db);
+    let written = disk.written.load(Relaxed) - written;
+    assert!(written < (FEW * long(0).len()) as u64, "{written} bytes of values");
+    for i in 0..FEW {
+        let now = if i % 100 == 0 { i + 1 } else { i };
+        assert!(db.get(d, &key(i)).unwrap().unwrap() == long(now), "{i}");
+    }
+}
+
+#[test]
 fn nothing_is_laid_in_order_if_the_rate_is_limited() {
     let (disk, db, d) = store();
     db.set_value_order(Arc::new(AsRead(vec![d])));

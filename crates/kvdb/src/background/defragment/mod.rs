@@ -46,6 +46,7 @@ pub(crate) use victims::Holes;
 use self::evacuate::OtherMerges;
 use self::request::DefragState;
 use super::activity::Activity;
+use super::on_demand::LargeValues;
 use super::{Compactor, Flusher};
 use crate::dictionary::DictionaryId;
 use crate::engine::Engine;
@@ -267,17 +268,20 @@ impl Defragmenter {
                 let scattered = here
                     && room
                     && options.bytes_per_second.is_none()
-                    && !ordered(&dict)
                     && values / spans.max(1) < TOGETHER;
-                unless_in_vain(self.compactor.compact_to_defragment(
-                    dict,
-                    scattered.then(|| Placement {
+                let values = match scattered {
+                    // They are laid in their order next, if there is room, and would be moved twice.
+                    _ if ordered(&dict) && room => LargeValues::Stay,
+                    false => LargeValues::AsUsual,
+                    true => LargeValues::Laid(Placement {
                         values_at: TOGETHER,
                         window: READ_TOGETHER,
                         ..Placement::stitch()
                     }),
-                    &|| self.stopping(),
-                ))?;
+                };
+                unless_in_vain(
+                    self.compactor.compact_to_defragment(dict, values, &|| self.stopping()),
+                )?;
             }
         }
         Ok(())
