@@ -19,6 +19,9 @@ use crate::layout::{self, Layout};
 /// The number of trees that are walked. The pages of other clones lie where those that they share
 /// with these do, or stay where they are.
 const TREES: usize = 64;
+/// The number of directories of a tree that are walked. Each takes up to 20 bytes of memory, so that
+/// a directory with several names is entered once.
+const DIRECTORIES: usize = 2 << 20;
 
 /// Sets the order in which a defragmentation of `db` lays the pages of files: by directory and name.
 /// [`Fs::open`](crate::Fs::open) does the same; call it for a store whose file system is not opened.
@@ -28,23 +31,28 @@ pub fn lay_by_name(db: &Kvdb) {
 
 struct NameOrder;
 
-/// Returns the dictionaries of the file systems that a view sees, those of the main branch first.
-fn trees(view: &View) -> impl Iterator<Item = Layout> {
+/// Returns the dictionaries of the file systems that a view sees: those of the main branch first,
+/// then those of clones by number, in which order the store lets them follow.
+fn trees(view: &View) -> Vec<Layout> {
     let branches: BTreeSet<String> =
         view.dictionaries().into_iter().map(|info| info.branch).collect();
-    branches.into_iter().filter_map(move |branch| {
+    let tree = |branch: String| {
         // The branch of the store itself has no files.
-        Layout::of_names(|name| view.dictionary_in(&branch, name))
-    })
+        let layout = Layout::of_names(|name| view.dictionary_in(&branch, name))?;
+        Some((!branch.is_empty(), layout.dmap, layout))
+    };
+    let mut trees: Vec<_> = branches.into_iter().filter_map(tree).collect();
+    trees.sort_unstable_by_key(|(clone, dmap, _)| (*clone, *dmap));
+    trees.into_iter().map(|(.., layout)| layout).collect()
 }
 
 impl ValueOrder for NameOrder {
     fn dictionaries(&self, view: &View) -> Vec<DictionaryId> {
-        trees(view).map(|layout| layout.dmap).collect()
+        trees(view).into_iter().map(|layout| layout.dmap).collect()
     }
 
     fn visit(&self, view: &View, visit: &mut VisitRange<'_>) -> kvdb::Result<()> {
-        for layout in trees(view).take(TREES) {
+        for layout in trees(view).into_iter().take(TREES) {
             if walk(view, layout, visit)?.is_break() {
                 break;
             }
@@ -71,7 +79,9 @@ fn walk(view: &View, layout: Layout, visit: &mut VisitRange<'_>) -> kvdb::Result
                         return Ok(ControlFlow::Break(()));
                     }
                 }
-                FileKind::Dir if entered.insert(ino) => directories.push(ino),
+                FileKind::Dir if entered.len() < DIRECTORIES && entered.insert(ino) => {
+                    directories.push(ino)
+                }
                 _ => {}
             }
         }
