@@ -5,12 +5,14 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use env::Machine;
+use env::{Machine, Random};
 use kvdb::{
     Batch, CreateOptions, DefragOptions, DictionaryId, DictionaryOptions, Durability, Kvdb,
     OpenOptions, ValueOrder, View, VisitRange,
 };
-use zones::{Device, MemoryDevice, Purpose};
+use zones::{Device, MemoryDevice, Purpose, ZONE_SIZE};
+
+use crate::model::Backwards;
 
 const VALUE: usize = 4096;
 const KEYS: usize = 4000;
@@ -22,6 +24,8 @@ struct Disk {
     head: AtomicU64,
     seeks: AtomicU64,
     written: AtomicU64,
+    /// The host refuses to let it grow beyond this, unless it is 0.
+    most: AtomicU64,
 }
 
 impl Device for Disk {
@@ -48,7 +52,10 @@ impl Device for Disk {
         self.memory.len()
     }
     fn grow(&self, new_len: u64) -> io::Result<()> {
-        self.memory.grow(new_len)
+        match self.most.load(Relaxed) {
+            most if most > 0 && new_len > most => Err(io::ErrorKind::StorageFull.into()),
+            _ => self.memory.grow(new_len),
+        }
     }
 }
 
@@ -192,6 +199,84 @@ fn a_clone_follows_the_values_that_it_shares() {
             assert!(after * 20 <= KEYS as u64, "{after} seeks");
         }
     }
+}
+
+#[test]
+fn clients_copy_overwrite_and_delete_meanwhile_and_nothing_is_lost() {
+    let (disk, db, d) = store();
+    db.snapshot("before").unwrap();
+    let has = std::thread::scope(|scope| {
+        let client = scope.spawn(|| {
+            let mut random = Random::new(1);
+            let mut has: Vec<Option<usize>> = (0..KEYS).map(Some).collect();
+            for n in 0..15_000 {
+                let at = random.below(KEYS as u64) as usize;
+                let mut batch = Batch::new();
+                match random.below(4) {
+                    0 => {
+                        batch.delete(d, key(at));
+                        has[at] = None;
+                    }
+                    // The reference may be to a place that was left since.
+                    1 => {
+                        let from = random.below(KEYS as u64) as usize;
+                        let Some(stored) = db.view().stored(d, &key(from)).unwrap() else {
+                            continue;
+                        };
+                        batch.put_stored(d, key(at), stored);
+                        has[at] = has[from];
+                    }
+                    _ => {
+                        batch.put(d, key(at), value(KEYS + n));
+                        has[at] = Some(KEYS + n);
+                    }
+                }
+                db.commit(batch, Durability::Buffered).unwrap();
+                if n % 1000 == 0 {
+                    db.compact(d).unwrap();
+                }
+            }
+            has
+        });
+        let mut backwards = false;
+        while !client.is_finished() {
+            match backwards {
+                true => db.set_value_order(Arc::new(Backwards)),
+                false => db.set_value_order(Arc::new(AsRead(vec![d]))),
+            }
+            defragment(&db);
+            backwards = !backwards;
+        }
+        client.join().unwrap()
+    });
+    defragment(&db);
+    let snapshot = db.open_snapshot("before").unwrap();
+    seeks(&disk, &snapshot, snapshot.dictionary("d").unwrap());
+    drop(snapshot);
+    let expected = |i: usize| has[i].map(value);
+    assert!((0..KEYS).all(|i| db.get(d, &key(i)).unwrap().map(Vec::from) == expected(i)));
+    db.close().unwrap();
+    drop(db);
+    assert!(kvdb::check(disk.clone(), &mut |_, _| {}).is_clean());
+    let (db, _) = Kvdb::open(disk, Arc::new(Machine::default()), options()).unwrap();
+    assert!((0..KEYS).all(|i| db.get(d, &key(i)).unwrap().map(Vec::from) == expected(i)));
+}
+
+#[test]
+fn nothing_is_lost_if_the_host_refuses_space_and_the_next_one_lays_the_rest() {
+    let (disk, db, d) = store();
+    db.snapshot("before").unwrap();
+    db.set_value_order(Arc::new(AsRead(vec![d])));
+    disk.most.store(disk.len().unwrap() + ZONE_SIZE, Relaxed);
+    defragment(&db);
+    seeks(&disk, &db.view(), d);
+    disk.most.store(0, Relaxed);
+    defragment(&db);
+    let after = seeks(&disk, &db.view(), d);
+    assert!(after * 20 <= KEYS as u64, "{after} seeks");
+    db.close().unwrap();
+    drop(db);
+    assert!(kvdb::check(disk, &mut |_, _| {}).is_clean());
 }
 
 #[test]
