@@ -12,21 +12,24 @@ use kvdb::{CreateOptions, DefragOptions, Kvdb, OpenOptions};
 use kvfs::{Caller, FileKind, Fs, FsOptions, Ino, ROOT};
 use zones::{Device, MemoryDevice, Purpose};
 
-const DIRECTORIES: usize = 50;
-const FILES: usize = 5_000;
-const SIZE: usize = 4096;
-const ZONE_SIZE: u64 = 512 << 10;
+pub const DIRECTORIES: usize = 50;
+pub const FILES: usize = 5_000;
+pub const SIZE: usize = 4096;
+pub const ZONE_SIZE: u64 = 512 << 10;
 /// A disk passes over a gap like this in less time than a seek takes.
 const GAP: u64 = 64 << 10;
-const MEMORY: usize = 64 << 20;
+pub const MEMORY: usize = 64 << 20;
 
 /// A disk with one head.
 #[derive(Default)]
-struct Disk {
+pub struct Disk {
     memory: MemoryDevice,
     head: AtomicU64,
     seeks: AtomicU64,
     reads: AtomicU64,
+    /// The same of file data alone.
+    page_head: AtomicU64,
+    page_seeks: AtomicU64,
     /// Bytes of file data.
     written: AtomicU64,
     opened: AtomicU64,
@@ -34,36 +37,48 @@ struct Disk {
 
 impl Disk {
     /// Of another seed each time: the numbers that a store takes for unique must be.
-    fn env(&self) -> Arc<Simulated> {
+    pub fn env(&self) -> Arc<Simulated> {
         Arc::new(Simulated::new(self.opened.fetch_add(1, Relaxed)))
     }
 
-    fn moved(&self, offset: u64, len: u64) {
+    fn moved(&self, purpose: Purpose, offset: u64, len: u64) {
+        let seeks = |head: u64| u64::from(offset < head || offset > head + GAP);
         let head = self.head.swap(offset + len, Relaxed);
-        self.seeks.fetch_add(u64::from(offset < head || offset > head + GAP), Relaxed);
+        self.seeks.fetch_add(seeks(head), Relaxed);
+        if purpose == Purpose::Pages {
+            let head = self.page_head.swap(offset + len, Relaxed);
+            self.page_seeks.fetch_add(seeks(head), Relaxed);
+        }
     }
 
     fn begin(&self) {
-        self.seeks.store(0, Relaxed);
-        self.reads.store(0, Relaxed);
+        for counter in [&self.seeks, &self.reads, &self.page_seeks] {
+            counter.store(0, Relaxed);
+        }
     }
 
-    fn counted(&self) -> Counted {
-        Counted { seeks: self.seeks.load(Relaxed), reads: self.reads.load(Relaxed) }
+    pub fn counted(&self) -> Counted {
+        Counted {
+            seeks: self.seeks.load(Relaxed),
+            reads: self.reads.load(Relaxed),
+            page_seeks: self.page_seeks.load(Relaxed),
+        }
     }
 }
 
 /// What reading has taken.
 #[derive(Clone, Copy, Debug)]
-struct Counted {
-    seeks: u64,
-    reads: u64,
+pub struct Counted {
+    pub seeks: u64,
+    pub reads: u64,
+    /// Seeks from one place of file data to the next one, whatever was read in between.
+    pub page_seeks: u64,
 }
 
 impl Device for Disk {
     fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.reads.fetch_add(1, Relaxed);
-        self.moved(offset, buf.len() as u64);
+        self.moved(purpose, offset, buf.len() as u64);
         self.memory.read_at(purpose, offset, buf)
     }
     fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
@@ -86,17 +101,17 @@ impl Device for Disk {
     }
 }
 
-fn options(memory: usize) -> OpenOptions {
+pub fn options(memory: usize) -> OpenOptions {
     OpenOptions { memory, threads: false, zero_journal: false, ..OpenOptions::default() }
 }
 
-fn files(disk: &Disk, db: &Kvdb, zone_size: u64) -> Fs {
+pub fn files(disk: &Disk, db: &Kvdb, zone_size: u64) -> Fs {
     let options = FsOptions { zone_size: Some(zone_size), ..FsOptions::default() };
     Fs::open(db.clone(), disk.env(), options).unwrap()
 }
 
 /// Nothing of the store is in memory.
-fn cold(disk: &Arc<Disk>, zone_size: u64) -> (Kvdb, Fs) {
+pub fn cold(disk: &Arc<Disk>, zone_size: u64) -> (Kvdb, Fs) {
     let db = Kvdb::open(disk.clone(), disk.env(), options(MEMORY)).unwrap().0;
     let fs = files(disk, &db, zone_size);
     disk.begin();
@@ -104,15 +119,15 @@ fn cold(disk: &Arc<Disk>, zone_size: u64) -> (Kvdb, Fs) {
 }
 
 /// A tree as it was made.
-const TREE: &str = "tree";
+pub const TREE: &str = "tree";
 /// Its copy by reference.
 const COPY: &str = "copy";
 
-fn directory(top: &str, at: usize) -> Vec<u8> {
+pub fn directory(top: &str, at: usize) -> Vec<u8> {
     format!("{top}/directory{at:02}").into_bytes()
 }
 
-fn write(fs: &Fs, parent: Ino, name: &str, size: usize) -> Ino {
+pub fn write(fs: &Fs, parent: Ino, name: &str, size: usize) -> Ino {
     let made = fs.mknod(parent, name.as_bytes(), FileKind::File, 0o644, 0, Caller::default());
     let ino = made.unwrap().ino;
     // Does not compress.
@@ -159,9 +174,9 @@ fn defragment(disk: &Arc<Disk>) {
     db.close().unwrap();
 }
 
-/// Defragments as `kvfs defrag` does, which knows that the store has files. Returns the bytes of file data
-/// that it has written.
-fn defragment_by_name(disk: &Arc<Disk>) -> u64 {
+/// Defragments as `kvfs defrag` does, which knows that the store has files. Returns the bytes of
+/// file data that it has written.
+pub fn defragment_by_name(disk: &Arc<Disk>) -> u64 {
     let written = disk.written.load(Relaxed);
     let open = OpenOptions { threads: true, ..options(MEMORY) };
     let db = Kvdb::open(disk.clone(), Arc::new(Machine::default()), open).unwrap().0;
@@ -173,7 +188,7 @@ fn defragment_by_name(disk: &Arc<Disk>) -> u64 {
 }
 
 /// As `grep -r` does.
-fn read_all(disk: &Arc<Disk>, zone_size: u64, top: &str) -> Counted {
+pub fn read_all(disk: &Arc<Disk>, zone_size: u64, top: &str) -> Counted {
     let (_db, fs) = cold(disk, zone_size);
     let mut read = 0;
     for at in 0..DIRECTORIES {
@@ -207,7 +222,7 @@ fn list_one(disk: &Arc<Disk>, zone_size: u64, top: &str) -> Counted {
     disk.counted()
 }
 
-fn list(fs: &Fs, dir: Ino) -> Vec<(Vec<u8>, Ino)> {
+pub fn list(fs: &Fs, dir: Ino) -> Vec<(Vec<u8>, Ino)> {
     let mut all = Vec::new();
     fs.readdir(dir, 0, true, &mut |entry| {
         all.push((entry.name.to_vec(), entry.ino));
@@ -218,7 +233,7 @@ fn list(fs: &Fs, dir: Ino) -> Vec<(Vec<u8>, Ino)> {
     all
 }
 
-fn show(what: &str, counted: Counted) -> Counted {
+pub fn show(what: &str, counted: Counted) -> Counted {
     if std::env::var_os("KVFS_MEASURE").is_some() {
         println!(
             "{what:40} {:6} seeks {:6} reads, {:.3} seeks a file",
@@ -280,7 +295,7 @@ fn a_copy_by_reference_has_its_names_and_nodes_in_order_and_its_pages_after_a_de
 
 /// The tree as `kvfs import` makes it: directory by directory, many files at once; of a tar stream
 /// in the order of the host's directories, which is none.
-fn import() -> Arc<Disk> {
+pub fn import() -> Arc<Disk> {
     let disk = Arc::new(Disk::default());
     let create = CreateOptions { open: options(MEMORY), ..CreateOptions::default() };
     let db = Kvdb::create(disk.clone(), disk.env(), create).unwrap();
@@ -355,21 +370,28 @@ fn what_is_received_whole_lies_in_the_order_of_its_numbers_at_once() {
 /// A tree that is changed file by file, in an order that is not that of names: 1237 and the number
 /// of files have no factor in common, so `age` is called once for each of them. A snapshot keeps
 /// the tree as it was before.
-fn aged(mut age: impl FnMut(&Fs, &[Ino], usize, &str)) -> Arc<Disk> {
+pub fn aged(mut age: impl FnMut(&Fs, &[Ino], usize, &str)) -> Arc<Disk> {
+    worked_with(|_, fs, directories| {
+        let each = FILES / DIRECTORIES;
+        for n in 0..FILES {
+            let n = n * 1237 % FILES;
+            age(fs, directories, n / each, &format!("file{:05}", n % each));
+            if n % 500 == 0 {
+                fs.sync_all().unwrap();
+            }
+        }
+    })
+}
+
+/// A tree as it was imported, then changed by `work`, with a snapshot from before.
+pub fn worked_with(work: impl FnOnce(&Kvdb, &Fs, &[Ino])) -> Arc<Disk> {
     let disk = import();
     let (db, fs) = cold(&disk, ZONE_SIZE);
     fs.sync_all().unwrap();
     db.snapshot("before").unwrap();
     let directories: Vec<Ino> =
         (0..DIRECTORIES).map(|at| fs.resolve(&directory(TREE, at)).unwrap().ino).collect();
-    let each = FILES / DIRECTORIES;
-    for n in 0..FILES {
-        let n = n * 1237 % FILES;
-        age(&fs, &directories, n / each, &format!("file{:05}", n % each));
-        if n.is_multiple_of(500) {
-            fs.sync_all().unwrap();
-        }
-    }
+    work(&db, &fs, &directories);
     fs.shutdown().unwrap();
     drop(fs);
     db.close().unwrap();

@@ -37,6 +37,7 @@ mod full;
 mod histories;
 mod inode_numbers;
 mod interleavings;
+mod laid_by_name;
 mod limits;
 mod limits_of_files;
 mod listing;
