@@ -2,8 +2,9 @@
 //! is read changes.
 
 use std::io;
-use std::sync::Arc;
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
 use env::{Machine, Random};
 use kvdb::{
@@ -26,6 +27,8 @@ struct Disk {
     written: AtomicU64,
     /// The host refuses to let it grow beyond this, unless it is 0.
     most: AtomicU64,
+    /// The store whose defragmentation is stopped as soon as this much of values is written.
+    stops: Mutex<Option<(u64, Kvdb)>>,
 }
 
 impl Device for Disk {
@@ -38,7 +41,9 @@ impl Device for Disk {
     }
     fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
         if purpose == Purpose::Pages {
-            self.written.fetch_add(buf.len() as u64, Relaxed);
+            let written = self.written.fetch_add(buf.len() as u64, Relaxed);
+            let stops = self.stops.lock().unwrap().take_if(|(at, _)| written >= *at);
+            stops.iter().for_each(|(_, db)| db.stop_defragment());
         }
         self.memory.write_at(purpose, offset, buf)
     }
@@ -260,6 +265,44 @@ fn clients_copy_overwrite_and_delete_meanwhile_and_nothing_is_lost() {
     assert!(kvdb::check(disk.clone(), &mut |_, _| {}).is_clean());
     let (db, _) = Kvdb::open(disk, Arc::new(Machine::default()), options()).unwrap();
     assert!((0..KEYS).all(|i| db.get(d, &key(i)).unwrap().map(Vec::from) == expected(i)));
+}
+
+/// All keys as one range, as those of a long file.
+struct OneRange(DictionaryId);
+
+impl ValueOrder for OneRange {
+    fn dictionaries(&self, _: &View) -> Vec<DictionaryId> {
+        vec![self.0]
+    }
+
+    fn visit(
+        &self,
+        _: &View,
+        visit: &mut dyn FnMut(DictionaryId, &[u8], &[u8]) -> kvdb::Result<ControlFlow<()>>,
+    ) -> kvdb::Result<()> {
+        visit(self.0, b"key", b"kez").map(|_| ())
+    }
+}
+
+#[test]
+fn it_stops_within_a_long_range() {
+    let (disk, db, d) = store();
+    db.set_value_order(Arc::new(AsRead(vec![d])));
+    defragment(&db);
+    db.set_value_order(Arc::new(OneRange(d)));
+    let written = disk.written.load(Relaxed);
+    *disk.stops.lock().unwrap() = Some((written + (1 << 20), db.clone()));
+    defragment(&db);
+    assert!(disk.stops.lock().unwrap().is_none(), "it was under way");
+    let written = disk.written.load(Relaxed) - written;
+    assert!(written < (KEYS * VALUE) as u64 / 2, "{written} bytes of values");
+    seeks(&disk, &db.view(), d);
+    defragment(&db);
+    seeks(&disk, &db.view(), d);
+    let written = disk.written.load(Relaxed);
+    defragment(&db);
+    let written = disk.written.load(Relaxed) - written;
+    assert!(written * 20 <= (KEYS * VALUE) as u64, "{written} bytes, though all lies in order");
 }
 
 #[test]
