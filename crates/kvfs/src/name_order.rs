@@ -3,8 +3,9 @@
 //! moved or linked, and a file that is saved under another name first has a new one, so the order of
 //! the keys of pages is that of the making of files and not that of their names.
 //!
-//! A tree is walked depth first: the files of a directory, then each of its subdirectories. A file
-//! with several names lies by the first one. The trees of clones follow that of the main branch;
+//! A tree is walked depth first: a subdirectory comes where its name is among those of its directory,
+//! as in the walks of `grep -r` and `tar` and in the order of paths of `git`. A file with several
+//! names lies by the first one. The trees of clones follow that of the main branch;
 //! files that they share with it lie where it has them.
 
 use std::collections::{BTreeSet, HashSet};
@@ -65,11 +66,10 @@ impl ValueOrder for NameOrder {
 /// over, and a directory with several names is entered once.
 fn walk(view: &View, layout: Layout, visit: &mut VisitRange<'_>) -> kvdb::Result<ControlFlow<()>> {
     let mut entered: HashSet<Ino> = HashSet::new();
-    let mut directories = vec![ROOT];
-    while let Some(dir) = directories.pop() {
-        let first = directories.len();
-        let (start, end) = (layout::name_key(dir, b""), layout::names_end(dir));
-        let mut names = view.cursor(layout.nmap, &start, &end)?;
+    // The directories on the way, each with the key at which the rest of its names begins.
+    let mut way = vec![(ROOT, layout::name_key(ROOT, b""))];
+    while let Some((dir, rest)) = way.pop() {
+        let mut names = view.cursor(layout.nmap, &rest, &layout::names_end(dir))?;
         while let Some(tuple) = names.next()? {
             let Ok((ino, kind)) = layout::decode_name(dir, &tuple.value()?) else { continue };
             match kind {
@@ -80,12 +80,13 @@ fn walk(view: &View, layout: Layout, visit: &mut VisitRange<'_>) -> kvdb::Result
                     }
                 }
                 FileKind::Dir if entered.len() < DIRECTORIES && entered.insert(ino) => {
-                    directories.push(ino)
+                    way.push((dir, [&tuple.key[..], &[0]].concat()));
+                    way.push((ino, layout::name_key(ino, b"")));
+                    break;
                 }
                 _ => {}
             }
         }
-        directories[first..].reverse();
     }
     Ok(ControlFlow::Continue(()))
 }

@@ -63,30 +63,31 @@ fn read_tree(disk: &Arc<Disk>) -> Counted {
     read_all(disk, ZONE_SIZE, TREE)
 }
 
-/// Reads a tree of any depth: the files of a directory, then each of its directories.
+/// Reads a tree of any depth in the order of its listings, as `grep -r` does.
 fn read_deep(disk: &Arc<Disk>) -> Counted {
     let (_db, fs) = cold(disk, ZONE_SIZE);
-    let mut directories = vec![fs.resolve(TREE.as_bytes()).unwrap().ino];
-    let mut read = 0;
-    while let Some(dir) = directories.pop() {
-        let (mut below, mut here) = (Vec::new(), Vec::new());
-        fs.readdir(dir, 0, true, &mut |entry| {
-            match entry.kind {
-                FileKind::File => here.push(entry.ino),
-                FileKind::Dir if !entry.name.starts_with(b".") => below.push(entry.ino),
-                _ => {}
-            }
-            true
-        })
-        .unwrap();
-        for ino in here {
-            assert_eq!(fs.read(ino, 0, SIZE as u32).unwrap().len(), SIZE);
-            read += 1;
-        }
-        directories.extend(below.into_iter().rev());
-    }
-    assert_eq!(read, FILES);
+    assert_eq!(read_below(&fs, fs.resolve(TREE.as_bytes()).unwrap().ino), FILES);
     disk.counted()
+}
+
+/// Returns the number of files that were read.
+fn read_below(fs: &Fs, dir: Ino) -> usize {
+    let mut entries = Vec::new();
+    fs.readdir(dir, 0, true, &mut |entry| {
+        if !entry.name.starts_with(b".") {
+            entries.push((entry.kind, entry.ino));
+        }
+        true
+    })
+    .unwrap();
+    let read = |(kind, ino)| match kind {
+        FileKind::Dir => read_below(fs, ino),
+        _ => {
+            assert_eq!(fs.read(ino, 0, SIZE as u32).unwrap().len(), SIZE);
+            1
+        }
+    };
+    entries.into_iter().map(read).sum()
 }
 
 /// The content of all files, in the order of their names.
@@ -160,6 +161,30 @@ fn a_deep_tree_was_filled_in_turn() {
         }
     });
     assert_laid("a deep tree", &disk, read_deep);
+}
+
+#[test]
+fn packages_have_files_before_and_after_their_subdirectories() {
+    let disk = made(|_, fs, tree| {
+        let package = |n: usize| {
+            let package = mkdir(fs, tree, format!("package{n:03}").as_bytes());
+            (package, mkdir(fs, package, b"lib"))
+        };
+        let packages: Vec<(Ino, Ino)> = (0..FILES / 10).map(package).collect();
+        for file in 0..10 {
+            for (n, (package, lib)) in packages.iter().enumerate() {
+                match file {
+                    0 => write(fs, *package, "build", SIZE),
+                    1 => write(fs, *package, "readme", SIZE),
+                    _ => write(fs, *lib, &format!("file{file}"), SIZE),
+                };
+                if n % 100 == 99 {
+                    fs.sync_all().unwrap();
+                }
+            }
+        }
+    });
+    assert_laid("packages", &disk, read_deep);
 }
 
 #[test]
