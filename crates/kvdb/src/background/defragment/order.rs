@@ -31,9 +31,11 @@ use crate::read::view::View;
 /// the memory of the store are large, it is more.
 const PORTION_VALUES: usize = 128 << 10;
 const PORTION_BYTES: u64 = 512 << 20;
-/// The part of the memory of the store that new places may take, and the bytes that one takes.
+/// The part of the memory of the store that new places may take, the bytes that one takes, and the
+/// most of them.
 const PLACES_PART: usize = 8;
 const PLACE_BYTES: usize = 64;
+const MOST_VALUES: usize = 4 << 20;
 /// Key blocks that are short compared with their values may be written again for the sake of the
 /// values: at most one byte of blocks for this many bytes of values.
 const SMALL_ENOUGH: u64 = 2;
@@ -86,14 +88,14 @@ struct Bounds {
 }
 
 impl Bounds {
-    /// Returns the bounds for dictionaries with so many bytes of key blocks and values and so many
-    /// items, of which `live` bytes are to be kept, or `None` if the blocks are not short enough.
+    /// Returns the bounds for dictionaries with so many bytes of key blocks and of values, of which
+    /// `live` bytes exist, or `None` if the blocks are not short enough compared with the values.
     /// Each portion may write all blocks again, so the portions grow with them, and the blocks that
     /// all portions write are short compared with the values.
     fn of(blocks: u64, values: u64, live: u64, memory: usize) -> Option<Bounds> {
         let portions = (values / SMALL_ENOUGH).checked_div(blocks.max(1)).filter(|n| *n > 0)?;
         Some(Bounds {
-            values: PORTION_VALUES.max(memory / PLACES_PART / PLACE_BYTES),
+            values: (memory / PLACES_PART / PLACE_BYTES).clamp(PORTION_VALUES, MOST_VALUES),
             bytes: PORTION_BYTES.max(blocks.saturating_mul(2 * SMALL_ENOUGH)),
             portions,
             all: live,
@@ -417,6 +419,8 @@ mod tests {
         assert_eq!(of(gib, gib), None, "the blocks weigh as much as the values");
         assert_eq!(of(0, 0), None, "there are no values");
         assert!(of(0, gib).is_some());
-        assert_eq!(Bounds::of(1, gib, gib, 0).map(|bounds| bounds.values), Some(PORTION_VALUES));
+        for (memory, values) in [(0, PORTION_VALUES), (usize::MAX, MOST_VALUES)] {
+            assert_eq!(Bounds::of(1, gib, gib, memory).map(|bounds| bounds.values), Some(values));
+        }
     }
 }
