@@ -154,9 +154,9 @@ impl Defragmenter {
             if !self.engine.inline {
                 self.sort_values(options)?;
             }
-            unless_in_vain(self.lay_values(options))?;
-            let moved = self.engine.counters.copied.get().saturating_sub(before);
+            let moved = self.counters.copied.get().saturating_sub(before);
             self.update(|p| p.bytes_moved += moved);
+            unless_in_vain(self.lay_values(options))?;
         }
         self.rounds(u64::from(options.fullest_percent.min(99)))?;
         match options.objects {

@@ -252,7 +252,9 @@ impl<'a> Pass<'a> {
     fn replace_references(&mut self) -> Result<()> {
         let next = begin(self.of, &self.placement, self.lifetime);
         let portion = std::mem::replace(&mut self.relocation, next);
-        self.copied += self.of.replace_references(portion, self.dictionaries)?;
+        let copied = self.of.replace_references(portion, self.dictionaries)?;
+        self.of.update(|progress| progress.bytes_moved += copied);
+        self.copied += copied;
         self.portions += 1;
         Ok(())
     }
