@@ -62,16 +62,19 @@ impl ValueOrder for NameOrder {
     }
 }
 
-/// Visits the pages of the files of a tree. In a damaged store entries that mean nothing are passed
-/// over, and a directory with several names is entered once.
+type Visit<'a> = &'a mut dyn FnMut(DictionaryId, &[u8], &[u8]) -> kvdb::Result<ControlFlow<()>>;
+
+/// Visits the pages of the files of a tree. In a damaged store, names that cannot be read or mean
+/// nothing are passed over, and a directory with several names is entered once.
 fn walk(view: &View, layout: Layout, visit: &mut VisitRange<'_>) -> kvdb::Result<ControlFlow<()>> {
     let mut entered: HashSet<Ino> = HashSet::new();
     // The directories on the way, each with the key at which the rest of its names begins.
     let mut way = vec![(ROOT, layout::name_key(ROOT, b""))];
     while let Some((dir, rest)) = way.pop() {
         let mut names = view.cursor(layout.nmap, &rest, &layout::names_end(dir))?;
-        while let Some(tuple) = names.next()? {
-            let Ok((ino, kind)) = layout::decode_name(dir, &tuple.value()?) else { continue };
+        while let Ok(Some(tuple)) = names.next() {
+            let Ok(value) = tuple.value() else { continue };
+            let Ok((ino, kind)) = layout::decode_name(dir, &value) else { continue };
             match kind {
                 FileKind::File => {
                     let (start, end) = (layout::page_key(ino, 0), layout::pages_end(ino));

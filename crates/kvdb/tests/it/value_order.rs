@@ -305,6 +305,33 @@ fn it_stops_within_a_long_range() {
     assert!(written * 20 <= (KEYS * VALUE) as u64, "{written} bytes, though all lies in order");
 }
 
+/// An order that is damaged at its end.
+struct Damaged(AsRead);
+
+impl ValueOrder for Damaged {
+    fn dictionaries(&self, view: &View) -> Vec<DictionaryId> {
+        self.0.dictionaries(view)
+    }
+
+    fn visit(
+        &self,
+        view: &View,
+        visit: &mut dyn FnMut(DictionaryId, &[u8], &[u8]) -> kvdb::Result<ControlFlow<()>>,
+    ) -> kvdb::Result<()> {
+        self.0.visit(view, visit)?;
+        Err(kvdb::Error::Corrupt("a name".into()))
+    }
+}
+
+#[test]
+fn what_was_laid_before_an_order_turns_out_to_be_damaged_stays_laid() {
+    let (disk, db, d) = store();
+    db.set_value_order(Arc::new(Damaged(AsRead(vec![d]))));
+    defragment(&db);
+    let after = seeks(&disk, &db.view(), d);
+    assert!(after * 20 <= KEYS as u64, "{after} seeks");
+}
+
 #[test]
 fn nothing_is_lost_if_the_host_refuses_space_and_the_next_one_lays_the_rest() {
     let (disk, db, d) = store();

@@ -299,8 +299,10 @@ impl Defragmenter {
         let pass = |evacuate| {
             let view = self.versions.view();
             let mut pass = Pass::new(self, &view, &dictionaries, bounds, evacuate);
-            order.visit(&view, &mut |dict, start, end| pass.lay(dict, start, end))?;
-            pass.finish()
+            let visited = order.visit(&view, &mut |dict, start, end| pass.lay(dict, start, end));
+            // An order that cannot be read to its end is no reason to copy the first values again.
+            let copied = pass.finish()?;
+            visited.map(|()| copied)
         };
         if pass(None)? == 0 {
             return Ok(());
