@@ -6,14 +6,14 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use env::{Machine, Random};
+use env::{Machine, Random, Simulated};
 use kvdb::{
     Batch, CreateOptions, DefragOptions, DictionaryId, DictionaryOptions, Durability, Kvdb,
     OpenOptions, ValueOrder, View, VisitRange,
 };
-use zones::{Device, MemoryDevice, Purpose, ZONE_SIZE};
+use zones::{CrashDevice, Device, MemoryDevice, Purpose, ZONE_SIZE};
 
-use crate::model::Backwards;
+use crate::model::{Backwards, contents, create, small};
 
 const VALUE: usize = 4096;
 const KEYS: usize = 4000;
@@ -303,6 +303,51 @@ fn it_stops_within_a_long_range() {
     defragment(&db);
     let written = disk.written.load(Relaxed) - written;
     assert!(written * 20 <= (KEYS * VALUE) as u64, "{written} bytes, though all lies in order");
+}
+
+#[test]
+fn the_power_fails_at_any_moment_of_a_pass_and_nothing_is_lost() {
+    const FEW: usize = 500;
+    let (device, env) = (Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(1)));
+    let db = create(device.clone(), env.clone(), small()).unwrap();
+    let d = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
+    let other = db.create_dictionary("other", DictionaryOptions::default()).unwrap();
+    for i in 0..FEW {
+        db.put(d, &key(i), &value(i), Durability::Buffered).unwrap();
+    }
+    db.compact(d).unwrap();
+    let view = db.view();
+    let mut batch = Batch::new();
+    for i in 0..FEW {
+        batch.put_stored(other, key(i), view.stored(d, &key(i)).unwrap().unwrap());
+    }
+    drop(view);
+    db.commit(batch, Durability::Synced).unwrap();
+    let expected = contents(&db).unwrap();
+    db.close().unwrap();
+    drop(db);
+    let image = MemoryDevice::clone(&device);
+    let mut after = 1;
+    loop {
+        let device = Arc::new(CrashDevice::over(image.clone()));
+        let (db, _) = Kvdb::open(device.clone(), env.clone(), small()).unwrap();
+        db.set_value_order(Arc::new(AsRead(vec![d, other])));
+        device.cut_power_after(after);
+        let done = db.defragment(DefragOptions::default());
+        let whole = !device.is_dead();
+        assert!(!whole || done.unwrap(), "cut after {after}");
+        let left = device.crash(after);
+        drop(db);
+        let report = kvdb::check(Arc::new(left.clone()), &mut |_, _| {});
+        assert!(report.is_clean(), "cut after {after}: {:?}", report.faults);
+        let (db, _) = Kvdb::open(Arc::new(left), env.clone(), small()).unwrap();
+        assert!(contents(&db).unwrap() == expected, "cut after {after}");
+        if whole {
+            break;
+        }
+        after += 1 + after / 8;
+    }
+    assert!(after > 4, "{after}: the pass writes values, two runs, and edits of the manifest");
 }
 
 /// An order that is damaged at its end.
