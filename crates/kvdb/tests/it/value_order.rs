@@ -306,6 +306,30 @@ fn it_stops_within_a_long_range() {
 }
 
 #[test]
+fn what_is_left_among_holes_is_moved_in_the_order_in_which_it_is_read() {
+    let (disk, db, d) = store();
+    let double = |i: usize| value(i).repeat(2);
+    for i in 0..KEYS {
+        db.put(d, &key(i), &double(i), Durability::Buffered).unwrap();
+    }
+    db.set_value_order(Arc::new(AsRead(vec![d])));
+    defragment(&db);
+    // The holes are so short that the rest does not count as scattered.
+    let mut batch = Batch::new();
+    order().step_by(2).for_each(|i| batch.delete(d, key(i)));
+    db.commit(batch, Durability::Buffered).unwrap();
+    let zones = db.stats().zones_held;
+    defragment(&db);
+    assert!(db.stats().zones_held < zones, "half of what was there are holes");
+    let before = disk.seeks.load(Relaxed);
+    for i in order().skip(1).step_by(2) {
+        assert!(db.get(d, &key(i)).unwrap().unwrap() == double(i), "{i}");
+    }
+    let seeks = disk.seeks.load(Relaxed) - before;
+    assert!(seeks * 20 <= KEYS as u64 / 2, "{seeks} seeks");
+}
+
+#[test]
 fn the_power_fails_at_any_moment_of_a_pass_and_nothing_is_lost() {
     const FEW: usize = 500;
     let (device, env) = (Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(1)));

@@ -8,9 +8,9 @@
 //! everything else is stitched. A crash between two parts leaves runs that refer to new places and
 //! runs that refer to old ones; both are whole.
 //!
-//! A pass may leave long spans among holes, which the rounds would move in the order of keys. So a
-//! second pass evacuates these zones in the order of the user. Nothing that a pass has laid is
-//! scattered for the next one, so a second defragmentation moves nothing.
+//! Long spans stay among holes, and the rounds would move them in the order of keys. So a second
+//! pass evacuates these zones in the order of the user, if that gains enough. Nothing that a pass
+//! has laid is scattered for the next one, so a second defragmentation moves nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -20,7 +20,7 @@ use vt_tree::{Placement, Relocation, TreeCursor, ValueRef};
 use zones::{Lifetime, Priority, ZONE_SIZE, ZoneId};
 
 use super::evacuate::{OtherMerges, RunMerges};
-use super::{DefragOptions, Defragmenter, PART, READ_TOGETHER, TOGETHER};
+use super::{DefragOptions, Defragmenter, PART, READ_TOGETHER, TOGETHER, was_worth_it};
 use crate::background::policy::{BOTTOM, lifetime};
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
@@ -304,11 +304,15 @@ impl Defragmenter {
             let copied = pass.finish()?;
             visited.map(|()| copied)
         };
-        if pass(None)? == 0 {
+        pass(None)?;
+        if self.is_to_stop() {
             return Ok(());
         }
-        let victims = self.victims(u64::MAX, u64::from(options.fullest_percent.min(99)))?;
-        if victims.gain() > 0 && self.has_room(victims.live) && !self.is_to_stop() {
+        let fullest = u64::from(options.fullest_percent.min(99));
+        let victims = self.victims(u64::MAX, fullest)?;
+        let all = victims.zones.len() as u64 * ZONE_SIZE;
+        let gains = victims.gain() > 0 && was_worth_it(victims.live, all, fullest);
+        if gains && self.has_room(victims.live) {
             pass(Some(Arc::new(victims.zones)))?;
         }
         Ok(())
