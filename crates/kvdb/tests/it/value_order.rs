@@ -439,7 +439,7 @@ fn where_seeks_are_expensive_values_that_lie_in_order_are_not_sorted_by_keys_fir
     let written = disk.written.load(Relaxed);
     defragment(&db);
     let written = disk.written.load(Relaxed) - written;
-    assert!(written < (FEW * long(0).len()) as u64, "{written} bytes of values");
+    assert!(written * 2 < (FEW * long(0).len()) as u64 * 3, "{written}: they were moved twice");
     for i in 0..FEW {
         let now = if i % 100 == 0 { i + 1 } else { i };
         assert!(db.get(d, &key(i)).unwrap().unwrap() == long(now), "{i}");
