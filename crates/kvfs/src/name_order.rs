@@ -62,8 +62,6 @@ impl ValueOrder for NameOrder {
     }
 }
 
-type Visit<'a> = &'a mut dyn FnMut(DictionaryId, &[u8], &[u8]) -> kvdb::Result<ControlFlow<()>>;
-
 /// Visits the pages of the files of a tree. In a damaged store, names that cannot be read or mean
 /// nothing are passed over, and a directory with several names is entered once.
 fn walk(view: &View, layout: Layout, visit: &mut VisitRange<'_>) -> kvdb::Result<ControlFlow<()>> {

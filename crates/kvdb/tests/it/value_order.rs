@@ -275,11 +275,7 @@ impl ValueOrder for OneRange {
         vec![self.0]
     }
 
-    fn visit(
-        &self,
-        _: &View,
-        visit: &mut dyn FnMut(DictionaryId, &[u8], &[u8]) -> kvdb::Result<ControlFlow<()>>,
-    ) -> kvdb::Result<()> {
+    fn visit(&self, _: &View, visit: &mut VisitRange<'_>) -> kvdb::Result<()> {
         visit(self.0, b"key", b"kez").map(|_| ())
     }
 }
@@ -382,11 +378,7 @@ impl ValueOrder for Damaged {
         self.0.dictionaries(view)
     }
 
-    fn visit(
-        &self,
-        view: &View,
-        visit: &mut dyn FnMut(DictionaryId, &[u8], &[u8]) -> kvdb::Result<ControlFlow<()>>,
-    ) -> kvdb::Result<()> {
+    fn visit(&self, view: &View, visit: &mut VisitRange<'_>) -> kvdb::Result<()> {
         self.0.visit(view, visit)?;
         Err(kvdb::Error::Corrupt("a name".into()))
     }

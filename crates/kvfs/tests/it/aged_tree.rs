@@ -376,7 +376,7 @@ pub fn aged(mut age: impl FnMut(&Fs, &[Ino], usize, &str)) -> Arc<Disk> {
         for n in 0..FILES {
             let n = n * 1237 % FILES;
             age(fs, directories, n / each, &format!("file{:05}", n % each));
-            if n % 500 == 0 {
+            if n.is_multiple_of(500) {
                 fs.sync_all().unwrap();
             }
         }

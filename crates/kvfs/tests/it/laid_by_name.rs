@@ -212,7 +212,7 @@ fn a_big_directory_was_renamed_after_its_files_were_saved() {
         for n in 0..FILES {
             let n = n * 1237 % FILES;
             save(fs, directories[n / EACH], &name(n));
-            if n % 500 == 0 {
+            if n.is_multiple_of(500) {
                 fs.sync_all().unwrap();
             }
         }
@@ -248,7 +248,7 @@ fn snapshots_and_a_clone_of_an_aged_tree_keep_their_content_and_the_clone_follow
         for n in 0..FILES {
             let n = n * 1237 % FILES;
             save(fs, directories[n / EACH], &name(n));
-            if n % 500 == 0 {
+            if n.is_multiple_of(500) {
                 fs.sync_all().unwrap();
             }
         }

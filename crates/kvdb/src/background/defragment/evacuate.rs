@@ -116,10 +116,10 @@ impl Defragmenter {
     /// Waits for the merge that is using a run. In a store without threads no other thread may ever
     /// continue it, so the caller does.
     fn await_merge(&self, merges: OtherMerges) -> Result<()> {
-        if self.inline && merges == OtherMerges::Running {
+        if self.engine.inline && merges == OtherMerges::Running {
             return unless_in_vain(self.compactor.compaction_steps(1).map(|_| ()));
         }
-        self.pause(WAIT, || self.signals.stopping());
+        self.pause(WAIT, || self.engine.signals.stopping());
         Ok(())
     }
 

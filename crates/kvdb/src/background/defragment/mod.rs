@@ -154,7 +154,7 @@ impl Defragmenter {
             if !self.engine.inline {
                 self.sort_values(options)?;
             }
-            let moved = self.counters.copied.get().saturating_sub(before);
+            let moved = self.engine.counters.copied.get().saturating_sub(before);
             self.update(|p| p.bytes_moved += moved);
             match self.lay_values(options) {
                 // The rounds need none of it.

@@ -56,6 +56,9 @@ const UNIT: u64 = 512;
 /// The most zones of which the visited places are kept: their bits take 32 MiB.
 const MOST_ZONES: usize = 16 << 10;
 
+/// Called with a dictionary and a range of its keys, by its first key and the key after it.
+pub type VisitRange<'a> = dyn FnMut(DictionaryId, &[u8], &[u8]) -> Result<ControlFlow<()>> + 'a;
+
 /// The order in which the large values of some dictionaries are read, if it is not that of their
 /// keys. A defragmentation that a caller has requested without a limit of its rate lays the values
 /// in this order, see [`crate::Kvdb::set_value_order`].
@@ -67,11 +70,7 @@ pub trait ValueOrder: Send + Sync {
     /// Calls `visit` with ranges of keys of these dictionaries, each by its first key and the key
     /// after it, in the order in which their values are read, until `visit` breaks. Values of
     /// ranges that are left out stay where they are.
-    fn visit(
-        &self,
-        view: &View,
-        visit: &mut dyn FnMut(DictionaryId, &[u8], &[u8]) -> Result<ControlFlow<()>>,
-    ) -> Result<()>;
+    fn visit(&self, view: &View, visit: &mut VisitRange<'_>) -> Result<()>;
 }
 
 /// The bounds of a pass.
@@ -272,7 +271,7 @@ impl<'a> Pass<'a> {
 /// Returns a relocation of values that were not copied yet. It takes no space of the reserve, which
 /// merges and flushes need.
 fn begin(of: &Defragmenter, placement: &Placement, lifetime: Lifetime) -> Relocation {
-    Relocation::new(&of.cache, placement.clone(), Priority::User, lifetime)
+    Relocation::new(&of.engine.cache, placement.clone(), Priority::User, lifetime)
 }
 
 impl Defragmenter {
@@ -283,7 +282,7 @@ impl Defragmenter {
     /// Returns the order of values, and the dictionaries whose values have it.
     pub(super) fn value_order(&self) -> Option<(Arc<dyn ValueOrder>, BTreeSet<DictionaryId>)> {
         let order = self.order.lock().clone()?;
-        let dictionaries = order.dictionaries(&self.versions.view());
+        let dictionaries = order.dictionaries(&self.engine.versions.view());
         Some((order, dictionaries.into_iter().collect()))
     }
 
@@ -297,7 +296,7 @@ impl Defragmenter {
         let dictionaries = self.followers(&dictionaries);
         let Some(bounds) = self.bounds(&dictionaries) else { return Ok(()) };
         let pass = |evacuate| {
-            let view = self.versions.view();
+            let view = self.engine.versions.view();
             let mut pass = Pass::new(self, &view, &dictionaries, bounds, evacuate);
             let visited = order.visit(&view, &mut |dict, start, end| pass.lay(dict, start, end));
             // An order that cannot be read to its end is no reason to copy the first values again.
@@ -324,7 +323,7 @@ impl Defragmenter {
     /// were copied count towards it.
     fn followers(&self, ordered: &BTreeSet<DictionaryId>) -> BTreeSet<DictionaryId> {
         let (mut left, mut clones) = (self.holes().live / CLONES, MOST_CLONES);
-        let version = self.versions.load();
+        let version = self.engine.versions.load();
         let mut followers = BTreeSet::new();
         for &dict in ordered {
             let Some(tree) = version.trees.get(&dict) else { continue };
@@ -344,25 +343,25 @@ impl Defragmenter {
     /// the values once more, some of them cannot be read here, or the key blocks that must be
     /// written again are not short compared with them.
     fn bounds(&self, dictionaries: &BTreeSet<DictionaryId>) -> Option<Bounds> {
-        let version = self.versions.load();
+        let version = self.engine.versions.load();
         let (mut blocks, mut values) = (0u64, 0u64);
         let trees = dictionaries.iter().filter_map(|dict| version.trees.get(dict));
         for numbered in trees.flat_map(|tree| tree.runs()) {
             blocks = blocks.saturating_add(numbered.run.stats().block_bytes);
             values = values.saturating_add(numbered.run.stats().value_bytes);
-            if !numbered.run.uses().iter().all(|(zone, _)| self.zones.is_here_whole(zone)) {
+            if !numbered.run.uses().iter().all(|(zone, _)| self.engine.zones.is_here_whole(zone)) {
                 return None;
             }
         }
         // Clones share most of their values, so the sum of all is more than there is.
         let live = values.saturating_add(blocks).min(self.holes().live);
-        let bounds = Bounds::of(blocks, values.min(live), live, self.options.memory)?;
+        let bounds = Bounds::of(blocks, values.min(live), live, self.engine.options.memory)?;
         self.has_room(live).then_some(bounds)
     }
 
     /// Returns whether `bytes` more can be written, and enough is left for others.
     fn has_room(&self, bytes: u64) -> bool {
-        let space = self.zones.space();
+        let space = self.engine.zones.space();
         let others = space.zones_total / FREE_PART * ZONE_SIZE;
         let needed = bytes.saturating_add(self.flusher.unflushed_bytes()).saturating_add(others);
         space.free_for_user > needed
@@ -379,7 +378,7 @@ impl Defragmenter {
         if relocated.is_empty() {
             return Ok(0);
         }
-        self.counters.merged(&stats);
+        self.engine.counters.merged(&stats);
         let mut merges = RunMerges {
             zones: Arc::new(relocated.zones().clone()),
             placement: Placement { relocated: Some(Arc::new(relocated)), ..Placement::stitch() },
