@@ -10,7 +10,7 @@
 //! A client that was not heard of for the time of its lease keeps it until another one wants to
 //! change the branch. So no clock decides while only one client is there.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,15 +29,16 @@ use crate::records::Records;
 use crate::referred::Referred;
 use crate::reply::Reply;
 
+mod known;
+
+use known::Known;
+
 /// The shortest and the longest lease, of transactions, too.
 const LEASES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(24 * 3600));
 /// The lease of a client that asks for none.
 const LEASE: Duration = Duration::from_secs(60);
 /// Limit of the inode numbers that are reserved at once.
 const MAX_RESERVED: u32 = 1 << 20;
-/// Limit of the former leases that are remembered: their requests may arrive late, but not very
-/// late.
-const MAX_FORMER: usize = 64;
 
 type Answer<T> = Result<T, Failure>;
 
@@ -92,6 +93,8 @@ pub(crate) struct Lending {
     dict: DictionaryId,
     /// Locked for reading while a client changes the main branch without the lease.
     state: RwLock<State>,
+    /// The leases by their keys, for requests that do not wait for the state.
+    known: Known,
     /// The epoch of the client that holds the lease, or 0. Reads do not wait for changes.
     epoch: AtomicU64,
     /// The time when the server last heard of that client.
@@ -101,8 +104,6 @@ pub(crate) struct Lending {
 #[derive(Default)]
 struct State {
     record: Option<LeaseRecord>,
-    /// Former leases, the oldest first.
-    former: VecDeque<(TransactionKey, Stands)>,
     /// The batch that was refused last, and the connection on which it arrived. Its client may have
     /// made another batch of the same number; a batch of that number on an older connection is
     /// stale.
@@ -122,6 +123,7 @@ impl Lending {
             db: db.clone(),
             host,
             dict,
+            known: Known::of(record.as_ref()),
             state: RwLock::new(State { record, ..State::default() }),
             epoch: AtomicU64::new(0),
             // Its client has all of its time from now on: it could not reach a server before.
@@ -156,7 +158,7 @@ impl Lending {
             return Ok(self.held(&asked, epoch));
         }
         // A request of a lease that is over arrives late, or its client was not told yet.
-        if asked.joins || state.is_former(&asked.key) {
+        if asked.joins || self.known.is_former(&asked.key) {
             return Err(state.fenced());
         }
         let locks = |info: &TransactionInfo| {
@@ -194,7 +196,8 @@ impl Lending {
             self.host.take_back();
             return Err(of_store(e));
         }
-        state.begin(record);
+        self.known.note(&record.key, Stands::Held);
+        (state.record, state.refused) = (Some(record), None);
         *self.heard.lock() = Instant::now();
         self.epoch.store(epoch, Ordering::Release);
         Ok(self.held(&asked, epoch))
@@ -228,6 +231,7 @@ impl Lending {
         let record = LeaseRecord { stands, ..held.clone() };
         self.note(&record, Durability::Buffered)?;
         self.epoch.store(0, Ordering::Release);
+        self.known.note(&record.key, stands);
         (state.record, state.refused) = (Some(record), None);
         self.host.take_back();
         Ok(())
@@ -401,11 +405,10 @@ impl Lending {
         synced: bool,
         held: Option<&HeldLease>,
     ) -> Option<Answer<()>> {
-        // Transactions end by this key, too, and must not wait for the commits of others, which
-        // lock the state for reading.
-        self.state.read().stands(key)?;
+        // Transactions end by this key, too, and must not wait for the state.
+        self.known.stands(key)?;
         let mut state = self.state.write();
-        match state.stands(key)? {
+        match self.known.stands(key)? {
             Stands::Held => {
                 if let Err(why) = self.give_back_held(&mut state, batches, held) {
                     return Some(Err(why));
@@ -449,28 +452,6 @@ impl State {
     /// Returns the lease if a client holds it.
     fn held(&self) -> Option<&LeaseRecord> {
         self.record.as_ref().filter(|record| record.stands == Stands::Held)
-    }
-
-    /// Replaces the last lease by a new one, and remembers it.
-    fn begin(&mut self, record: LeaseRecord) {
-        if let Some(last) = self.record.replace(record) {
-            if self.former.len() == MAX_FORMER {
-                self.former.pop_front();
-            }
-            self.former.push_back((last.key, last.stands));
-        }
-        self.refused = None;
-    }
-
-    /// Returns how the lease of this key stands, if it is known.
-    fn stands(&self, key: &TransactionKey) -> Option<Stands> {
-        let last = self.record.as_ref().filter(|record| record.key == *key);
-        let former = || self.former.iter().find(|(of, _)| of == key).map(|(_, stands)| *stands);
-        last.map(|record| record.stands).or_else(former)
-    }
-
-    fn is_former(&self, key: &TransactionKey) -> bool {
-        self.stands(key).is_some_and(|stands| stands != Stands::Held)
     }
 
     /// Returns the failure of a client that does not hold the lease any more.

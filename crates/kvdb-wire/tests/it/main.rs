@@ -6,6 +6,7 @@ mod wire;
 mod files;
 mod hostile;
 mod late_frames;
+mod lease_waits;
 mod leases;
 mod long_changes;
 mod once;

@@ -17,7 +17,7 @@ use zones::{CrashDevice, MemoryDevice};
 use crate::waiting::awaits;
 
 /// Returns a connection whose messages the test chooses. An answer that takes very long fails.
-fn connected(server: &Server) -> UnixStream {
+pub fn connected(server: &Server) -> UnixStream {
     let (mut near, far) = UnixStream::pair().unwrap();
     near.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     server.serve(far.into()).unwrap();
@@ -26,7 +26,7 @@ fn connected(server: &Server) -> UnixStream {
     near
 }
 
-fn ask(stream: &mut UnixStream, request: &Request) -> Reply {
+pub fn ask(stream: &mut UnixStream, request: &Request) -> Reply {
     let (kind, body) = request.encode();
     write_frame(stream, 1, kind, &body).unwrap();
     let frame = read_frame(stream).unwrap();

@@ -1,0 +1,117 @@
+//! Requests that take long while a client asks for the lease of the main branch or holds it: which
+//! others wait for them, and which do not.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use kvdb::{Kvdb, Transaction, TransactionOptions};
+use kvdb_wire::{Host, Reply, Request, Server, ServerOptions, TransactionKey};
+
+use crate::once::{ask, connected};
+use crate::served_transactions::request;
+use crate::waiting::awaits;
+
+/// A place where the host waits while it is closed.
+#[derive(Default)]
+struct Gate {
+    is_closed: AtomicBool,
+    /// Number of the calls that have come to it.
+    come: AtomicU64,
+}
+
+impl Gate {
+    fn pass(&self) {
+        self.come.fetch_add(1, Ordering::Relaxed);
+        awaits("it goes on", || !self.is_closed.load(Ordering::Relaxed));
+    }
+
+    /// Closes it until the result is dropped, also where an assertion fails.
+    fn close(&self) -> Closed<'_> {
+        self.is_closed.store(true, Ordering::Relaxed);
+        Closed(self)
+    }
+
+    fn awaits_calls(&self, calls: u64) {
+        awaits("it has come", || self.come.load(Ordering::Relaxed) == calls);
+    }
+}
+
+struct Closed<'a>(&'a Gate);
+
+impl Drop for Closed<'_> {
+    fn drop(&mut self) {
+        self.0.is_closed.store(false, Ordering::Relaxed);
+    }
+}
+
+/// A host of keys that lends its main branch.
+struct Lends {
+    db: Kvdb,
+    lending: Gate,
+}
+
+impl Host for Lends {
+    fn begin(&self, options: TransactionOptions) -> kvdb::Result<Transaction> {
+        Host::begin(&self.db, options)
+    }
+
+    fn commit(&self, transaction: &Transaction, synced: bool) -> kvdb::Result<()> {
+        Host::commit(&self.db, transaction, synced)
+    }
+
+    fn abort(&self, transaction: &Transaction) -> kvdb::Result<()> {
+        Host::abort(&self.db, transaction)
+    }
+
+    fn lend(&self, since: Option<u64>) -> kvdb::Result<u64> {
+        self.lending.pass();
+        Ok(since.unwrap_or(1))
+    }
+}
+
+fn lends(options: ServerOptions) -> (Arc<Lends>, Server) {
+    let db = Kvdb::in_memory();
+    let host = Arc::new(Lends { db: db.clone(), lending: Gate::default() });
+    let server = Server::without_socket(db, Some(host.clone()), options).unwrap();
+    (host, server)
+}
+
+const HOLDER: TransactionKey = [1; 16];
+
+fn hold(key: TransactionKey, lease: u32) -> Request {
+    Request::Hold { key, joins: false, takes: false, lease, label: "someone".into() }
+}
+
+fn is_begun(reply: &Reply) -> bool {
+    matches!(reply, Reply::Begun { .. })
+}
+
+fn begin_in(key: TransactionKey, branch_is: &str) -> Request {
+    let mut asked = request(key);
+    let Request::Begin { branch, .. } = &mut asked else { unreachable!("it is one") };
+    *branch = branch_is.into();
+    asked
+}
+
+#[test]
+fn transactions_are_aborted_and_clones_committed_while_a_client_waits_for_the_lease() {
+    let (host, server) = lends(ServerOptions::default());
+    host.db.open_dictionary("fruit").unwrap();
+    host.db.snapshot("base").unwrap();
+    host.db.clone_snapshot("base", "attempt").unwrap();
+    std::thread::scope(|threads| {
+        let closed = host.lending.close();
+        let holds = threads.spawn(|| ask(&mut connected(&server), &hold(HOLDER, 0)));
+        host.lending.awaits_calls(1);
+        let mut raw = connected(&server);
+        let (main, clone) = ([2; 16], [3; 16]);
+        assert!(is_begun(&ask(&mut raw, &begin_in(main, ""))));
+        assert!(is_begun(&ask(&mut raw, &begin_in(clone, "attempt"))));
+        assert_eq!(ask(&mut raw, &Request::Abort { key: main }), Reply::Done);
+        let commit = Request::Commit { key: clone, synced: false, batches: 0 };
+        assert_eq!(ask(&mut raw, &commit), Reply::Done);
+        assert!(!holds.is_finished());
+        drop(closed);
+        assert!(is_begun(&holds.join().unwrap()));
+    });
+}
