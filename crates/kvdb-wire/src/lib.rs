@@ -25,8 +25,8 @@
 //! all connections), `transactions` (of all clients), `unfinished` (incomplete changes), `host`
 //! (begins and ends transactions), `naming` (the snapshots and clones that clients make), `records`
 //! and `once` (the records of transactions and of other requests in the store), `wanted` (the
-//! outcomes of the latter), `lending` and `lease_record` (the lease of the main branch). Both sides
-//! use `counts` (requests and bytes).
+//! outcomes of the latter), `turns` (of requests with one key), `lending` and `lease_record` (the
+//! lease of the main branch). Both sides use `counts` (requests and bytes).
 
 #![warn(missing_docs)]
 
@@ -70,6 +70,7 @@ mod tenants;
 mod transaction_state;
 mod transaction_view;
 mod transactions;
+mod turns;
 mod unfinished;
 mod vsock;
 mod wanted;

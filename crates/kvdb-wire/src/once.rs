@@ -8,14 +8,15 @@
 //! whether it was done, and is asked before any other request is done: after that, what has the
 //! name may be of another one. The last records are kept.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 
 use bytes::Bytes;
-use env::sync::{Condvar, Mutex};
+use env::sync::Mutex;
 use kvdb::{Batch, DictionaryId, Durability, Error, Kvdb};
 use zones::varint::{get_u64, put_u64};
 
 use crate::body::TransactionKey;
+use crate::turns::Turns;
 use crate::wanted::Wanted;
 
 const BEGUN: u8 = 2;
@@ -30,26 +31,11 @@ pub(crate) struct Once {
     db: Kvdb,
     dict: DictionaryId,
     /// The keys of the records, the oldest first. Never locked while a record is written: that may
-    /// wait for the disk. Locked after `under_way` where both are.
+    /// wait for the disk. Locked after the keys of `turns` where both are.
     kept: Mutex<VecDeque<TransactionKey>>,
     /// The requests that are under way. A copy of one waits for its outcome, and others do not
     /// wait: a snapshot takes as long as what is written before it.
-    under_way: Mutex<HashSet<TransactionKey>>,
-    /// Notified when a request has ended.
-    ended: Condvar,
-}
-
-/// A request that is under way, until this is dropped.
-struct Turn<'a> {
-    once: &'a Once,
-    key: TransactionKey,
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        self.once.under_way.lock().remove(&self.key);
-        self.once.ended.notify_all();
-    }
+    turns: Turns,
 }
 
 impl Once {
@@ -84,17 +70,7 @@ impl Once {
         }
         all.sort_unstable();
         let kept = Mutex::new(all.into_iter().map(|(_, key)| key).collect());
-        let (under_way, ended) = (Mutex::default(), Condvar::new());
-        Ok(Once { db: db.clone(), dict, kept, under_way, ended })
-    }
-
-    /// Waits until no copy of the request is under way.
-    fn turn(&self, key: &TransactionKey) -> Turn<'_> {
-        let mut under_way = self.under_way.lock();
-        while !under_way.insert(*key) {
-            self.ended.wait(&mut under_way);
-        }
-        Turn { once: self, key: *key }
+        Ok(Once { db: db.clone(), dict, kept, turns: Turns::default() })
     }
 
     /// Does a request by `act`, unless it was done before.
@@ -105,7 +81,7 @@ impl Once {
         wanted: &Wanted,
         act: impl FnOnce() -> kvdb::Result<()>,
     ) -> kvdb::Result<()> {
-        let _turn = self.turn(key);
+        let _turn = self.turns.of(key);
         let is_done = || wanted.is_in(&self.db);
         let state = match self.db.get(self.dict, key)? {
             None => None,
@@ -177,7 +153,7 @@ impl Once {
 
     /// Adds a key to those of the records. Returns the keys whose records are to be removed.
     fn keep(&self, key: &TransactionKey) -> Vec<TransactionKey> {
-        let under_way = self.under_way.lock();
+        let under_way = self.turns.under_way();
         let mut kept = self.kept.lock();
         if !kept.contains(key) {
             kept.push_back(*key);

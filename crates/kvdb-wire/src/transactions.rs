@@ -22,6 +22,7 @@ use crate::naming::Naming;
 use crate::records::{Noted, Records};
 use crate::reply::Reply;
 use crate::tenants::Tenant;
+use crate::turns::Turns;
 use crate::unfinished::Unfinished;
 
 mod batches;
@@ -72,8 +73,13 @@ pub(crate) struct Transactions {
     unfinished: Unfinished,
     /// Transactions that have ended during the life of this server, the oldest first.
     ended: Mutex<VecDeque<TransactionKey>>,
-    /// Held while a transaction is begun, so that a repeated request does not begin a second one.
-    beginning: Mutex<()>,
+    /// The transactions that are begun or looked for, so that a repeated request does not begin a
+    /// second one. Those of other keys do not wait: a begin may wait for the client that holds the
+    /// lease of the main branch, and for the disk.
+    turns: Turns,
+    /// The transactions that are begun, and their tenants. They have their places already, and are
+    /// added to `open` before they leave this. Locked after `open` where both are.
+    beginning: Mutex<HashMap<TransactionKey, Option<Arc<Tenant>>>>,
 }
 
 /// An open transaction.
@@ -146,6 +152,7 @@ impl Transactions {
             open: Mutex::default(),
             unfinished: Unfinished::new(UNFINISHED),
             ended: Mutex::default(),
+            turns: Turns::default(),
             beginning: Mutex::default(),
         };
         // Durable transactions count towards the common limit before their clients reconnect.
@@ -185,7 +192,7 @@ impl Transactions {
         match self.known(key) {
             Some(opened) => Ok(Some(opened)),
             None => {
-                let _beginning = self.beginning.lock();
+                let _turn = self.turns.of(key);
                 self.find_begun(key)
             }
         }
@@ -197,7 +204,7 @@ impl Transactions {
     }
 
     /// Returns the open transaction with this key: a known one, or a durable one that was begun on
-    /// an earlier server. The caller holds `beginning`, so that none is begun or found
+    /// an earlier server. The caller has the turn of the key, so that none is begun or found
     /// concurrently.
     fn find_begun(&self, key: &TransactionKey) -> Answer<Option<Arc<Opened>>> {
         if let Some(opened) = self.known(key) {

@@ -7,6 +7,7 @@ use env::sync::atomic::Ordering;
 use kvdb::{Batch, Isolation, TransactionOptions};
 
 use super::{Answer, Asked, Held, Opened, Transactions};
+use crate::body::TransactionKey;
 use crate::failure::{Failure, FailureCode, of_store};
 use crate::lending::lease_time;
 use crate::records::Noted;
@@ -17,6 +18,18 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Limit of the former holders of each transaction that are remembered. Their requests may arrive
 /// late, but not very late.
 const MAX_FORMER: usize = 64;
+
+/// The place of a transaction that is begun, until this is dropped.
+struct Place<'a> {
+    all: &'a Transactions,
+    key: TransactionKey,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.all.beginning.lock().remove(&self.key);
+    }
+}
 
 impl Transactions {
     /// Begins a transaction, or continues the one that has this key. `may` fails for branches in
@@ -71,7 +84,7 @@ impl Transactions {
     }
 
     fn begin_or_find(&self, asked: Asked) -> Answer<Arc<Opened>> {
-        let _beginning = self.beginning.lock();
+        let _turn = self.turns.of(&asked.key);
         if let Some(opened) = self.find_begun(&asked.key)? {
             return Ok(opened);
         }
@@ -87,25 +100,7 @@ impl Transactions {
             let what = format!("{} is no clone", asked.branch);
             return Err(Failure { code: FailureCode::NotAllowed, what });
         }
-        let (open, own) = {
-            let mut open = self.open.lock();
-            self.forget_ended(&mut open);
-            let own = asked.tenant.as_ref().map(|tenant| {
-                (open.values().filter(|one| one.is_of(tenant)).count(), tenant.places(self.most))
-            });
-            (open.len(), own)
-        };
-        if open >= self.most {
-            let what = format!("{open} transactions of clients are open: end some of them");
-            return Err(Failure { code: FailureCode::Limit, what });
-        }
-        if let Some((own, most)) = own.filter(|(own, most)| own >= most) {
-            let what = format!(
-                "{own} transactions of this token or certificate are open, which may have {most}: \
-                 end some of them"
-            );
-            return Err(Failure { code: FailureCode::Limit, what });
-        }
+        let _place = self.place(&asked)?;
         let lease = lease_time(asked.lease);
         // Its locks would have the client that holds the lease of the main branch wait.
         let locks_in = if asked.serializable { Some(&*asked.branch) } else { None };
@@ -146,5 +141,36 @@ impl Transactions {
             let _ = self.host.abort(&transaction);
             of_store(e)
         })
+    }
+
+    /// Takes a place for a transaction that is begun now. Fails if there is none, or none for the
+    /// client's tenant.
+    fn place(&self, asked: &Asked) -> Answer<Place<'_>> {
+        let mut open = self.open.lock();
+        self.forget_ended(&mut open);
+        let mut beginning = self.beginning.lock();
+        // One that was added counts once as long as it has its place as one that is begun, too.
+        let begun = open.iter().filter(|(key, _)| !beginning.contains_key(*key));
+        let begun: Vec<&Arc<Opened>> = begun.map(|(_, one)| one).collect();
+        let taken = begun.len() + beginning.len();
+        if taken >= self.most {
+            let what = format!("{taken} transactions of clients are open: end some of them");
+            return Err(Failure { code: FailureCode::Limit, what });
+        }
+        if let Some(tenant) = &asked.tenant {
+            let others = beginning.values().flatten();
+            let own = others.filter(|other| Arc::ptr_eq(other, tenant)).count()
+                + begun.iter().filter(|one| one.is_of(tenant)).count();
+            let most = tenant.places(self.most);
+            if own >= most {
+                let what = format!(
+                    "{own} transactions of this token or certificate are open, which may have \
+                     {most}: end some of them"
+                );
+                return Err(Failure { code: FailureCode::Limit, what });
+            }
+        }
+        beginning.insert(asked.key, asked.tenant.clone());
+        Ok(Place { all: self, key: asked.key })
     }
 }

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use kvdb::{Kvdb, Transaction, TransactionOptions};
-use kvdb_wire::{Host, Reply, Request, Server, ServerOptions, TransactionKey};
+use kvdb::{Isolation, Kvdb, Transaction, TransactionOptions};
+use kvdb_wire::{FailureCode, Host, Reply, Request, Server, ServerOptions, TransactionKey};
 
 use crate::once::{ask, connected};
 use crate::served_transactions::request;
@@ -48,10 +48,15 @@ impl Drop for Closed<'_> {
 struct Lends {
     db: Kvdb,
     lending: Gate,
+    /// Where serializable transactions begin.
+    beginning: Gate,
 }
 
 impl Host for Lends {
     fn begin(&self, options: TransactionOptions) -> kvdb::Result<Transaction> {
+        if options.isolation == Isolation::Serializable {
+            self.beginning.pass();
+        }
         Host::begin(&self.db, options)
     }
 
@@ -71,7 +76,8 @@ impl Host for Lends {
 
 fn lends(options: ServerOptions) -> (Arc<Lends>, Server) {
     let db = Kvdb::in_memory();
-    let host = Arc::new(Lends { db: db.clone(), lending: Gate::default() });
+    let host =
+        Arc::new(Lends { db: db.clone(), lending: Gate::default(), beginning: Gate::default() });
     let server = Server::without_socket(db, Some(host.clone()), options).unwrap();
     (host, server)
 }
@@ -114,4 +120,37 @@ fn transactions_are_aborted_and_clones_committed_while_a_client_waits_for_the_le
         drop(closed);
         assert!(is_begun(&holds.join().unwrap()));
     });
+}
+
+/// The lock in which it waited was that of all begins, and it can wait for the lease.
+#[test]
+fn a_transaction_that_waits_when_it_begins_delays_its_copies_and_no_others() {
+    let (host, server) = lends(ServerOptions { transactions: 2, ..ServerOptions::default() });
+    let mut slow = request([2; 16]);
+    let Request::Begin { serializable, .. } = &mut slow else { unreachable!("it is one") };
+    *serializable = true;
+    let begins = || ask(&mut connected(&server), &slow);
+    std::thread::scope(|threads| {
+        let closed = host.beginning.close();
+        let first = threads.spawn(begins);
+        host.beginning.awaits_calls(1);
+        let copy = threads.spawn(begins);
+        let mut raw = connected(&server);
+        let other = [3; 16];
+        assert!(is_begun(&ask(&mut raw, &request(other))));
+        let refused = ask(&mut raw, &request([4; 16]));
+        assert!(
+            matches!(&refused, Reply::Failed(failure) if failure.code == FailureCode::Limit),
+            "the one that waits has its place: {refused:?}"
+        );
+        assert_eq!(ask(&mut raw, &Request::Abort { key: other }), Reply::Done);
+        assert!(!first.is_finished() && !copy.is_finished());
+        drop(closed);
+        let begun = [first, copy].map(|one| match one.join().unwrap() {
+            Reply::Begun { id, .. } => id,
+            answer => panic!("{answer:?}"),
+        });
+        assert_eq!(begun[0], begun[1]);
+    });
+    assert_eq!(host.beginning.come.load(Ordering::Relaxed), 1, "the copy begins none");
 }
