@@ -208,6 +208,8 @@ impl Conversation {
         // nothing that follows could be understood.
         let request = Request::decode(kind, &body)?;
         drop(body);
+        // The client is there, also while the request waits.
+        let under_way = self.under_way(&request);
         // The share of the tenant comes first: a client that waits for it holds nothing of others.
         let most = most_of_answer(&request);
         let mut own = self.tenant.get().map(|connected| connected.tenant.answers.take(most));
@@ -216,6 +218,7 @@ impl Conversation {
             Ok(reply) => reply,
             Err(failure) => Reply::Failed(failure),
         };
+        drop(under_way);
         let (kind, body) = reply.encode();
         drop(reply);
         // A slow reader holds the memory of its answer, and no more.

@@ -15,9 +15,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use env::Instant;
 use env::sync::atomic::{AtomicU64, Ordering};
-use env::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use env::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use kvdb::{Batch, DictionaryId, Durability, Isolation, Kvdb, ServedChange, TransactionInfo, View};
 
 use crate::body::{MAX_DICTIONARIES, TransactionKey};
@@ -29,8 +28,11 @@ use crate::records::Records;
 use crate::referred::Referred;
 use crate::reply::Reply;
 
+mod heard;
 mod known;
 
+use heard::Heard;
+pub(crate) use heard::UnderWay;
 use known::Known;
 
 /// The shortest and the longest lease, of transactions, too.
@@ -97,8 +99,8 @@ pub(crate) struct Lending {
     known: Known,
     /// The epoch of the client that holds the lease, or 0. Reads do not wait for changes.
     epoch: AtomicU64,
-    /// The time when the server last heard of that client.
-    heard: Mutex<Instant>,
+    /// When the server last heard of that client.
+    heard: Heard,
 }
 
 #[derive(Default)]
@@ -124,10 +126,10 @@ impl Lending {
             host,
             dict,
             known: Known::of(record.as_ref()),
+            // Its client has all of its time from now on: it could not reach a server before.
+            heard: Heard::of(record.as_ref().map_or(0, |record| record.epoch)),
             state: RwLock::new(State { record, ..State::default() }),
             epoch: AtomicU64::new(0),
-            // Its client has all of its time from now on: it could not reach a server before.
-            heard: Mutex::new(Instant::now()),
         };
         {
             let mut state = lending.state.write();
@@ -154,7 +156,7 @@ impl Lending {
         let mut state = self.state.write();
         let same = state.held().filter(|held| held.key == asked.key).map(|held| held.epoch);
         if let Some(epoch) = same {
-            *self.heard.lock() = Instant::now();
+            self.heard.hears();
             return Ok(self.held(&asked, epoch));
         }
         // A request of a lease that is over arrives late, or its client was not told yet.
@@ -169,7 +171,7 @@ impl Lending {
             return Err(Failure { code: FailureCode::Locked, what });
         }
         if let Some(held) = state.held() {
-            let silent = self.heard.lock().elapsed();
+            let silent = self.heard.silent();
             if !asked.takes && silent < held.time() {
                 return Err(lent_to(held, silent));
             }
@@ -198,7 +200,7 @@ impl Lending {
         }
         self.known.note(&record.key, Stands::Held);
         (state.record, state.refused) = (Some(record), None);
-        *self.heard.lock() = Instant::now();
+        self.heard.begins(epoch);
         self.epoch.store(epoch, Ordering::Release);
         Ok(self.held(&asked, epoch))
     }
@@ -259,7 +261,7 @@ impl Lending {
             drop(state);
             let mut state = self.state.write();
             if let Some(held) = state.held() {
-                let silent = self.heard.lock().elapsed();
+                let silent = self.heard.silent();
                 if silent < held.time() {
                     return Err(lent_to(held, silent));
                 }
@@ -272,12 +274,11 @@ impl Lending {
     /// Locks the state for a request of the client that holds the lease.
     fn lock(&self, held: &HeldLease) -> Answer<RwLockWriteGuard<'_, State>> {
         let state = self.state.write();
-        match state.held() {
-            Some(record) if record.epoch == held.epoch => {}
-            _ => return Err(state.fenced()),
+        let is_held = state.held().is_some_and(|record| record.epoch == held.epoch);
+        match is_held {
+            true => Ok(state),
+            false => Err(state.fenced()),
         }
-        *self.heard.lock() = Instant::now();
-        Ok(state)
     }
 
     /// Locks the state for the batch of this number if it is the next one. Returns `None` if the
@@ -366,7 +367,13 @@ impl Lending {
         self.db.sync().map_err(of_store)
     }
 
-    /// Notes that the client is there.
+    /// Counts a request under the lease, which does not end by its time until the result is
+    /// dropped, and has all of its time then.
+    pub fn under_way(&self, held: &HeldLease) -> UnderWay<'_> {
+        self.heard.under_way(held.epoch)
+    }
+
+    /// Succeeds if the client holds the lease, which the request has renewed.
     pub fn renew(&self, held: &HeldLease) -> Answer<()> {
         self.lock(held).map(drop)
     }
@@ -391,7 +398,6 @@ impl Lending {
         if self.epoch.load(Ordering::Acquire) != held.epoch {
             return Err(self.state.read().fenced());
         }
-        *self.heard.lock() = Instant::now();
         Ok(view)
     }
 

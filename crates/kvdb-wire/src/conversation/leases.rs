@@ -4,7 +4,7 @@
 use super::{Conversation, MAX_VIEWS, OpenView, failure};
 use crate::body::TransactionKey;
 use crate::failure::{Failure, FailureCode};
-use crate::lending::{AskedLease, HeldLease};
+use crate::lending::{AskedLease, HeldLease, UnderWay};
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::transactions::Transactions;
@@ -42,13 +42,16 @@ impl Conversation {
     /// one.
     pub(super) fn leased(&self, request: &Request) -> Option<HeldLease> {
         let number = match request {
-            Request::Apply { transaction, .. }
-            | Request::ApplyPart { transaction, .. }
-            | Request::Sync { transaction }
-            | Request::Lease { transaction }
-            | Request::Savepoint { transaction, .. }
-            | Request::RollBack { transaction, .. }
-            | Request::Reserve { transaction, .. } => transaction,
+            Request::Apply { transaction: number, .. }
+            | Request::ApplyPart { transaction: number, .. }
+            | Request::Sync { transaction: number }
+            | Request::Lease { transaction: number }
+            | Request::Savepoint { transaction: number, .. }
+            | Request::RollBack { transaction: number, .. }
+            | Request::Reserve { transaction: number, .. }
+            | Request::GetMany { view: number, .. }
+            | Request::GetPart { view: number, .. }
+            | Request::Iterate { view: number, .. } => number,
             _ => return None,
         };
         match self.views.lock().open.get(number) {
@@ -57,7 +60,13 @@ impl Conversation {
         }
     }
 
-    /// Answers a request under the lease.
+    /// Counts a request under the lease as one that is under way, until the result is dropped.
+    pub(super) fn under_way(&self, request: &Request) -> Option<UnderWay<'_>> {
+        let all = self.transactions.as_ref()?;
+        self.leased(request).map(|held| all.lending().under_way(&held))
+    }
+
+    /// Answers a request under the lease, unless it reads.
     pub(super) fn answer_of_lease(
         &self,
         all: &Transactions,

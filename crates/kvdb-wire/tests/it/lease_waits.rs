@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use kvdb::{Isolation, Kvdb, Transaction, TransactionOptions};
 use kvdb_wire::{FailureCode, Host, Reply, Request, Server, ServerOptions, TransactionKey};
@@ -50,6 +51,8 @@ struct Lends {
     lending: Gate,
     /// Where serializable transactions begin.
     beginning: Gate,
+    /// Where inode numbers are reserved under the lease.
+    numbers: Gate,
 }
 
 impl Host for Lends {
@@ -72,12 +75,21 @@ impl Host for Lends {
         self.lending.pass();
         Ok(since.unwrap_or(1))
     }
+
+    fn reserve_numbers_of_main(&self, _: u32) -> kvdb::Result<std::ops::Range<u64>> {
+        self.numbers.pass();
+        Ok(1..2)
+    }
 }
 
 fn lends(options: ServerOptions) -> (Arc<Lends>, Server) {
     let db = Kvdb::in_memory();
-    let host =
-        Arc::new(Lends { db: db.clone(), lending: Gate::default(), beginning: Gate::default() });
+    let host = Arc::new(Lends {
+        db: db.clone(),
+        lending: Gate::default(),
+        beginning: Gate::default(),
+        numbers: Gate::default(),
+    });
     let server = Server::without_socket(db, Some(host.clone()), options).unwrap();
     (host, server)
 }
@@ -153,4 +165,36 @@ fn a_transaction_that_waits_when_it_begins_delays_its_copies_and_no_others() {
         assert_eq!(begun[0], begun[1]);
     });
     assert_eq!(host.beginning.come.load(Ordering::Relaxed), 1, "the copy begins none");
+}
+
+#[test]
+fn a_lease_does_not_end_while_a_request_of_its_client_takes_longer_than_that() {
+    const LEASE: u32 = 100;
+    let (host, server) = lends(ServerOptions::default());
+    let mut holder = connected(&server);
+    let Reply::Begun { transaction, .. } = ask(&mut holder, &hold(HOLDER, LEASE)) else {
+        panic!("it is free")
+    };
+    let mut other = connected(&server);
+    let begun = [2; 16];
+    assert!(is_begun(&ask(&mut other, &request(begun))));
+    std::thread::scope(|threads| {
+        let closed = host.numbers.close();
+        let reserves = || ask(&mut holder, &Request::Reserve { transaction, count: 1 });
+        let served = threads.spawn(reserves);
+        host.numbers.awaits_calls(1);
+        // Its time passes.
+        std::thread::sleep(Duration::from_millis(3 * u64::from(LEASE)));
+        for asked in [hold([3; 16], 0), Request::Commit { key: begun, synced: false, batches: 0 }] {
+            let refused = ask(&mut other, &asked);
+            assert!(
+                matches!(&refused, Reply::Failed(failure) if failure.code == FailureCode::Locked),
+                "{refused:?}"
+            );
+        }
+        assert!(!served.is_finished());
+        drop(closed);
+        assert!(matches!(served.join().unwrap(), Reply::Reserved { .. }));
+    });
+    assert_eq!(ask(&mut holder, &Request::Sync { transaction }), Reply::Done);
 }
