@@ -168,8 +168,11 @@ fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
                 dir.display(),
                 record.store.display()
             );
-            Err(Failure::new(Exit::Failed, message)
-                .hint("what was synced is safe; `kvfs check` verifies the store"))
+            let hint = match guest::is_served(&record) {
+                true => "what was synced is safe with the server",
+                false => "what was synced is safe; `kvfs check` verifies the store",
+            };
+            Err(Failure::new(Exit::Failed, message).hint(hint))
         }
     }
 }

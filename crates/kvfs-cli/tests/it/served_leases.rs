@@ -37,6 +37,17 @@ fn umount(place: &Place, at: &str) -> Output {
     succeeds(kvfs().arg("umount").arg(place.path(at)))
 }
 
+/// Unmounts a mount that cannot give its lease back.
+#[track_caller]
+fn umount_tells_of_loss(place: &Place, at: &str, why: &str) {
+    let output = refused(kvfs().arg("umount").arg(place.path(at)), why);
+    let told = said(&output);
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert_eq!(told.matches("may be lost").count(), 1, "{told}");
+    assert!(told.contains("what was written since the last sync may be lost: "), "{told}");
+    assert!(told.contains("unmounted "), "{told}");
+}
+
 #[test]
 fn a_mount_by_lease_writes_the_main_files_and_a_second_one_has_to_take_them() {
     let Some(place) = Place::new() else { return };
@@ -56,8 +67,7 @@ fn a_mount_by_lease_writes_the_main_files_and_a_second_one_has_to_take_them() {
     let shown = said(&succeeds(kvfs().arg("stat").arg(&one)));
     assert!(shown.contains("LOST"), "{shown}");
     write(&two, "new", "of the second").expect("written");
-    let told = said(&umount(&place, "one"));
-    assert!(told.contains("may be lost"), "{told}");
+    umount_tells_of_loss(&place, "one", "has the lease");
     umount(&place, "two");
     // It was given back.
     succeeds(&mut lease(&place, "one"));
@@ -132,9 +142,26 @@ fn the_main_files_are_mounted_here_or_there() {
     umount(&place, "local");
     let serving = place.serve();
     write(&one, "shared", "too late").expect_err("others have opened the files");
-    umount(&place, "one");
+    umount_tells_of_loss(&place, "one", "others may have changed them");
     serving.ends_when_asked();
     place.has("/shared", Some("of the mount"));
+}
+
+#[test]
+fn what_is_lost_with_a_lease_is_told_in_one_way_whenever_it_is_found_out() {
+    let Some(place) = Place::new() else { return };
+    let mut serving = place.serve();
+    // The mount does not know yet that another one has the files.
+    succeeds(&mut lease(&place, "one"));
+    std::fs::write(place.path("one").join("late"), "not synced").expect("written");
+    succeeds(lease(&place, "two").arg("--take"));
+    umount_tells_of_loss(&place, "one", "has the lease");
+    umount(&place, "two");
+    // The server is gone.
+    succeeds(lease(&place, "one").args(["--timeout", "1"]));
+    std::fs::write(place.path("one").join("last"), "not synced").expect("written");
+    serving.kill();
+    umount_tells_of_loss(&place, "one", "not to be reached");
 }
 
 /// The client would go on over other files than those that it has read.
@@ -151,7 +178,7 @@ fn a_rollback_of_the_files_ends_their_lease() {
     succeeds(kvfs().args(["snapshot", "rollback"]).arg(&store).arg("before"));
     let serving = place.serve();
     write(&one, "made/late", "too late").expect_err("the files are others");
-    umount(&place, "one");
+    umount_tells_of_loss(&place, "one", "others may have changed them");
     serving.ends_when_asked();
     place.has("/made", None);
     assert!(said(&succeeds(kvfs().arg("check").arg(&store))).contains("clean"));

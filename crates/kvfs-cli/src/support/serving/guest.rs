@@ -226,18 +226,12 @@ impl Guest {
     /// Handles the end of the mount. The data written in a durable transaction is kept, and so is
     /// that under a lease, which is given back; any other transaction ends.
     pub fn leave(&self) -> Outcome {
-        let Some(transaction) = self.transaction.as_ref().filter(|open| open.over().is_none())
-        else {
-            return Ok(());
-        };
+        let Some(transaction) = &self.transaction else { return Ok(()) };
         if transaction.is_lease() {
-            let written = self.fs.shutdown().map_err(|e| e.to_string());
-            let given_back =
-                written.and_then(|()| transaction.give_back().map_err(|e| e.to_string()));
-            return given_back.map_err(|e| {
-                let what = format!("what was written last may not be with the server: {e}");
-                Failure::new(Exit::Failed, what)
-            });
+            return self.give_back(transaction);
+        }
+        if transaction.over().is_some() {
+            return Ok(());
         }
         if kvdb::ServedView::is_durable(&**transaction) {
             let key = key_text(&transaction.key());
@@ -248,6 +242,23 @@ impl Guest {
         }
         transaction.leave();
         Ok(())
+    }
+
+    /// Gives the lease back with all that was written under it. Fails in the same way whether the
+    /// lease was lost before, is lost now, or cannot be given back: only this tells the user what
+    /// may be lost with the mount.
+    fn give_back(&self, lease: &ServedTransaction) -> Outcome {
+        let given_back = match lease.over() {
+            Some(why) => Err(format!("the lease of the main files is lost: {why}")),
+            None => {
+                let written = self.fs.shutdown().map_err(|e| e.to_string());
+                written.and_then(|()| lease.give_back().map_err(|e| e.to_string()))
+            }
+        };
+        given_back.map_err(|why| {
+            let what = format!("what was written since the last sync may be lost: {why}");
+            Failure::new(Exit::Failed, what)
+        })
     }
 }
 
@@ -267,10 +278,15 @@ fn socket_of(daemon: i32) -> PathBuf {
     daemons::directory().join(format!("{daemon}.sock"))
 }
 
+/// Returns whether a mount is one from a server.
+pub fn is_served(record: &Record) -> bool {
+    matches!(Server::parse(&record.store), Ok(Some(_)))
+}
+
 /// Sends a request to the daemon of a mount from a server. Returns `None` if it is another kind of
 /// mount.
 pub fn ask(record: &Record, request: &str) -> Outcome<Option<Value>> {
-    if !matches!(Server::parse(&record.store), Ok(Some(_))) {
+    if !is_served(record) {
         return Ok(None);
     }
     let cannot = |e: std::io::Error| {
@@ -295,12 +311,9 @@ pub fn taken_up(record: &Record, key: &str) -> String {
     format!("kvfs mount {store} DIR --txn --key {key}")
 }
 
-/// Describes what happens to an open transaction when its mount ends.
+/// Describes what happens to an open transaction when its mount ends. The end of a lease is told by
+/// the daemon alone.
 pub fn left_by(record: &Record, status: &Value) -> Option<String> {
-    if status["result"] == "lost" {
-        let why = text::show_line(status["over"].as_str()?);
-        return Some(format!("what was written after the last sync may be lost: {why}"));
-    }
     if status["result"] != "open" {
         return None;
     }
