@@ -12,7 +12,7 @@ use crate::support::machine::identity::{self, Identity};
 use crate::support::mounts::replies::unexpected;
 use crate::support::mounts::{place, sockets};
 use crate::support::stores::connection::Connection;
-use crate::support::stores::store;
+use crate::support::stores::store::{self, Store};
 use crate::support::terminal::counted::Counted;
 use crate::support::terminal::failures;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
@@ -80,11 +80,8 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         return take_mounted(&args, output);
     }
     let opened = store::open_waiting(&args.store, store::Access::ReadWrite, None)?;
-    let done = if args.positions {
-        positions(&opened.db, output)
-    } else {
-        take(&opened.db, &args, output)
-    };
+    let done =
+        if args.positions { positions(&opened.db, output) } else { take(&opened, &args, output) };
     done.and(opened.close())
 }
 
@@ -171,7 +168,20 @@ fn said(output: &Output, snapshot: &str, tuples: u64, chunks: u64) -> Outcome {
     output.print(text, json!({"snapshot": snapshot, "tuples": tuples, "chunks": chunks}))
 }
 
-fn take(db: &kvdb::Kvdb, args: &Args, output: &Output) -> Outcome {
+/// The reason for which a stream did not replace what was there.
+enum Refused {
+    Store(kvdb::Error),
+    Lease(Failure),
+}
+
+impl From<kvdb::Error> for Refused {
+    fn from(error: kvdb::Error) -> Refused {
+        Refused::Store(error)
+    }
+}
+
+fn take(store: &Store, args: &Args, output: &Output) -> Outcome {
+    let db = &store.db;
     let input = input(args)?;
     let bar = output.progress("receiving", None, true);
     let mut options = ReceiveOptions {
@@ -184,8 +194,19 @@ fn take(db: &kvdb::Kvdb, args: &Args, output: &Output) -> Outcome {
     let mut input = Counted(BufReader::with_capacity(1 << 20, input), bar);
     let mut received = 0;
     loop {
-        let stats = db.receive(&mut input, &options).map_err(|e| {
-            let failure = failures::of_database("cannot receive", e);
+        let taken = db.receive_within(&mut input, &options, |replace| {
+            // The client that has the lease of the main files would go on over other files than
+            // those that it has read. After the first stream it has the lease no more.
+            if args.clone.is_empty() && received == 0 {
+                store.end_lease().map_err(Refused::Lease)?;
+            }
+            replace().map_err(Refused::Store)
+        });
+        let stats = taken.map_err(|refused| {
+            let failure = match refused {
+                Refused::Store(e) => failures::of_database("cannot receive", e),
+                Refused::Lease(failure) => return failure,
+            };
             match received {
                 0 if failure.exit == Exit::NotFound => failure.hint(WITHOUT_BASE),
                 0 => failure.hint("nothing was changed; the same stream goes on with what has come (see --positions)"),

@@ -185,6 +185,31 @@ fn a_rollback_of_the_files_ends_their_lease() {
 }
 
 #[test]
+fn a_stream_that_replaces_the_files_ends_their_lease() {
+    let Some(place) = Place::new() else { return };
+    let (one, store) = (place.path("one"), place.path("store"));
+    let (other, stream) = (place.path("other"), place.path("stream"));
+    succeeds(kvfs().arg("create").arg(&other));
+    succeeds(kvfs().arg("import").arg(&other).arg(place.path("tree")));
+    succeeds(kvfs().args(["snapshot", "create"]).arg(&other).arg("monday"));
+    succeeds(kvfs().arg("send").arg(&other).args(["monday", "-o"]).arg(&stream));
+    let serving = place.serve();
+    succeeds(lease(&place, "one").args(["--timeout", "0"]));
+    std::fs::create_dir(one.join("made")).expect("made");
+    write(&one, "made/file", "of the lease").expect("written");
+    serving.ends_when_asked();
+    let mut receive = kvfs();
+    receive.arg("receive").arg(&store).arg("--replace").arg("-i").arg(&stream);
+    succeeds(&mut receive);
+    let serving = place.serve();
+    write(&one, "made/late", "too late").expect_err("the files are others");
+    umount_tells_of_loss(&place, "one", "others may have changed them");
+    serving.ends_when_asked();
+    place.has("/made", None);
+    assert!(said(&succeeds(kvfs().arg("check").arg(&store))).contains("clean"));
+}
+
+#[test]
 fn a_transaction_commits_when_the_mount_by_lease_has_ended() {
     let Some(place) = Place::new() else { return };
     let serving = place.serve();
