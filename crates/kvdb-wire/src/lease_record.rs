@@ -6,6 +6,10 @@
 //! the number of its last batch, its time in milliseconds, the state in which the host has lent the
 //! branch, and the label of its client. A batch writes the record together with its changes, so
 //! that a server that was begun again knows which batches it has.
+//!
+//! A record that cannot be decoded is one of a lease that was lost. Its client is refused, as is
+//! any client that holds no lease, and loses what it had not synced. An error instead would keep
+//! the store from being served for as long as the record is there.
 
 use kvdb::{Batch, DictionaryId, Kvdb};
 use zones::varint::{get_bytes, get_u32, get_u64, put_bytes, put_u64};
@@ -14,6 +18,8 @@ use crate::body::TransactionKey;
 
 const KEY: &[u8] = b"lease";
 const LEASE: u8 = 4;
+/// Limit of epochs and of the numbers of batches, which are counted.
+const MAX_COUNTED: u64 = u64::MAX / 2;
 
 /// The state of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,8 +54,26 @@ impl LeaseRecord {
     /// Reads the record. Returns `None` if there was no lease yet.
     pub fn read(db: &Kvdb, dict: DictionaryId) -> kvdb::Result<Option<LeaseRecord>> {
         let Some(value) = db.get(dict, KEY)? else { return Ok(None) };
-        let wrong = || kvdb::Error::Corrupt("the record of the lease of the main branch".into());
-        LeaseRecord::decode(&value).map(Some).ok_or_else(wrong)
+        let record = LeaseRecord::decode(&value);
+        Ok(Some(record.unwrap_or_else(|| LeaseRecord::unknown(db))))
+    }
+
+    /// Returns the record of a lost lease of which nothing is known. Epochs are counted from 1 on,
+    /// so that none has reached the milliseconds since 1970.
+    fn unknown(db: &Kvdb) -> LeaseRecord {
+        tracing::warn!(
+            "the record of the lease of the main files makes no sense: the lease is lost, if a \
+             client had it"
+        );
+        LeaseRecord {
+            epoch: (db.wall_clock().as_millis() as u64).min(MAX_COUNTED),
+            stands: Stands::Lost,
+            key: [0; 16],
+            batches: 0,
+            time: 0,
+            lent_in: 0,
+            label: String::new(),
+        }
     }
 
     /// Adds the record to a batch.
@@ -87,8 +111,9 @@ impl LeaseRecord {
         let (batches, time) = (get_u64(&mut rest).ok()?, get_u32(&mut rest).ok()?);
         let lent_in = get_u64(&mut rest).ok()?;
         let label = std::str::from_utf8(get_bytes(&mut rest).ok()?).ok()?.into();
+        let is_counted = (1..=MAX_COUNTED).contains(&epoch) && batches <= MAX_COUNTED;
         let record = LeaseRecord { epoch, stands, key: *key, batches, time, lent_in, label };
-        rest.is_empty().then_some(record)
+        (is_counted && rest.is_empty()).then_some(record)
     }
 }
 
@@ -114,6 +139,19 @@ mod tests {
                 assert_eq!(LeaseRecord::decode(&value[..len]), None, "{len} bytes");
             }
             assert_eq!(LeaseRecord::decode(&[&value[..], &[0]].concat()), None);
+        }
+    }
+
+    #[test]
+    fn numbers_that_no_lease_can_have_reached_are_none() {
+        let of = |epoch, batches| {
+            let (stands, key, label) = (Stands::Held, [7; 16], String::new());
+            let record = LeaseRecord { epoch, stands, key, batches, time: 1, lent_in: 5, label };
+            LeaseRecord::decode(&record.encode())
+        };
+        assert!(of(1, 0).is_some() && of(MAX_COUNTED, MAX_COUNTED).is_some());
+        for (epoch, batches) in [(0, 0), (u64::MAX, 0), (1, u64::MAX)] {
+            assert_eq!(of(epoch, batches), None, "{epoch}, {batches}");
         }
     }
 }

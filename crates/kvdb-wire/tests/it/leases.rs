@@ -6,14 +6,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use env::Machine;
-use kvdb::{Batch, DictionaryId, Durability, Kvdb, Scope, ServedView, Update};
+use env::{Machine, Random};
+use kvdb::{Batch, DictionaryId, Durability, Kvdb, STORE_BRANCH, Scope, ServedView, Update};
 use kvdb_wire::{
     Client, ClientOptions, Error, Failure, FailureCode, LeaseOptions, Outcome, Reply, Request,
     ServedTransaction, Server, ServerOptions, Tokens, TransactionKey,
 };
 use kvfs::{Caller, FileKind, Fs, FsOptions, ROOT};
 use sha2::{Digest, Sha256};
+use zones::varint::put_u64;
 
 use crate::served_transactions::{Raw, begin, one, put, store, text};
 use crate::wire::{self, Cut, Proxy, Store, fill, tree};
@@ -255,6 +256,51 @@ fn a_lease_ends_where_the_files_were_opened_without_it() {
     assert_eq!(value(&store, dict, "apple").as_deref(), Some("red"));
     assert_eq!(value(&store, dict, "pear"), None);
     leased(&client, false, "the laptop").unwrap().give_back().unwrap();
+}
+
+/// Returns values of the record of a lease that no server has written.
+fn hostile_records() -> Vec<Vec<u8>> {
+    let held = |epoch, batches| {
+        let mut value = vec![4];
+        put_u64(&mut value, epoch);
+        value.push(0);
+        value.extend_from_slice(&FIRST);
+        [batches, 60_000, 1, 0].into_iter().for_each(|number| put_u64(&mut value, number));
+        value
+    };
+    let mut all = vec![Vec::new(), vec![4], vec![0xff; 100], held(0, 0), held(u64::MAX, 0)];
+    all.extend([held(1, u64::MAX), [held(1, 0), vec![0]].concat()]);
+    let mut random = Random::new(1);
+    for _ in 0..20 {
+        let mut value = vec![0; 1 + random.below(60) as usize];
+        random.fill(&mut value);
+        // No record begins with it.
+        value[0] = 5;
+        all.push(value);
+    }
+    all
+}
+
+#[test]
+fn a_record_that_makes_no_sense_is_that_of_a_lease_that_was_lost() {
+    for record in hostile_records() {
+        let (mut store, dict) = store();
+        let mut raw = Raw::greeted(&store);
+        let (_, epoch, _) = held(&mut raw, &hold(FIRST, false, false));
+        store.stop_serving();
+        let records = store.db.dictionary_in(STORE_BRANCH, "served-transactions").unwrap();
+        let mut batch = Batch::new();
+        batch.put(records, "lease", record);
+        store.db.commit(batch, Durability::Buffered).unwrap();
+        assert!(!kvdb_wire::is_lent(&store.db).unwrap());
+        store.serve();
+        let mut raw = Raw::greeted(&store);
+        raw.is_refused(&hold(FIRST, true, false), FailureCode::Fenced);
+        let (number, next, batches) = held(&mut raw, &hold(SECOND, false, false));
+        assert!(next > epoch && batches == 0, "{next} after {epoch}");
+        raw.does(&one(dict, number, 1, "of the second"));
+        assert_eq!(value(&store, dict, "key").as_deref(), Some("of the second"));
+    }
 }
 
 #[test]
