@@ -27,6 +27,7 @@ use crate::lease_record::{LeaseRecord, Stands};
 use crate::records::Records;
 use crate::referred::Referred;
 use crate::reply::Reply;
+use crate::sequence::{Refused, is_next};
 
 mod heard;
 mod known;
@@ -106,10 +107,7 @@ pub(crate) struct Lending {
 #[derive(Default)]
 struct State {
     record: Option<LeaseRecord>,
-    /// The batch that was refused last, and the connection on which it arrived. Its client may have
-    /// made another batch of the same number; a batch of that number on an older connection is
-    /// stale.
-    refused: Option<(u64, u64)>,
+    refused: Option<Refused>,
 }
 
 /// Keeps the lease from being taken while a client changes the main branch without it.
@@ -286,18 +284,8 @@ impl Lending {
     fn next(&self, held: &HeldLease, number: u64) -> Answer<Option<RwLockWriteGuard<'_, State>>> {
         let state = self.lock(held)?;
         let have = state.held().map_or(0, |record| record.batches);
-        let invalid = |what: String| Err(Failure { code: FailureCode::Invalid, what });
-        match number {
-            number if number == have + 1 => {
-                let is_late = |(refused, on)| refused == number && held.connection < on;
-                match state.refused.is_some_and(is_late) {
-                    true => invalid(format!("batch {number} was refused on a later connection")),
-                    false => Ok(Some(state)),
-                }
-            }
-            number if number > 0 && number <= have => Ok(None),
-            _ => invalid(format!("batch {number} came, and the last one was {have}")),
-        }
+        let is_next = is_next(number, held.connection, have, state.refused)?;
+        Ok(is_next.then_some(state))
     }
 
     /// Returns whether the batch of this number was already applied. Fails if it is not the next
@@ -311,7 +299,7 @@ impl Lending {
     pub fn refuse(&self, held: &HeldLease, number: u64, why: Failure) -> Answer<()> {
         match self.next(held, number)? {
             Some(mut state) => {
-                state.refused = Some((number, held.connection));
+                state.refused = Some(Refused { number, connection: held.connection });
                 Err(why)
             }
             None => Ok(()),
@@ -331,7 +319,7 @@ impl Lending {
                 Ok(())
             }
             Err(why) => {
-                state.refused = Some((number, held.connection));
+                state.refused = Some(Refused { number, connection: held.connection });
                 Err(why)
             }
         }

@@ -22,11 +22,11 @@
 //!
 //! The server: `server` (listens), `conversation` (one connection), `roles` (the rights of
 //! clients), `tenants` (the places of the clients of one token), `budget` (limits the answers of
-//! all connections), `transactions` (of all clients), `unfinished` (incomplete changes), `host`
-//! (begins and ends transactions), `naming` (the snapshots and clones that clients make), `records`
-//! and `once` (the records of transactions and of other requests in the store), `wanted` (the
-//! outcomes of the latter), `turns` (of requests with one key), `lending` and `lease_record` (the
-//! lease of the main branch). Both sides use `counts` (requests and bytes).
+//! all connections), `transactions` (of all clients), `sequence` (of their batches), `unfinished`
+//! (incomplete changes), `host` (begins and ends transactions), `naming` (the snapshots and clones
+//! that clients make), `records` and `once` (the records of transactions and of other requests in
+//! the store), `wanted` (the outcomes of the latter), `turns` (of requests with one key), `lending`
+//! and `lease_record` (the lease of the main branch). Both sides use `counts` (requests and bytes).
 
 #![warn(missing_docs)]
 
@@ -61,6 +61,7 @@ mod referred;
 mod reply;
 mod request;
 mod roles;
+mod sequence;
 mod served_transaction;
 mod server;
 mod single_flight;

@@ -21,6 +21,7 @@ use crate::lending::{Lending, numbers_to_reserve};
 use crate::naming::Naming;
 use crate::records::{Noted, Records};
 use crate::reply::Reply;
+use crate::sequence::Refused;
 use crate::tenants::Tenant;
 use crate::turns::Turns;
 use crate::unfinished::Unfinished;
@@ -123,10 +124,7 @@ struct State {
     /// The former holders, the oldest first.
     former: VecDeque<u64>,
     savepoints: BTreeMap<u64, Savepoint>,
-    /// The batch that was refused last, and the connection on which it arrived. Its client may have
-    /// made another batch of the same number; a batch of that number on an older connection is
-    /// stale.
-    refused: Option<(u64, u64)>,
+    refused: Option<Refused>,
     is_over: bool,
 }
 

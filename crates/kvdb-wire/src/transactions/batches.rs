@@ -1,8 +1,5 @@
-//! The numbered batches of a transaction.
-//!
-//! The client numbers them from 1, without gaps. The server applies them in order, and never
-//! applies a number twice, however late it arrives again. A savepoint and a rollback have numbers
-//! of the same sequence.
+//! The numbered batches of a transaction (`sequence`). A savepoint and a rollback have numbers of
+//! the same sequence.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,6 +13,7 @@ use crate::body::TransactionKey;
 use crate::changes::{add_changes, dictionary_of, gives_back, only_deletes, size_of_change};
 use crate::failure::{Failure, FailureCode};
 use crate::records::Noted;
+use crate::sequence::{Refused, is_next};
 use crate::tenants::Tenant;
 
 impl Transactions {
@@ -23,26 +21,12 @@ impl Transactions {
     /// batch was already applied.
     fn next<'a>(&self, opened: &'a Held, number: u64) -> Answer<Option<MutexGuard<'a, State>>> {
         let state = self.lock(opened)?;
-        match number {
-            number if number == state.noted.batches + 1 => {
-                let is_late = |(refused, on)| refused == number && opened.connection < on;
-                if state.refused.is_some_and(is_late) {
-                    let what = format!("batch {number} was refused on a later connection");
-                    return Err(Failure { code: FailureCode::Invalid, what });
-                }
-                Ok(Some(state))
-            }
-            number if number <= state.noted.batches && number > 0 => {
-                // The client is alive, so renew the lease.
-                let renewed = opened.transaction.revision();
-                renewed.map(|_| None).map_err(|e| self.failed(opened, e))
-            }
-            _ => {
-                let have = state.noted.batches;
-                let what = format!("batch {number} came, and the last one was {have}");
-                Err(Failure { code: FailureCode::Invalid, what })
-            }
+        if is_next(number, opened.connection, state.noted.batches, state.refused)? {
+            return Ok(Some(state));
         }
+        // The client is alive, so renew the lease.
+        let renewed = opened.transaction.revision();
+        renewed.map(|_| None).map_err(|e| self.failed(opened, e))
     }
 
     /// Returns whether the batch of this number was already applied. Fails if it is not the next
@@ -199,7 +183,7 @@ impl State {
     fn end(&mut self, of: &Held, number: u64, done: Answer<()>) -> Answer<()> {
         match &done {
             Ok(()) => self.noted.batches = number,
-            Err(_) => self.refused = Some((number, of.connection)),
+            Err(_) => self.refused = Some(Refused { number, connection: of.connection }),
         }
         done
     }
