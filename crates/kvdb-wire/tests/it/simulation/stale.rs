@@ -115,7 +115,12 @@ pub fn keep(
     let life = world.oracle.life();
     match syncs {
         true => Scope::Served(transaction.clone()).sync()?,
-        false => transaction.send()?,
+        false => {
+            transaction.send()?;
+            // The changes may have been sent before a crash that has lost them. Then there was
+            // nothing to send, and the server gets them again before this request.
+            transaction.renew()?;
+        }
     }
     let same = world.oracle.life() == life;
     record.with(|state| {
