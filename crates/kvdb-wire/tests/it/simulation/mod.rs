@@ -3,7 +3,8 @@
 //! The server is killed and restarted, alone or with the power of its machine; clients are killed;
 //! durable transactions are taken up by other clients. An oracle knows the state that each client
 //! may see and the state that each commit must produce (`oracle`). So it detects a change that is
-//! lost, applied twice, applied in part or out of order, and a promise that a crash breaks.
+//! lost, applied twice, applied in part or out of order, and a promise that a crash breaks. Runs of
+//! another kind have the lease of the main branch in place of transactions (`leases`).
 //!
 //! A seed usually reproduces the same history, but not always; the reason is unknown. Run a failing
 //! seed several times.
@@ -12,6 +13,7 @@
 //! seed. Long runs: `make wire`.
 #![cfg(debug_assertions)]
 
+mod leases;
 mod oracle;
 mod pipe;
 mod session;
@@ -39,11 +41,32 @@ fn seeds(usual: u64) -> std::ops::Range<u64> {
     base..base + number("KVFS_SEEDS").unwrap_or(usual)
 }
 
+/// The work of a client of a run.
+type Work = Box<dyn FnOnce() -> Counts + Send>;
+
 /// Runs one history, from the start of its server until all transactions are at rest.
 fn history(seed: u64, image: MemoryDevice) -> Counts {
     let mut random = Random::new(seed);
-    let plan = Plan::new(&mut random);
-    let world = World::new(plan.clone(), image);
+    let world = World::new(Plan::new(&mut random), image);
+    let client = |name, random| -> Work {
+        let session = Session::new(&world, name, random);
+        Box::new(move || session.run())
+    };
+    let mut counts = run_clients(&world, &mut random, client, || world.oracle.at_rest(&world.db()));
+    *counts.entry("commits").or_default() += world.oracle.commits();
+    world.kill_server(false);
+    counts
+}
+
+/// Runs the clients of a history among its troubles. `at_rest` checks the store when all leases
+/// have ended, and once more after a crash.
+fn run_clients(
+    world: &Arc<World>,
+    random: &mut Random,
+    client: impl Fn(u64, Random) -> Work,
+    at_rest: impl Fn(),
+) -> Counts {
+    let plan = world.plan.clone();
     let background = {
         let world = world.clone();
         let steps = move || {
@@ -56,8 +79,7 @@ fn history(seed: u64, image: MemoryDevice) -> Counts {
     };
     let clients: Vec<_> = (0..plan.clients)
         .map(|name| {
-            let session = Session::new(&world, name, Random::new(random.number()));
-            let run = move || session.run();
+            let run = client(name, Random::new(random.number()));
             thread::Builder::new().name(format!("client {name}")).spawn(run).expect("a thread")
         })
         .collect();
@@ -86,14 +108,12 @@ fn history(seed: u64, image: MemoryDevice) -> Counts {
             thread::sleep(Duration::from_millis(2 * plan.lease.1));
         }
     }
-    world.oracle.at_rest(&world.db());
+    at_rest();
     world.kill_server(true);
     world.serve();
-    world.oracle.at_rest(&world.db());
+    at_rest();
     world.is_over.store(true, Ordering::Relaxed);
     background.join().expect("a thread");
-    *counts.entry("commits").or_default() += world.oracle.commits();
-    world.kill_server(false);
     counts
 }
 
@@ -129,13 +149,18 @@ fn troubles(world: &Arc<World>) -> Counts {
     counts
 }
 
-#[test]
-fn a_history_over_the_wire_keeps_what_was_promised_whatever_happens() {
+/// Runs a history for each seed. In a large number of them, each of `kinds` must occur.
+fn run_histories(
+    usual: u64,
+    image: fn() -> MemoryDevice,
+    history: fn(u64, MemoryDevice) -> Counts,
+    kinds: &[&str],
+) {
     let (mut all, mut points) = (BTreeMap::new(), 0);
-    let seeds = seeds(200);
+    let seeds = seeds(usual);
     let histories = seeds.end - seeds.start;
     for seed in seeds {
-        let image = world::image();
+        let image = image();
         let done = schedule::run(seed, move || history(seed, image));
         let done = done.unwrap_or_else(|e| panic!("KVFS_SEED={seed}: {e}"));
         if seed % 1000 == 999 {
@@ -148,8 +173,13 @@ fn a_history_over_the_wire_keeps_what_was_promised_whatever_happens() {
     }
     println!("{histories} histories, {points} scheduling points: {all:?}");
     if histories >= 100 {
-        for what in session::KINDS {
+        for what in kinds.iter().copied() {
             assert!(all.get(what).is_some_and(|count| *count > 0), "none of {what}: {all:?}");
         }
     }
+}
+
+#[test]
+fn a_history_over_the_wire_keeps_what_was_promised_whatever_happens() {
+    run_histories(200, world::image, history, &session::KINDS);
 }

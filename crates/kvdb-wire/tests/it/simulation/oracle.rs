@@ -466,4 +466,9 @@ impl Host for Watched {
         assert!(may, "{label} is aborted, and the client that has it did not ask for that");
         Host::abort(&self.db, transaction)
     }
+
+    fn lend(&self, since: Option<u64>) -> kvdb::Result<u64> {
+        // In a run with leases no one else changes the main branch.
+        Ok(since.unwrap_or(1))
+    }
 }

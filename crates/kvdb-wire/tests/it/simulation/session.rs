@@ -82,7 +82,7 @@ struct Held {
 }
 
 /// Renews the lease at an interval, as the daemon of a mount does.
-struct Heart {
+pub struct Heart {
     stop: Arc<AtomicBool>,
     /// The begin of the last call that succeeded.
     heard: Arc<Mutex<Duration>>,
@@ -92,7 +92,7 @@ struct Heart {
 impl Heart {
     /// If `beats` is not set, the lease is not renewed, and the transaction ends when nothing else
     /// is requested for long enough.
-    fn new(
+    pub fn new(
         transaction: &Arc<ServedTransaction>,
         begun: Duration,
         lease: Duration,
@@ -118,7 +118,7 @@ impl Heart {
         Heart { stop, heard, thread }
     }
 
-    fn end(&mut self) {
+    pub fn end(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             thread.join().expect("a thread");

@@ -126,7 +126,7 @@ pub fn image() -> MemoryDevice {
     made.clone()
 }
 
-fn options() -> OpenOptions {
+pub fn options() -> OpenOptions {
     OpenOptions {
         memory: 1 << 20,
         flush_interval: Duration::from_millis(10),
