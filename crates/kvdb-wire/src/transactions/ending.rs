@@ -93,8 +93,10 @@ impl Transactions {
             Err(e) if self.is_open(&opened.transaction) => Err(of_store(e)),
             _ => {
                 state.is_over = true;
-                self.open.lock().remove(key);
+                // In this order, so that a late request that would begin it again finds it in one
+                // of both.
                 self.note_end(key);
+                self.open.lock().remove(key);
                 // Without this sync a durable transaction would reappear after a crash, and never
                 // end by itself.
                 match opened.transaction.is_durable() {
