@@ -41,6 +41,8 @@ use sending::send;
 /// The time for which an abort waits for the server. If it fails, the transaction ends with its
 /// lease.
 const ABORT: Duration = Duration::from_secs(10);
+/// Limit of the batches that a server may say it has: the numbers after it must not overflow.
+const MAX_BATCHES: u64 = u64::MAX / 2;
 
 /// Options of a new transaction.
 #[derive(Clone, Debug)]
@@ -152,6 +154,9 @@ impl ServedTransaction {
         let Reply::Begun { transaction, id, batches, lease, space, dictionaries } = asked? else {
             return Err(Error::Unexpected);
         };
+        if batches > MAX_BATCHES {
+            return Err(Error::Unexpected);
+        }
         Ok(ServedTransaction {
             client: client.clone(),
             key,

@@ -12,8 +12,9 @@ use crate::wire::{Store, tree};
 use bytes::Bytes;
 use kvdb::{DictionaryId, Error, Scope, Space};
 use kvdb_wire::{
-    Client, ClientOptions, Failure, FailureCode, Listed, Reply, Request, Server, ServerOptions,
-    SnapshotView, Socket, VERSION, read_frame, write_frame,
+    BeginOptions, Client, ClientOptions, Failure, FailureCode, LeaseOptions, Listed, Reply,
+    Request, ServedTransaction, Server, ServerOptions, SnapshotView, Socket, VERSION, read_frame,
+    write_frame,
 };
 
 fn hold(key: [u8; 16]) -> Request {
@@ -280,6 +281,22 @@ fn an_answer_to_something_else_is_an_error() {
     assert!(scope(&none).get(DICT, b"k").is_err(), "which would be asked for again for ever");
     let many = scripted(|_| Reply::Values(vec![None; 9]));
     assert!(scope(&many).get(DICT, b"k").is_err());
+}
+
+#[test]
+fn a_server_that_has_more_batches_than_can_be_counted_is_not_believed() {
+    let client = scripted(|_| Reply::Begun {
+        transaction: 1,
+        id: 1,
+        batches: u64::MAX,
+        lease: 0,
+        space: Space { total: 0, free: 0 },
+        dictionaries: Vec::new(),
+    });
+    let begun = ServedTransaction::begin(&client, BeginOptions::default());
+    assert!(matches!(begun, Err(kvdb_wire::Error::Unexpected)));
+    let held = ServedTransaction::lease(&client, LeaseOptions::default());
+    assert!(matches!(held, Err(kvdb_wire::Error::Unexpected)));
 }
 
 #[test]
