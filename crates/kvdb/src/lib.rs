@@ -109,7 +109,7 @@ pub use ids::{Label as SnapshotLabel, TransactionId};
 pub use mirror::{Mirror, Note};
 pub use options::{CompactionPolicy, CreateOptions, OpenOptions};
 pub use read::bounds::prefix_end;
-pub use read::cursor::{Cursor, Tuple};
+pub use read::cursor::{Cursor, Tuple, TupleRef};
 pub use read::iter::{Iter, Keys};
 pub use read::view::{StoredValue, View};
 pub use remote::{

@@ -2,9 +2,10 @@
 //! of the collection, in the order of their names.
 
 use std::collections::HashSet;
+use std::ops::ControlFlow;
 
 use bytes::Bytes;
-use kvdb::{Cursor, Tuple, View};
+use kvdb::{Cursor, Tuple, TupleRef, View};
 
 use super::is;
 use crate::failure::{Failure, Outcome};
@@ -33,6 +34,34 @@ pub fn split(tuple: &Tuple) -> Result<(Bytes, Bytes), Failure> {
     names::split(&name(tuple), tuple.value()?)
 }
 
+/// Calls `with` with the name of a field or a member and its value, and returns its result.
+pub fn with_split<T>(
+    tuple: TupleRef<'_>,
+    with: impl FnOnce(&[u8], &[u8]) -> T,
+) -> Result<T, Failure> {
+    let part = &tuple.key[ELEMENT..];
+    if names::is_long_in_key(part) {
+        let (name, value) = split(&tuple.to_tuple())?;
+        return Ok(with(&name, &value));
+    }
+    Ok(tuple.with_value(|value| with(part, value))?)
+}
+
+/// Calls `with` with the name in the rest of a key from `at` on, and returns its result. The value
+/// is read only for a long name.
+pub fn with_name<T>(
+    tuple: TupleRef<'_>,
+    at: usize,
+    with: impl FnOnce(&[u8]) -> T,
+) -> Result<T, Failure> {
+    let part = &tuple.key[at..];
+    if names::is_long_in_key(part) {
+        let tuple = tuple.to_tuple();
+        return Ok(with(&names::name(tuple.key.slice(at..), || tuple.value())?));
+    }
+    Ok(with(part))
+}
+
 /// Returns the names of fields or members, which together must fit into a command's memory.
 pub fn members(s: &Session, tuples: &[Tuple]) -> Result<Vec<Bytes>, Failure> {
     let (mut room, mut found) = (Room::of(s), Vec::with_capacity(tuples.len()));
@@ -50,9 +79,21 @@ pub fn visit(
     s: &Session,
     seen: &Seen<'_>,
     of: &Collection,
-    (start, end): (&[u8], &[u8]),
+    range: (&[u8], &[u8]),
     backward: bool,
     mut visit: impl FnMut(&Tuple) -> Result<bool, Failure>,
+) -> Outcome {
+    visit_refs(s, seen, of, range, backward, |tuple| visit(&tuple.to_tuple()))
+}
+
+/// Visits the elements like [`visit`], without copies of them.
+pub fn visit_refs(
+    s: &Session,
+    seen: &Seen<'_>,
+    of: &Collection,
+    (start, end): (&[u8], &[u8]),
+    backward: bool,
+    mut visit: impl FnMut(TupleRef<'_>) -> Result<bool, Failure>,
 ) -> Outcome {
     if start >= end {
         return Ok(());
@@ -61,7 +102,7 @@ pub fn visit(
     match seen.deadlines_of(of, (start, end), backward)? {
         None => go(s, cursor, backward, visit),
         Some(mut deadlines) => go(s, cursor, backward, |tuple| {
-            if deadlines.has_passed(&tuple.key)? { Ok(true) } else { visit(tuple) }
+            if deadlines.has_passed(tuple.key)? { Ok(true) } else { visit(tuple) }
         }),
     }
 }
@@ -71,22 +112,22 @@ fn go(
     s: &Session,
     mut cursor: Cursor,
     backward: bool,
-    mut visit: impl FnMut(&Tuple) -> Result<bool, Failure>,
+    mut visit: impl FnMut(TupleRef<'_>) -> Result<bool, Failure>,
 ) -> Outcome {
     if backward {
         cursor.seek_to_end()?;
     }
     let mut steps = 0u32;
-    while let Some(tuple) = if backward { cursor.prev()? } else { cursor.next()? } {
+    cursor.visit(backward, |tuple| {
         steps = steps.wrapping_add(1);
         if steps.is_multiple_of(256) {
             s.check_stopping()?;
         }
-        if !visit(&tuple)? {
-            break;
-        }
-    }
-    Ok(())
+        Ok(match visit(tuple)? {
+            true => ControlFlow::Continue(()),
+            false => ControlFlow::Break(()),
+        })
+    })
 }
 
 /// A limit on the bytes that a command may collect in memory before it replies or commits.
@@ -130,7 +171,7 @@ pub fn rank_of(
         return Ok(seen.rank(of, (start, end), place)? as i64);
     }
     let mut before = 0;
-    visit(s, seen, of, (start, place.min(end)), false, |_| {
+    visit_refs(s, seen, of, (start, place.min(end)), false, |_| {
         before += 1;
         Ok(true)
     })?;
@@ -156,9 +197,9 @@ pub fn place_at(
         return seen.select(of, (start, end), n as u64);
     }
     let (mut left, mut found) = (far, None);
-    visit(s, seen, of, (start, end), backward, |tuple| {
+    visit_refs(s, seen, of, (start, end), backward, |tuple| {
         if left == 0 {
-            found = Some(tuple.key.clone());
+            found = Some(Bytes::copy_from_slice(tuple.key));
         }
         left -= 1;
         Ok(found.is_none())
@@ -186,10 +227,10 @@ pub fn answer(
     of: &Collection,
     out: &mut Output,
     Answered { range, backward, count, each }: Answered<'_>,
-    write: impl Fn(&Tuple, &mut Output) -> Outcome,
+    write: impl Fn(TupleRef<'_>, &mut Output) -> Outcome,
 ) {
     pay(&fewer(of), out, count, each, |out, owed| {
-        visit(s, seen, of, range, backward, |tuple| {
+        visit_refs(s, seen, of, range, backward, |tuple| {
             write(tuple, out)?;
             Ok(paid(out, owed))
         })
@@ -253,7 +294,7 @@ impl TakenFrom {
         out: &mut Output,
         each: usize,
         mut chosen: impl FnMut() -> bool,
-        write: impl Fn(&Tuple, &mut Output) -> Outcome,
+        write: impl Fn(TupleRef<'_>, &mut Output) -> Outcome,
     ) {
         pay(&fewer(&self.of), out, self.count, each, |out, owed| {
             let cursor = self.state.cursor(self.of.types, &self.range.0, &self.range.1)?;
@@ -277,7 +318,7 @@ pub fn answer_all(
     out: &mut Output,
     each: usize,
     header: impl Fn(&mut Output, usize),
-    write: impl Fn(&Tuple, &mut Output) -> Outcome,
+    write: impl Fn(TupleRef<'_>, &mut Output) -> Outcome,
 ) -> Outcome {
     let Some(of) = of else {
         header(out, 0);
@@ -382,36 +423,23 @@ pub fn draw(
     let mut drawn: Vec<Tuple> = Vec::new();
     let count = of.live.count;
     let below = |n: usize| (s.random() % n.max(1) as u64) as usize;
-    if count <= DRAWN_FROM_WHOLE || !again && wanted as i64 >= count / 16 {
-        let mut all = Vec::new();
-        visit(s, seen, of, (&start, &end), false, |tuple| {
-            // If many elements of a large collection are wanted, it is read once, and each element
-            // is drawn with the probability `missing / rest`.
-            let rest = (count as usize).saturating_sub(all.len()).max(1);
-            all.push(None);
+    if count <= DRAWN_FROM_WHOLE {
+        return draw_by_rank(s, seen, of, wanted, again);
+    }
+    if !again && wanted as i64 >= count / 16 {
+        let mut passed = 0;
+        visit_refs(s, seen, of, (&start, &end), false, |tuple| {
+            // The collection is read once, and each element is drawn with the probability
+            // `missing / rest`.
+            let rest = (count as usize).saturating_sub(passed).max(1);
+            passed += 1;
             let missing = wanted - drawn.len().min(wanted);
-            if count <= DRAWN_FROM_WHOLE {
+            if below(rest) < missing {
                 room.take(tuple.key.len())?;
-                *all.last_mut().expect("it was pushed on the line above") = Some(tuple.clone());
-            } else if below(rest) < missing {
-                room.take(tuple.key.len())?;
-                drawn.push(tuple.clone());
+                drawn.push(tuple.to_tuple());
             }
             Ok(true)
         })?;
-        if count <= DRAWN_FROM_WHOLE {
-            let mut all: Vec<Tuple> = all.into_iter().flatten().collect();
-            for i in 0..if all.is_empty() { 0 } else { wanted } {
-                if again {
-                    room.take(64)?;
-                    drawn.push(all[below(all.len())].clone());
-                } else if i < all.len() {
-                    let other = i + below(all.len() - i);
-                    all.swap(i, other);
-                    drawn.push(all[i].clone());
-                }
-            }
-        }
         return Ok(drawn);
     }
     // Draws the elements next to random places between the first name and the last.
@@ -453,6 +481,62 @@ pub fn draw(
         })?;
     }
     Ok(drawn)
+}
+
+/// Draws ranks first, and then visits the elements as far as the last one of them. All elements have
+/// the same probability.
+fn draw_by_rank(
+    s: &Session,
+    seen: &Seen<'_>,
+    of: &Collection,
+    wanted: usize,
+    again: bool,
+) -> Result<Vec<Tuple>, Failure> {
+    let (start, end) = elements(of.id);
+    let mut count = usize::try_from(of.live.count).unwrap_or(0);
+    if of.has_deadlines() {
+        // Fields that have expired are counted until they are swept.
+        count = 0;
+        visit_refs(s, seen, of, (&start, &end), false, |_| {
+            count += 1;
+            Ok(true)
+        })?;
+    }
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    let mut room = Room::of(s);
+    let below = |n: usize| (s.random() % n as u64) as usize;
+    // Pairs of a rank and its place in the reply.
+    let mut ranks: Vec<(usize, usize)> = Vec::new();
+    if again {
+        for at in 0..wanted {
+            room.take(64)?;
+            ranks.push((below(count), at));
+        }
+    } else {
+        let mut all: Vec<usize> = (0..count).collect();
+        for at in 0..wanted.min(count) {
+            all.swap(at, at + below(count - at));
+            ranks.push((all[at], at));
+        }
+    }
+    ranks.sort_unstable();
+    let mut drawn: Vec<Option<Tuple>> = vec![None; ranks.len()];
+    let (mut rank, mut left) = (0, ranks.as_slice());
+    visit_refs(s, seen, of, (&start, &end), false, |tuple| {
+        if left.first().is_some_and(|first| first.0 == rank) {
+            room.take(tuple.key.len())?;
+            let tuple = tuple.to_tuple();
+            while let Some(((_, at), others)) = left.split_first().filter(|(l, _)| l.0 == rank) {
+                drawn[*at] = Some(tuple.clone());
+                left = others;
+            }
+        }
+        rank += 1;
+        Ok(!left.is_empty())
+    })?;
+    Ok(drawn.into_iter().flatten().collect())
 }
 
 /// Parses the count of `HRANDFIELD`, `SRANDMEMBER` and `ZRANDMEMBER`: the number of elements, and

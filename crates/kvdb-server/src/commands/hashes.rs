@@ -8,11 +8,12 @@ use kvdb::Batch;
 
 use super::collections::{
     answer_all, check_element, draw, member, remove_elements, scan as scan_elements, split, wanted,
+    with_name, with_split,
 };
 use super::long_double::LongDouble;
 use super::{is, wrong_arity};
 use crate::failure::{Failure, Outcome};
-use crate::keyspace::Kind;
+use crate::keyspace::{ELEMENT, Kind};
 use crate::notifications::Classes;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
@@ -207,15 +208,14 @@ fn all(s: &Session, args: Arguments<'_>, out: &mut Output, fields: bool, values:
     let header = |out: &mut Output, n| if both { out.map(n) } else { out.array(n) };
     answer_all(s, &seen, of.as_ref(), out, if both { 2 } else { 1 }, header, |tuple, out| {
         if !values {
-            out.bulk(&member(tuple)?);
-            return Ok(());
+            return with_name(tuple, ELEMENT, |name| out.bulk(name));
         }
-        let (name, value) = split(tuple)?;
-        if fields {
-            out.bulk(&name);
-        }
-        out.bulk(&value);
-        Ok(())
+        with_split(tuple, |name, value| {
+            if fields {
+                out.bulk(name);
+            }
+            out.bulk(value);
+        })
     })
 }
 

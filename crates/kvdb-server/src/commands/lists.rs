@@ -113,10 +113,7 @@ fn pop(s: &Session, args: Arguments<'_>, end: End, out: &mut Output) -> Outcome 
             out,
             1,
             || true,
-            |tuple, out| {
-                out.bulk(&tuple.value()?);
-                Ok(())
-            },
+            |tuple, out| Ok(tuple.with_value(|value| out.bulk(value))?),
         );
         return Ok(());
     }
@@ -269,10 +266,14 @@ pub fn lrange(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         let count = (to - from + 1) as usize;
         out.array(count);
         let all = Answered { range: (&start, &end), backward: false, count, each: 1 };
-        answer(s, &seen, &of, out, all, |tuple, out| {
-            out.bulk(&tuple.value()?);
-            Ok(())
-        });
+        answer(
+            s,
+            &seen,
+            &of,
+            out,
+            all,
+            |tuple, out| Ok(tuple.with_value(|value| out.bulk(value))?),
+        );
         return Ok(());
     }
     out.array(0);

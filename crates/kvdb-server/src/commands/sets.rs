@@ -7,11 +7,11 @@ use kvdb::{Batch, Tuple};
 
 use super::collections::{
     FEW, TakenFrom, answer_all, check_element, draw, member as member_of, members, name, paid, pay,
-    remove_elements, scan as scan_elements, visit, wanted,
+    remove_elements, scan as scan_elements, visit, wanted, with_name,
 };
 use super::is;
 use crate::failure::{Failure, Outcome};
-use crate::keyspace::{Kind, elements, member_key};
+use crate::keyspace::{ELEMENT, Kind, elements, member_key};
 use crate::names;
 use crate::notifications::Classes;
 use crate::output::Output;
@@ -91,8 +91,7 @@ pub fn smembers(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     let seen = s.see()?;
     let of = seen.collection(args.at(1), Kind::Set)?;
     answer_all(s, &seen, of.as_ref(), out, 1, Output::set, |tuple, out| {
-        out.bulk(&member_of(tuple)?);
-        Ok(())
+        with_name(tuple, ELEMENT, |member| out.bulk(member))
     })
 }
 
@@ -116,10 +115,7 @@ pub fn spop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             out,
             1,
             || chosen.takes_next(),
-            |tuple, out| {
-                out.bulk(&member_of(tuple)?);
-                Ok(())
-            },
+            |tuple, out| with_name(tuple, ELEMENT, |member| out.bulk(member)),
         );
         return Ok(());
     }

@@ -6,11 +6,11 @@
 use std::collections::HashMap;
 
 use bytes::Bytes;
-use kvdb::{Batch, Tuple};
+use kvdb::{Batch, Tuple, TupleRef};
 
 use super::collections::{
     FEW, Room, TakenFrom, check_element, draw, place_at, rank_of, scan as scan_elements, split,
-    visit, wanted,
+    visit, wanted, with_name,
 };
 use super::long_double::LongDouble;
 use super::{is, wrong_arity};
@@ -60,6 +60,27 @@ pub fn parsed(text: &[u8]) -> Option<f64> {
 pub fn in_order(of: &Collection, tuple: &Tuple) -> Result<(Bytes, f64), Failure> {
     let score = tuple.key.get(ELEMENT..ELEMENT + 8).and_then(decode).ok_or_else(|| broken(of))?;
     Ok((names::name(tuple.key.slice(ELEMENT + 8..), || tuple.value())?, score))
+}
+
+/// Calls `with` with the member and the score of a tuple in the order of scores.
+fn with_order<T>(
+    of: &Collection,
+    tuple: TupleRef<'_>,
+    with: impl FnOnce(&[u8], f64) -> T,
+) -> Result<T, Failure> {
+    let score = tuple.key.get(ELEMENT..ELEMENT + 8).and_then(decode).ok_or_else(|| broken(of))?;
+    with_name(tuple, ELEMENT + 8, |member| with(member, score))
+}
+
+/// Writes a member, and its score if it is wanted.
+fn send_pair(member: &[u8], score: Option<f64>, out: &mut Output) {
+    if score.is_some() && out.resp3 {
+        out.array(2);
+    }
+    out.bulk(member);
+    if let Some(score) = score {
+        out.double(score);
+    }
 }
 
 fn broken(of: &Collection) -> Failure {
@@ -362,13 +383,7 @@ fn pop(s: &Session, args: Arguments<'_>, backward: bool, out: &mut Output) -> Ou
             each,
             || true,
             |tuple, out| {
-                let (member, score) = in_order(&taken.of, tuple)?;
-                if out.resp3 {
-                    out.array(2);
-                }
-                out.bulk(&member);
-                out.double(score);
-                Ok(())
+                with_order(&taken.of, tuple, |member, score| send_pair(member, Some(score), out))
             },
         );
         return Ok(());
@@ -465,13 +480,7 @@ fn pop_many(
 fn send_pairs(pairs: &[(Bytes, f64)], scores: bool, out: &mut Output) {
     out.array(if scores && !out.resp3 { pairs.len() * 2 } else { pairs.len() });
     for (member, score) in pairs {
-        if scores && out.resp3 {
-            out.array(2);
-        }
-        out.bulk(member);
-        if scores {
-            out.double(*score);
-        }
+        send_pair(member, scores.then_some(*score), out);
         out.send_if_large();
     }
 }

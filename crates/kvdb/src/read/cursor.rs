@@ -5,10 +5,10 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use vt_tree::{ExtentRef, Input, TreeCursor, TupleRef, Update, Value, ValueRef};
+use vt_tree::{ExtentRef, Input, TreeCursor, Update, Value, ValueRef};
 
 use crate::dictionary::DictionaryId;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::read::ahead::{Ahead, Queued, Reader};
 use crate::read::view::View;
 
@@ -22,6 +22,8 @@ pub struct Cursor {
     end: Bytes,
     /// The tuples read ahead between this cursor's position and that of the tree.
     ahead: Ahead,
+    /// The tuple that was returned last, if it had been read ahead.
+    taken: Option<Queued>,
 }
 
 /// A tuple whose value is read only on request. The value does not change, and takes space in the
@@ -40,6 +42,48 @@ enum TupleValue {
     Large(ExtentRef, Arc<Reader>),
     /// A large value, the update to apply to it, and the length of the result.
     Updated(Box<(ExtentRef, Update, usize)>, Arc<Reader>),
+}
+
+/// A tuple that is valid until its cursor moves. Its key and a small value are not copied.
+#[derive(Clone, Copy)]
+pub struct TupleRef<'a> {
+    /// The key.
+    pub key: &'a [u8],
+    value: Seen<'a>,
+    /// The update to apply to a large value.
+    update: Option<&'a Update>,
+    reader: &'a Arc<Reader>,
+}
+
+/// A value in memory, or the place of one.
+#[derive(Clone, Copy)]
+enum Seen<'a> {
+    Small(&'a [u8]),
+    Large(ExtentRef),
+}
+
+impl TupleRef<'_> {
+    /// Calls `with` with the value, which is read if it is large, and returns its result.
+    pub fn with_value<T>(&self, with: impl FnOnce(&[u8]) -> T) -> Result<T> {
+        let place = match self.value {
+            Seen::Small(bytes) => return Ok(with(bytes)),
+            Seen::Large(place) => place,
+        };
+        let value = match self.update {
+            Some(update) => self.reader.read_updated(&place, update)?,
+            None => self.reader.read(&place)?,
+        };
+        Ok(with(&value))
+    }
+
+    /// Copies the tuple; a large value is not read.
+    pub fn to_tuple(&self) -> Tuple {
+        let value = match self.value {
+            Seen::Small(bytes) => Value::Inline(Bytes::copy_from_slice(bytes)),
+            Seen::Large(place) => Value::Extent(place),
+        };
+        Tuple::of(Bytes::copy_from_slice(self.key), value, self.update.cloned(), self.reader)
+    }
 }
 
 impl std::fmt::Debug for Tuple {
@@ -184,6 +228,7 @@ impl Cursor {
             start: Bytes::copy_from_slice(start),
             end: Bytes::copy_from_slice(end),
             ahead: Ahead::new(view, dict),
+            taken: None,
         }
     }
 
@@ -232,7 +277,7 @@ impl Cursor {
                 return Err(e);
             }
         }
-        if let Some(TupleRef { value: ValueRef::Extent(e), .. }) = self.tree.current() {
+        if let Some(vt_tree::TupleRef { value: ValueRef::Extent(e), .. }) = self.tree.current() {
             self.ahead.gives(u64::from(e.len));
         }
         Ok(Step::Here)
@@ -272,48 +317,64 @@ impl Cursor {
         self.tuple(false)
     }
 
-    /// Calls `visit` with key and value of the next tuple and returns its result, or `None` at the
-    /// end of the range. It is cheaper than [`Cursor::next`] for small values, since these are not
-    /// copied.
-    pub fn visit_next<T>(&mut self, visit: impl FnOnce(&[u8], &[u8]) -> T) -> Result<Option<T>> {
-        let taken;
-        let (key, value, update) = match self.step(true)? {
+    /// Returns the tuple after the position, or the one before it, without a copy.
+    fn tuple_ref(&mut self, forward: bool) -> Result<Option<TupleRef<'_>>> {
+        let queued = match self.step(forward)? {
             Step::End => return Ok(None),
-            Step::Taken(queued) => {
-                taken = queued;
-                match &taken.0.value {
-                    Value::Inline(bytes) => return Ok(Some(visit(&taken.0.key, bytes))),
-                    Value::Extent(e) => (&taken.0.key[..], *e, taken.1.as_ref()),
-                }
-            }
-            Step::Here => match self.tree.current() {
-                None => return Ok(None),
-                Some(TupleRef { key, value: ValueRef::Inline(bytes, _), .. }) => {
-                    return Ok(Some(visit(key, bytes)));
-                }
-                Some(TupleRef { key, value: ValueRef::Extent(e), .. }) => {
-                    (key, e, self.tree.kept_update())
-                }
-            },
+            Step::Taken(queued) => Some(queued),
+            Step::Here => None,
         };
         let reader = &self.ahead.reader;
-        let value = match update {
-            Some(update) => reader.read_updated(&value, update)?,
-            None => reader.read(&value)?,
-        };
-        Ok(Some(visit(key, &value)))
+        Ok(match queued {
+            Some(queued) => {
+                let (tuple, update) = &*self.taken.insert(queued);
+                let value = match &tuple.value {
+                    Value::Inline(bytes) => Seen::Small(bytes),
+                    Value::Extent(place) => Seen::Large(*place),
+                };
+                Some(TupleRef { key: &tuple.key, value, update: update.as_ref(), reader })
+            }
+            None => self.tree.current().map(|tuple| TupleRef {
+                key: tuple.key,
+                value: match tuple.value {
+                    ValueRef::Inline(bytes, _) => Seen::Small(bytes),
+                    ValueRef::Extent(place) => Seen::Large(place),
+                },
+                update: self.tree.kept_update(),
+                reader,
+            }),
+        })
     }
 
-    /// Calls `visit` for the tuples that follow the last one of [`Cursor::visit_next`] as long as
-    /// they cost almost nothing, possibly none, until `visit` breaks.
-    pub(crate) fn visit_near<B>(
+    /// Calls `visit` with the tuples after the position in key order, or in reverse with those
+    /// before it, until it breaks or returns an error. It is cheaper than [`Cursor::next`] for small
+    /// values, since nothing is copied. After a break the position is after the last tuple visited.
+    pub fn visit<E: From<Error>>(
         &mut self,
-        visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>,
-    ) -> ControlFlow<B> {
-        match self.ahead.in_use() || !self.ahead.forward {
-            true => ControlFlow::Continue(()),
-            false => self.tree.visit_near(&self.end, visit),
+        backward: bool,
+        mut visit: impl FnMut(TupleRef<'_>) -> std::result::Result<ControlFlow<()>, E>,
+    ) -> std::result::Result<(), E> {
+        while let Some(tuple) = self.tuple_ref(!backward)? {
+            if visit(tuple)?.is_break() {
+                break;
+            }
+            if self.ahead.in_use() || backward {
+                continue;
+            }
+            let reader = &self.ahead.reader;
+            let near = self.tree.visit_near(&self.end, |key, value| {
+                let value = Seen::Small(value);
+                match visit(TupleRef { key, value, update: None, reader }) {
+                    Ok(ControlFlow::Continue(())) => ControlFlow::Continue(()),
+                    Ok(ControlFlow::Break(())) => ControlFlow::Break(Ok(())),
+                    Err(e) => ControlFlow::Break(Err(e)),
+                }
+            });
+            if let ControlFlow::Break(done) = near {
+                return done;
+            }
         }
+        Ok(())
     }
 
     /// Moves before the first tuple whose key is at least `key`.

@@ -348,12 +348,7 @@ impl View {
         mut visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>,
     ) -> Result<()> {
         let mut cursor = self.cursor(dict, start, end)?;
-        while let Some(ControlFlow::Continue(())) = cursor.visit_next(&mut visit)? {
-            if cursor.visit_near(&mut visit).is_break() {
-                break;
-            }
-        }
-        Ok(())
+        cursor.visit(false, |tuple| tuple.with_value(|value| visit(tuple.key, value)))
     }
 
     /// Returns the value of each of `keys`, in their order. Reads are issued in the order of places

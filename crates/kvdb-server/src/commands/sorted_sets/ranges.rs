@@ -3,9 +3,9 @@
 use bytes::Bytes;
 use kvdb::Batch;
 
-use super::{in_order, parsed, send_pairs, store, take_out};
+use super::{in_order, parsed, send_pair, store, take_out, with_order};
 use crate::commands::collections::{
-    Answered, Room, answer as answer_with, place_at, rank_of, visit,
+    Answered, Room, answer as answer_with, place_at, rank_of, visit, visit_refs,
 };
 use crate::commands::{is, wrong_arity};
 use crate::failure::{Failure, Outcome};
@@ -214,8 +214,9 @@ impl Range<'_> {
         s: &Session,
         seen: &Seen<'_>,
         of: &Collection,
-        take: impl FnMut(Bytes, f64) -> Outcome,
+        mut take: impl FnMut(Bytes, f64) -> Outcome,
     ) -> Outcome {
+        let take = |member: &[u8], score: f64| take(Bytes::copy_from_slice(member), score);
         match self.find(s, seen, of)? {
             Some(found) => self.show(s, seen, of, &found, take),
             None => Ok(()),
@@ -229,17 +230,16 @@ impl Range<'_> {
         seen: &Seen<'_>,
         of: &Collection,
         found: &Found,
-        mut take: impl FnMut(Bytes, f64) -> Outcome,
+        mut take: impl FnMut(&[u8], f64) -> Outcome,
     ) -> Outcome {
         let (mut skip, mut left) = (found.skip, found.most);
-        visit(s, seen, of, (&found.start, &found.end), self.backward, |tuple| {
-            let (member, score) = in_order(of, tuple)?;
+        let mut each = |member: &[u8], score: f64| {
             if let Some((low, high)) = &found.names {
-                let (above, below) = (low.is_at_most(&member), high.is_at_least(&member));
+                let (above, below) = (low.is_at_most(member), high.is_at_least(member));
                 if !above || !below {
                     // No member after the last one of the range can follow.
                     let (within, last) = if self.backward { (above, low) } else { (below, high) };
-                    return Ok(within || last.shares_begin(&member));
+                    return Ok(within || last.shares_begin(member));
                 }
             }
             if skip > 0 {
@@ -248,7 +248,10 @@ impl Range<'_> {
             }
             take(member, score)?;
             left -= 1;
-            Ok(left != 0)
+            Ok::<bool, Failure>(left != 0)
+        };
+        visit_refs(s, seen, of, (&found.start, &found.end), self.backward, |tuple| {
+            with_order(of, tuple, &mut each)?
         })
     }
 
@@ -379,24 +382,29 @@ fn parse<'a>(
 fn answer(s: &Session, args: Arguments<'_>, by: (Option<By>, bool), out: &mut Output) -> Outcome {
     let range = parse(args, 1, by, false)?;
     let seen = s.see()?;
-    let (mut few, mut room) = (Vec::new(), Room::of(s));
+    let (position, mut few, mut room) = (out.position(), 0, Room::of(s));
     if let Some(of) = seen.collection(args.at(1), Kind::SortedSet)?
         && let Some(found) = range.find(s, &seen, &of)?
     {
         if found.skip == 0
-            && (found.most.min(of.live.count) > FEW || of.has_long_names())
+            && (range.by == By::Rank || found.most.min(of.live.count) > FEW || of.has_long_names())
             && let Some(count) = range.number_of(s, &seen, &of, &found)?
         {
             send_many(s, &seen, &of, (&range, &found), count, out);
             return Ok(());
         }
-        range.show(s, &seen, &of, &found, |member, score| {
+        let shown = range.show(s, &seen, &of, &found, |member, score| {
             room.take(member.len())?;
-            few.push((member, score));
+            few += if range.scores && !out.resp3 { 2 } else { 1 };
+            send_pair(member, range.scores.then_some(score), out);
             Ok(())
-        })?;
+        });
+        if shown.is_err() {
+            out.rewind(position);
+        }
+        shown?;
     }
-    send_pairs(&few, range.scores, out);
+    out.insert_array_header(position, few);
     Ok(())
 }
 
@@ -414,15 +422,9 @@ fn send_many(
     out.array(count * each);
     let all = Answered { range: (&found.start, &found.end), backward: range.backward, count, each };
     answer_with(s, seen, of, out, all, |tuple, out| {
-        let (member, score) = in_order(of, tuple)?;
-        if range.scores && out.resp3 {
-            out.array(2);
-        }
-        out.bulk(&member);
-        if range.scores {
-            out.double(score);
-        }
-        Ok(())
+        with_order(of, tuple, |member, score| {
+            send_pair(member, range.scores.then_some(score), out);
+        })
     });
 }
 
