@@ -171,7 +171,7 @@ impl Compactor {
                     if !plan.gathers {
                         plan.placement = Some(Placement {
                             stitch_at: tree.info().options.stitch_at,
-                            seek_bytes: self.options.seek_bytes,
+                            seek_bytes: self.engine.options.seek_bytes,
                             ..Placement::stitch()
                         });
                     }

@@ -2,7 +2,6 @@
 //! is read changes.
 
 use std::io;
-use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 

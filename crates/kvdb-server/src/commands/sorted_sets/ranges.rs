@@ -512,12 +512,12 @@ fn take_many_out(
     let (mut first, mut last) = (None, None);
     range.show(s, seen, of, found, |member, score| {
         if count > FEW {
-            batch.delete(of.types, member_key(of.id, &member));
-            let place = order_key(of.id, score, &member);
+            batch.delete(of.types, member_key(of.id, member));
+            let place = order_key(of.id, score, member);
             first.get_or_insert_with(|| place.clone());
             last = Some(place);
         } else {
-            take_out(of, &member, score, batch);
+            take_out(of, member, score, batch);
         }
         seen.relieve(batch, 2 * member.len() + CHANGE)
     })?;
@@ -555,7 +555,7 @@ fn remove(
                 None => {
                     let mut removed = 0;
                     range.show(s, seen, &of, &found, |member, score| {
-                        take_out(&of, &member, score, batch);
+                        take_out(&of, member, score, batch);
                         removed += 1;
                         seen.relieve(batch, 2 * member.len() + CHANGE)
                     })?;

@@ -158,7 +158,7 @@ impl<'a> Pass<'a> {
         evacuate: Option<Arc<BTreeSet<ZoneId>>>,
     ) -> Pass<'a> {
         let trees = dictionaries.iter().filter_map(|dict| view.version.trees.get(dict));
-        let lifetime = lifetime(&of.zones, trees.flat_map(|tree| tree.runs()), BOTTOM);
+        let lifetime = lifetime(&of.engine.zones, trees.flat_map(|tree| tree.runs()), BOTTOM);
         let placement = Placement {
             values_at: TOGETHER,
             window: READ_TOGETHER,
