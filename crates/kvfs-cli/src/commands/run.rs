@@ -433,14 +433,16 @@ fn not_committed(mounted: &mut Mounted, id: u64, args: &Args, why: NotCommitted)
     kept(mounted, id, what, why)
 }
 
-/// Adds to the message of a conflict who has changed the same files, as far as that is known.
+/// Adds to the message of a conflict who has changed the same files, as far as that is known and
+/// the message does not name the commit already: it does so for the first files and keys.
 fn said_by_whom(mounted: &mut Mounted, id: u64, failure: Failure) -> Failure {
     let Ok(Reply::Array(all)) = mounted.txn(&["AGAINST", &id.to_string()]) else { return failure };
     let line = |one: &Reply| match one {
         Reply::Array(parts) => match &parts[..] {
             [Reply::Bulk(path), by] => {
                 let by = Author::of(by).ok().flatten()?;
-                Some(format!("{} was changed {}", show(path), by.words()))
+                let is_named = failure.message.contains(&format!("(by commit {},", by.commit));
+                (!is_named).then(|| format!("/{} ({})", show(path), by.words_with_age()))
             }
             _ => None,
         },
@@ -449,7 +451,7 @@ fn said_by_whom(mounted: &mut Mounted, id: u64, failure: Failure) -> Failure {
     let lines: Vec<String> = all.iter().filter_map(line).collect();
     match lines.is_empty() {
         true => failure,
-        false => failure.with(&proposed::some_of(&lines)),
+        false => failure.with(&format!("others have also changed {}", proposed::some_of(&lines))),
     }
 }
 

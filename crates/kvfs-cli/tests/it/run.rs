@@ -137,9 +137,36 @@ fn a_conflict_names_who_else_has_changed_the_file_and_when() {
     ]));
     let (code, _, said) = ends(kvfs(&["txn", "commit"]).arg(mount.root()).arg(id));
     assert!(code != Some(0), "{said}");
-    assert!(said.contains("both was changed by commit"), "{said}");
-    assert!(said.contains("(the other one), 20") && said.contains(" UTC"), "{said}");
-    assert!(!said.contains("other was changed"), "{said}");
+    let named = said.find("/both (by commit ").map(|at| &said[at..]);
+    let named = named.and_then(|said| said.split_once(')')).map(|(by, _)| by);
+    let named = named.unwrap_or_else(|| panic!("{said}"));
+    assert!(named.contains(", \"the other one\", ") && named.ends_with(" s ago"), "{said}");
+    assert_eq!(said.matches("the other one").count(), 1, "{said}");
+    assert!(!said.contains("/other"), "{said}");
+}
+
+#[test]
+fn each_commit_that_a_run_is_in_conflict_with_is_named_once() {
+    let Some(mount) = Mount::new() else { return };
+    let (root, names) = (mount.root(), ["a", "b", "c", "d", "e"]);
+    names.iter().for_each(|name| fs::write(mount.path(name), name).expect("written"));
+    let id = succeeds(kvfs(&["txn", "begin"]).arg(&root));
+    let id = id.trim();
+    for name in names {
+        fs::write(mount.path(format!(".kvfs/txn/{id}/{name}")), "mine").expect("written");
+    }
+    for name in names {
+        let script = format!("echo theirs > $KVFS_MOUNT/{name}");
+        succeeds(&mut run(&root, &["--label", &format!("label {name}")], &script));
+    }
+    let (code, _, said) = ends(kvfs(&["txn", "commit"]).arg(&root).arg(id));
+    assert!(code != Some(0), "{said}");
+    // The daemon's message names three of the files, and what follows it the others.
+    for name in names {
+        assert_eq!(said.matches(&format!("/{name} (by commit ")).count(), 1, "{name}: {said}");
+        assert_eq!(said.matches(&format!(", \"label {name}\", ")).count(), 1, "{name}: {said}");
+    }
+    assert_eq!(said.matches(" s ago)").count(), names.len(), "{said}");
 }
 
 #[test]
@@ -557,6 +584,7 @@ fn after_a_conflict_what_the_program_did_is_kept() {
         // Which path, who has changed it, and when.
         assert!(said.contains("/file (by commit ") && said.contains("\"theirs\", "), "{said}");
         assert!(said.contains(" s ago)"), "{said}");
+        assert_eq!(said.matches("theirs").count(), 1, "it is named once: {said}");
         let list = succeeds(kvfs(&["txn", "list", "--json"]).arg(&root));
         let list: serde_json::Value = serde_json::from_str(&list).expect("JSON");
         assert_eq!(list.as_array().map(Vec::len), Some(usize::from(kept)), "{list}");

@@ -1,6 +1,8 @@
 //! Requests for merges and rebases to the store's daemon or to this process: the words of the
 //! socket command, and the conflicts in the reply.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use kvdb_server::Reply;
 use serde_json::{Value, json};
 
@@ -105,6 +107,18 @@ impl Author {
             false => format!(" ({})", show(self.label.as_bytes())),
         };
         format!("by commit {}{label}, {time} UTC", self.commit)
+    }
+
+    /// Describes the commit as the daemon does in the message of a conflict, like
+    /// "by commit 17, "make", 3 s ago".
+    pub fn words_with_age(&self) -> String {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let ago = now.saturating_sub(u64::try_from(self.time).unwrap_or(0));
+        let label = match self.label.is_empty() {
+            true => String::new(),
+            false => format!(" \"{}\",", self.label.escape_debug()),
+        };
+        format!("by commit {},{label} {ago} s ago", self.commit)
     }
 
     pub fn json(&self) -> Value {
@@ -232,6 +246,10 @@ mod tests {
         let author = |label: &str| Author { commit: 8, label: label.into(), time: 0 };
         assert!(author("make").words().starts_with("by commit 8 (make), "));
         assert!(author("").words().starts_with("by commit 8, "));
+        assert!(author("a \"b\"").words_with_age().starts_with(r#"by commit 8, "a \"b\"", "#));
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
+        let later = Author { time: now as i64 + 1000, ..author("") };
+        assert_eq!(later.words_with_age(), "by commit 8, 0 s ago", "a clock that was set back");
     }
 
     fn one(path: &str) -> Conflict {
