@@ -13,6 +13,10 @@
 //! The copy has the state that was committed when the call began. Hard links among the copied files
 //! stay links among the copies, also if several trees are copied together; links to files outside
 //! of the tree are not kept, except for a file that comes back to its own place (`same_file`).
+//!
+//! A view that a server holds is copied by `served`.
+
+mod served;
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -80,6 +84,13 @@ impl Fs {
     ) -> Result<(Copied, Untold)> {
         self.writable()?;
         check_name(name)?;
+        if self.core.scope.is_served() {
+            // Only the current state of such a view is known here.
+            return match earlier {
+                None => self.clone_served(from, (parent, name), note),
+                Some(_) => Err(Error::Invalid("an earlier state is copied where the store is")),
+            };
+        }
         let once = || self.clone_tree_once(earlier, from, (parent, name), linked, note);
         let (copied, untold) = self.retry_on_lock(once)?;
         linked.extend(copied.linked.iter().copied());

@@ -13,6 +13,7 @@ mod once;
 mod references;
 mod served_files;
 mod served_transactions;
+mod served_trees;
 mod shares;
 mod simulation;
 mod snapshots;

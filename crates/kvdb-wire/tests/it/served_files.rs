@@ -11,13 +11,13 @@ use kvdb_wire::{BeginOptions, Client, Outcome, ServedTransaction};
 use kvfs::{Caller, FileKind, Fs, Ino, ROOT};
 
 /// A transaction, and the client's file system in it.
-struct Guest {
-    transaction: Arc<ServedTransaction>,
-    fs: Fs,
+pub struct Guest {
+    pub transaction: Arc<ServedTransaction>,
+    pub fs: Fs,
 }
 
 impl Guest {
-    fn new(client: &Arc<Client>) -> Guest {
+    pub fn new(client: &Arc<Client>) -> Guest {
         Guest::with(client, BeginOptions::default())
     }
 
@@ -41,7 +41,7 @@ impl Guest {
     }
 
     #[track_caller]
-    fn commits(&self) {
+    pub fn commits(&self) {
         assert_eq!(self.commit().unwrap(), Outcome::Committed);
     }
 }
@@ -61,7 +61,7 @@ fn read(fs: &Fs, name: &[u8]) -> Vec<u8> {
 }
 
 #[track_caller]
-fn is_sound(store: &Store) {
+pub fn is_sound(store: &Store) {
     assert_eq!(store.fs.verify().unwrap().findings, []);
 }
 

@@ -4,11 +4,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use kvdb_server::Reply;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::support::machine::paths;
+use crate::support::mounts::daemons::Record;
 use crate::support::mounts::mounted::{Mounted, Naming};
-use crate::support::mounts::place::{self, View};
+use crate::support::mounts::place::{self, Place, View};
+use crate::support::serving::guest;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::sizes::human_size;
 
@@ -22,6 +24,9 @@ attributes of the original. The two change independently afterwards, and shared 
 as long as one of them uses it. A file with several names in SRC is one file with these names in \
 DST; names outside of SRC still refer to the original.
 
+In a mount from a server (kvfs mount kvfs://HOST:PORT) the server shares the data, and the names \
+go over the wire. Other programs wait for the mount until the copy is made.
+
   kvfs clone-tree /mnt/project /mnt/project.try")]
 pub struct Args {
     /// File or directory to copy.
@@ -31,29 +36,59 @@ pub struct Args {
     dst: PathBuf,
 }
 
+/// Returns the place of a path in the mount with this device.
+fn place_in(path: &Path, device: &str, mount_point: &Path) -> Outcome<Place> {
+    let outside = || {
+        let (path, mount_point) = (path.display(), mount_point.display());
+        let what = format!("{path} is not in the store mounted at {mount_point}");
+        Failure::new(Exit::Usage, what)
+    };
+    let place = place::of(path).map_err(|e| Failure::io("cannot read the table of mounts", &e))?;
+    place.filter(|place| place.mount.device == device).ok_or_else(outside)
+}
+
+fn nothing_is_made_in(view: &View, path: &Path) -> Failure {
+    let what = format!("{} lies in {view}, where nothing is made", path.display());
+    Failure::new(Exit::Usage, what)
+}
+
 /// Returns the location of a path: the path from the root of its view, and the transaction if it is
 /// a transaction's view.
 fn position(mounted: &Mounted, path: &Path, device: &str) -> Outcome<(PathBuf, Option<Naming>)> {
-    let outside = || {
-        Failure::new(
-            Exit::Usage,
-            format!(
-                "{} is not in the store mounted at {}",
-                path.display(),
-                mounted.mount_point.display()
-            ),
-        )
-    };
-    let place = place::of(path).map_err(|e| Failure::io("cannot read the table of mounts", &e))?;
-    let place = place.filter(|place| place.mount.device == device).ok_or_else(outside)?;
+    let place = place_in(path, device, &mounted.mount_point)?;
     match &place.view {
         View::Mainline | View::Transaction(_) | View::Clone(_) => {
             Ok((place.rest, mounted.naming(&place.view)))
         }
-        view => Err(Failure::new(
-            Exit::Usage,
-            format!("{} lies in {view}, where nothing is made", path.display()),
-        )),
+        view => Err(nothing_is_made_in(view, path)),
+    }
+}
+
+/// Makes the copy in a mount whose store is with a server. Returns `None` if it is another kind of
+/// mount.
+fn copied_over_a_wire(src: &Path, directory: &Path, copy: &Path) -> Outcome<Option<Value>> {
+    let Some(place) = place::of_target(directory)? else { return Ok(None) };
+    let device = &place.mount.device;
+    let Some(record) = Record::read(device).filter(guest::is_served) else { return Ok(None) };
+    let inside = |path: &Path| {
+        let place = place_in(path, device, &record.mount_point)?;
+        match &place.view {
+            View::Mainline => Ok(place.rest),
+            view => Err(nothing_is_made_in(view, path)),
+        }
+    };
+    let answer = guest::clone_tree(&record, &inside(src)?, &inside(copy)?)?;
+    let Some(answer) = answer else { return Ok(None) };
+    match answer["result"].as_str() {
+        Some("copied") => Ok(Some(answer)),
+        Some("snapshot") => {
+            let what = format!("{} shows a snapshot, where nothing is made", directory.display());
+            Err(Failure::new(Exit::Usage, what))
+        }
+        _ => {
+            let why = answer["why"].as_str().unwrap_or("its daemon gave an unexpected reply");
+            Err(Failure::new(Exit::Failed, why))
+        }
     }
 }
 
@@ -72,6 +107,10 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         }
         _ => return Err(Failure::new(Exit::Usage, "the copy must have a name")),
     };
+    if let Some(answer) = copied_over_a_wire(&src, &directory, &directory.join(&name))? {
+        let number = |name: &str| answer[name].as_u64().unwrap_or(0);
+        return say((number("directories"), number("files"), number("bytes")), output);
+    }
     let mut mounted = Mounted::find_view(&directory)?;
     let device = place::of_target(&directory)?.map(|place| place.mount.device).unwrap_or_default();
     let (from, of) = position(&mounted, &src, &device)?;
@@ -89,7 +128,10 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     };
     let number =
         |at: usize| if let Some(Reply::Integer(n)) = fields.get(at) { *n as u64 } else { 0 };
-    let (directories, files, bytes) = (number(1), number(3), number(5));
+    say((number(1), number(3), number(5)), output)
+}
+
+fn say((directories, files, bytes): (u64, u64, u64), output: &Output) -> Outcome {
     let text = format!("{files} files and {directories} directories, {} shared", human_size(bytes));
     output.print(text, json!({"files": files, "directories": directories, "bytes": bytes}))
 }

@@ -16,6 +16,7 @@ pub mod scrubbing;
 pub mod served_files;
 pub mod service;
 pub mod statistics;
+pub mod told_kernel;
 pub mod transactions;
 pub mod upgrade;
 pub mod wire_server;

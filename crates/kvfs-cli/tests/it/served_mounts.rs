@@ -83,6 +83,41 @@ fn of_two_mounts_that_write_one_file_the_second_ends_with_75_and_nothing_of_it_i
 }
 
 #[test]
+fn a_tree_is_copied_at_once_in_a_mount_over_the_wire() {
+    let Some(place) = Place::new() else { return };
+    let serving = place.serve();
+    succeeds(&mut place.mount("one"));
+    let mnt = place.path("one");
+    let text = "written in the mount ".repeat(20_000);
+    std::fs::write(mnt.join("a/new"), &text).expect("written");
+    assert!(!mnt.join("copy").exists(), "the kernel knows that it is not there");
+    let clone = |from: &str, to: &str| {
+        let mut command = kvfs();
+        command.arg("clone-tree").arg(mnt.join(from)).arg(mnt.join(to));
+        command.output().expect("kvfs runs")
+    };
+    let output = clone("a", "copy");
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(said(&output).contains("102 files and 2 directories"), "{}", said(&output));
+    assert_eq!(seen(&mnt.join("copy")), seen(&mnt.join("a")));
+    std::fs::write(mnt.join("copy/file1"), "changed").expect("written");
+    assert_eq!(std::fs::read_to_string(mnt.join("a/file1")).expect("read"), "1 ".repeat(7));
+    // Into a directory, under its own name; not over what is there.
+    assert!(clone("a/new", "copy/b").status.success());
+    let output = clone("a/new", "copy/b");
+    assert!(!output.status.success() && said(&output).contains("exists"), "{}", said(&output));
+    let output = clone("a/missing", "other");
+    assert_eq!(output.status.code(), Some(3), "{}", said(&output));
+    let output = place.end("commit", "one");
+    assert!(output.status.success(), "{}", said(&output));
+    serving.ends_when_asked();
+    place.has("/copy/new", Some(&text));
+    place.has("/copy/b/new", Some(&text));
+    place.has("/copy/file1", Some("changed"));
+    place.has("/a/file1", Some(&"1 ".repeat(7)));
+}
+
+#[test]
 fn a_mount_whose_daemon_is_killed_leaves_nothing_and_an_unmount_aborts() {
     let Some(place) = Place::new() else { return };
     let serving = place.serve();

@@ -161,9 +161,9 @@ pub fn fill(fs: &Fs, seed: u64, calls: std::ops::Range<u64>) {
 /// All visible properties of a file.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Seen {
-    attr: Attr,
-    content: Vec<u8>,
-    xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    pub attr: Attr,
+    pub content: Vec<u8>,
+    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 pub type Tree = BTreeMap<Vec<u8>, Seen>;

@@ -36,6 +36,7 @@ use super::{
 use crate::support::mounting::mount_options::{self, Options};
 use crate::support::mounts::daemons::Record;
 use crate::support::serving::guest::{self, Asked, Guest};
+use crate::support::serving::told_kernel::ToldKernel;
 use crate::support::serving::{daemon, network};
 use crate::support::stores::store::MEMORY;
 use crate::support::terminal::failures;
@@ -302,6 +303,8 @@ fn serve(
     let durable = guest.transaction.as_ref().filter(|open| open.is_durable() && !open.is_lease());
     record.key = durable.map(|open| guest::key_text(&open.key()));
     record.write().map_err(|e| Failure::io("cannot write the record of the mount", &e))?;
+    let invalidator = mounted.invalidator();
+    let _told = invalidator.map(|invalidator| ToldKernel::start(&guest.views, invalidator));
     let listening = guest.clone().listen()?;
     let unmounter = mounted.unmounter();
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])

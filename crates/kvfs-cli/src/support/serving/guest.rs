@@ -16,7 +16,7 @@ use kvdb_server::PrivateSocket;
 use kvdb_wire::{
     BeginOptions, Client, Outcome as Committed, Reach, ServedTransaction, TransactionKey,
 };
-use kvfs::{Fs, Views};
+use kvfs::{Fs, ViewId, Views};
 use places::Server;
 use places::served::Aborted;
 use serde_json::{Value, json};
@@ -26,8 +26,10 @@ use crate::support::serving::figures;
 use crate::support::terminal::output::{Exit, Failure, Outcome};
 use crate::support::terminal::text;
 
-/// Limit of the bytes of a request.
-const REQUEST: u64 = 64;
+/// Limit of the bytes of a request, of which two paths in hexadecimal digits are the longest part.
+const REQUEST: u64 = 32 << 10;
+/// The beginning of a request to copy a tree.
+const CLONE_TREE: &str = "clone-tree ";
 /// The time for which a daemon waits for the rest of a request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -137,6 +139,9 @@ impl Guest {
                 json!({"result": "kept"})
             }
             (_, None) => json!({"result": "snapshot"}),
+            (request, Some(transaction)) if request.starts_with(CLONE_TREE) => {
+                self.clone_tree(transaction, &request[CLONE_TREE.len()..])
+            }
             (_, Some(lease)) if lease.is_lease() => {
                 let why = "the mount has the main files by lease: what is written in it is part of \
                            them without a commit, and kvfs umount ends it";
@@ -202,6 +207,22 @@ impl Guest {
                 let result = if transaction.is_in_doubt() { "unknown" } else { "failed" };
                 json!({"result": result, "id": id, "why": why(transaction, &e)})
             }
+        }
+    }
+
+    /// Copies a tree of the mount by reference. `paths`: both paths from the root of the mount, in
+    /// hexadecimal digits.
+    fn clone_tree(&self, transaction: &ServedTransaction, paths: &str) -> Value {
+        let paths = paths.split(' ').map(bytes_of).collect::<Option<Vec<_>>>();
+        let Some([from, to]) = paths.as_deref() else {
+            return json!({"result": "failed", "why": "a copy takes two paths"});
+        };
+        match self.views.clone_tree(&ViewId::Mainline, from, to) {
+            Ok(stats) => json!({
+                "result": "copied", "directories": stats.directories, "files": stats.files,
+                "bytes": stats.bytes,
+            }),
+            Err(e) => json!({"result": "failed", "why": why(transaction, &e)}),
         }
     }
 
@@ -305,6 +326,22 @@ pub fn ask(record: &Record, request: &str) -> Outcome<Option<Value>> {
     serde_json::from_str(&answer).map(Some).map_err(odd)
 }
 
+/// Asks the daemon of a mount from a server to copy a tree by reference, by paths from the root of
+/// the mount. Returns `None` if it is another kind of mount.
+pub fn clone_tree(record: &Record, from: &Path, to: &Path) -> Outcome<Option<Value>> {
+    let digits = |path: &Path| -> String {
+        path.as_os_str().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+    };
+    ask(record, &format!("{CLONE_TREE}{} {}", digits(from), digits(to)))
+}
+
+/// Parses bytes in hexadecimal digits.
+fn bytes_of(digits: &str) -> Option<Vec<u8>> {
+    let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
+    let byte = |pair: &[u8; 2]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    pairs.iter().map(byte).collect::<Option<_>>().filter(|_| rest.is_empty())
+}
+
 /// Returns the command that takes up the durable transaction of a mount.
 pub fn taken_up(record: &Record, key: &str) -> String {
     let store = text::show(record.store.as_os_str().as_bytes());
@@ -348,6 +385,13 @@ pub fn record_at(dir: &Path) -> Outcome<Record> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn paths_of_any_bytes_are_digits_of_a_request() {
+        assert_eq!(bytes_of("612f20ff0a"), Some(b"a/ \xff\n".to_vec()));
+        assert_eq!(bytes_of(""), Some(Vec::new()));
+        assert_eq!((bytes_of("616"), bytes_of("6g"), bytes_of("é")), (None, None, None));
+    }
 
     #[test]
     fn a_key_is_read_as_it_is_written() {
