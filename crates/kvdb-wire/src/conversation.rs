@@ -364,6 +364,9 @@ impl Conversation {
                 let count = u32::try_from(range.end - range.start).unwrap_or(u32::MAX);
                 Ok(Reply::Reserved { first: range.start, count })
             }
+            Request::Review { transaction, offset, words } => {
+                all.review(&self.held(transaction)?, &words, offset)
+            }
             Request::Snapshot { key, branch, name, synced } => {
                 let (of, most) = ((&*branch, &*name), self.options.snapshots);
                 let made = all.naming().make_snapshot(self.role()?, &key, of, synced, most);
@@ -519,7 +522,10 @@ impl Views {
 fn most_of_answer(request: &Request) -> usize {
     match request {
         Request::Iterate { bytes, .. } => (*bytes as usize).min(ANSWER_BYTES),
-        Request::GetMany { .. } | Request::GetPart { .. } | Request::List { .. } => ANSWER_BYTES,
+        Request::GetMany { .. }
+        | Request::GetPart { .. }
+        | Request::List { .. }
+        | Request::Review { .. } => ANSWER_BYTES,
         _ => 0,
     }
 }

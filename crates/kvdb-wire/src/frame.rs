@@ -14,7 +14,7 @@ use zones::crc32c;
 use crate::error::{Error, Result};
 
 /// The version of the protocol.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 /// Bytes of a frame apart from its body: length, checksum, number, kind.
 pub const FRAME_OVERHEAD: usize = 4 + 4 + 8 + 1;
 /// Limit of the bytes of a frame after its length and its checksum.

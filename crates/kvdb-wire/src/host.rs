@@ -40,6 +40,12 @@ pub trait Host: Send + Sync {
         Err(Error::Invalid("no file system is open where the store is".into()))
     }
 
+    /// Answers a question of a client about the changes of its transaction, or takes some of them
+    /// out, as the words say. The same words may come again.
+    fn review(&self, _: &Transaction, _words: &[Bytes]) -> kvdb::Result<Vec<u8>> {
+        Err(Error::Invalid("no file system is open where the store is".into()))
+    }
+
     /// Lends the main branch to a client, which changes it directly, past this host, until it is
     /// taken back. Returns a number that tells the state in which it is lent. `since` is that
     /// number if an earlier server has lent the branch already, to the same client: then this fails

@@ -125,6 +125,9 @@ mod tests {
             }),
             any::<(u64, u32)>()
                 .prop_map(|(transaction, count)| Request::Reserve { transaction, count }),
+            (any::<(u64, u64)>(), proptest::collection::vec(bytes(), 0..9)).prop_map(
+                |((transaction, offset), words)| Request::Review { transaction, offset, words }
+            ),
         ]
     }
 
@@ -276,7 +279,7 @@ mod tests {
             data in proptest::collection::vec(any::<u8>(), 0..200),
         ) {
             frames(&data);
-            for kind in [kind, kind % 22, 128 + kind % 11] {
+            for kind in [kind, kind % 23, 128 + kind % 11] {
                 messages(&[&[kind], &data[..]].concat());
             }
         }

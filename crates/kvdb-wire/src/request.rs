@@ -33,6 +33,7 @@ const APPLY_PART: u8 = 18;
 const LIST: u8 = 19;
 const REMOVE: u8 = 20;
 const HOLD: u8 = 21;
+const REVIEW: u8 = 22;
 
 /// Flags of an iteration.
 const BACKWARD: u8 = 1;
@@ -256,10 +257,19 @@ pub enum Request {
         /// Tells others who holds the lease.
         label: String,
     },
+    /// Asks the host of the files about the changes of a transaction.
+    Review {
+        /// The transaction.
+        transaction: u64,
+        /// The offset of the first byte of the answer to send.
+        offset: u64,
+        /// The question, in the words of the host.
+        words: Vec<Bytes>,
+    },
 }
 
 /// The names of the kinds of requests in `docs/wire.md`, beginning with kind 1.
-pub(crate) const NAMES: [&str; HOLD as usize] = [
+pub(crate) const NAMES: [&str; REVIEW as usize] = [
     "HELLO",
     "VIEW",
     "GETMANY",
@@ -281,6 +291,7 @@ pub(crate) const NAMES: [&str; HOLD as usize] = [
     "LIST",
     "REMOVE",
     "HOLD",
+    "REVIEW",
 ];
 
 impl Request {
@@ -444,6 +455,13 @@ impl Request {
                 put_bytes(&mut out, label.as_bytes());
                 HOLD
             }
+            Request::Review { transaction, offset, words } => {
+                put_u64(&mut out, *transaction);
+                put_u64(&mut out, *offset);
+                put_u64(&mut out, words.len() as u64);
+                words.iter().for_each(|word| put_bytes(&mut out, word));
+                REVIEW
+            }
         };
         (kind, out)
     }
@@ -555,6 +573,12 @@ impl Request {
                     lease: body.small()?,
                     label: body.name()?,
                 }
+            }
+            REVIEW => {
+                let (transaction, offset) = (body.number()?, body.number()?);
+                let count = body.count(MAX_KEYS)?;
+                let words = (0..count).map(|_| body.key()).collect::<Result<_>>()?;
+                Request::Review { transaction, offset, words }
             }
             _ => return Err(Error::Malformed("a request of an unknown kind")),
         };

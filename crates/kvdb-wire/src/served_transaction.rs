@@ -33,6 +33,7 @@ use crate::single_flight::SingleFlight;
 use crate::transaction_state::State;
 
 mod lease;
+mod reviewing;
 mod sending;
 
 pub use lease::LeaseOptions;

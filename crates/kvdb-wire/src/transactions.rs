@@ -4,7 +4,7 @@
 //!
 //! The changes of a client arrive in numbered batches (`batches`), some of them by reference
 //! (`references`). A commit states the number of batches (`ending`), and its outcome remains known
-//! (`records`).
+//! (`records`). Before it the host may be asked what the transaction has changed (`reviews`).
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -30,6 +30,7 @@ mod batches;
 mod beginning;
 mod ending;
 mod references;
+mod reviews;
 
 /// Limit of the bytes of the incomplete changes of all clients.
 const UNFINISHED: usize = 128 << 20;
@@ -81,6 +82,8 @@ pub(crate) struct Transactions {
     /// The transactions that are begun, and their tenants. They have their places already, and are
     /// added to `open` before they leave this. Locked after `open` where both are.
     beginning: Mutex<HashMap<TransactionKey, Option<Arc<Tenant>>>>,
+    /// Held while the host lists changes, which takes memory: one list is made at a time.
+    reviewing: Mutex<()>,
 }
 
 /// An open transaction.
@@ -152,6 +155,7 @@ impl Transactions {
             ended: Mutex::default(),
             turns: Turns::default(),
             beginning: Mutex::default(),
+            reviewing: Mutex::default(),
         };
         // Durable transactions count towards the common limit before their clients reconnect.
         for info in all.db.transactions().iter().filter(|info| info.durable) {

@@ -405,6 +405,17 @@ impl Fs {
         options: FsOptions,
     ) -> Result<Fs> {
         let layout = Layout::of_state(&state).ok_or(Error::NotFound)?;
+        Fs::frozen_with(layout, db, env, state, options)
+    }
+
+    /// Returns the file system of an immutable state that has it in the dictionaries of `layout`.
+    pub(crate) fn frozen_with(
+        layout: Layout,
+        db: &Kvdb,
+        env: Arc<dyn env::Env>,
+        state: kvdb::View,
+        options: FsOptions,
+    ) -> Result<Fs> {
         let value = state.get(layout.imap, &layout::SUPER_KEY)?.ok_or(Error::NotFound)?;
         let hash_key = Super::decode(&value)?.hash_key;
         Ok(Fs::without_parent(

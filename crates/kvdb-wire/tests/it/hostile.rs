@@ -166,6 +166,7 @@ fn a_reader_can_change_nothing_by_any_request() {
         Request::Savepoint { transaction: 1, batch: 1 },
         Request::RollBack { transaction: 1, batch: 1, to: 1 },
         Request::Reserve { transaction: 1, count: 1 },
+        Request::Review { transaction: 1, offset: 0, words: vec![] },
         hold([7; 16]),
         Request::Snapshot { key: [7; 16], branch: String::new(), name: "n".into(), synced: true },
         Request::Remove { clone: false, key: [7; 16], name: "monday".into() },

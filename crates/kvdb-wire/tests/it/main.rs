@@ -11,6 +11,7 @@ mod leases;
 mod long_changes;
 mod once;
 mod references;
+mod reviews;
 mod served_files;
 mod served_transactions;
 mod served_trees;

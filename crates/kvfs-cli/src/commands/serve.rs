@@ -112,8 +112,9 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let store = store::open(&args.store, access, args.memory)?;
     let fs = args.write.then(|| store.served_file_system()).transpose()?;
     let views = fs.clone().map(|fs| Views::new(store.db.clone(), fs));
-    let files = views.clone().map(|views| ServedFiles { views, is_mounted: false });
     let db = &store.db;
+    let of = |views| ServedFiles { db: db.clone(), views, is_mounted: false };
+    let files = views.clone().map(of);
     let served = args.store.display();
     let serving: Box<dyn std::any::Any> = match at {
         Address::Socket(path) => {

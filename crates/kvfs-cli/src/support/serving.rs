@@ -14,6 +14,7 @@ pub mod publications;
 pub mod scripts;
 pub mod scrubbing;
 pub mod served_files;
+pub mod served_reviews;
 pub mod service;
 pub mod statistics;
 pub mod told_kernel;

@@ -441,6 +441,18 @@ impl Views {
         difference_in(layout, view.beneath(), view, listing)
     }
 
+    /// Returns the files as they were before a transaction's own changes, read-only. They are not
+    /// among the views that are open.
+    pub fn beneath(&self, id: TransactionId) -> Result<Fs> {
+        let transaction = self.transaction(id)?;
+        let core = &self.shared.mainline.core;
+        let inode_memory = core.options.inode_memory / VIEW_SHARE;
+        let options = FsOptions { read_only: true, inode_memory, ..core.options.clone() };
+        let layout = self.parent(&transaction)?.fs.core.layout;
+        let (state, env) = (transaction.view()?.beneath(), core.env.clone());
+        Fs::frozen_with(layout, &self.shared.db, env, state, options)
+    }
+
     /// Describes the keys from `start` up to `end` of a dictionary, with the names that files have
     /// in a transaction; see [`crate::describe_keys`].
     pub fn describe_keys(

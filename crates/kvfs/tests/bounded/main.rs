@@ -175,6 +175,7 @@ const OF_ONE: &[&str] = &[
     "Fs::user",
     "Views::all",
     "Views::and_around",
+    "Views::beneath",
     "Views::by_number",
     "Views::clones",
     "Views::describe_keys",

@@ -142,6 +142,24 @@ fn others_see_nothing_of_it_before_it_commits_and_everything_afterwards() {
 }
 
 #[test]
+fn the_files_beneath_a_transaction_are_those_that_it_began_with() {
+    let b = Both::new();
+    let f = b.w.file_with(ROOT, "f", b"before");
+    let (id, t) = b.begin();
+    t.write(f, 0, b"within", Default::default()).unwrap();
+    make(&t, ROOT, "made", b"x");
+    t.sync_all().unwrap();
+    b.w.write(f, 0, b"after!");
+    b.w.fs.sync_all().unwrap();
+    let beneath = b.views.beneath(id).unwrap();
+    assert_eq!(read(&beneath, "f").unwrap(), b"before");
+    assert_eq!(names(&beneath, ROOT), ["f"].map(String::from).into());
+    fails(beneath.write(f, 0, b"late", Default::default()), libc::EROFS);
+    b.views.abort(id).unwrap();
+    assert!(b.views.beneath(id).is_err(), "it is over");
+}
+
+#[test]
 fn an_abort_leaves_nothing() {
     let b = Both::new();
     let f = b.w.file_with(ROOT, "f", b"old");

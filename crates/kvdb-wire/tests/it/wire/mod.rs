@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
 use env::{Machine, Random};
 use kvdb::{CommitOptions, Durability, Kvdb, Transaction, TransactionOptions};
 use kvdb_wire::{Client, ClientOptions, Host, Server, ServerOptions, SnapshotView, Socket};
@@ -353,7 +354,7 @@ impl Host for Files {
         &self,
         transaction: &Transaction,
         dict: kvdb::DictionaryId,
-        key: &bytes::Bytes,
+        key: &Bytes,
     ) -> Option<String> {
         let view = transaction.view().ok()?;
         let all = view.dictionaries_in(transaction.branch());
@@ -367,6 +368,20 @@ impl Host for Files {
         count: u32,
     ) -> kvdb::Result<std::ops::Range<u64>> {
         self.0.reserve_inodes(transaction.id(), u64::from(count)).map_err(Files::of_store)
+    }
+
+    /// Answers one word, a number, with so many bytes, and two, a dictionary and a key, with the
+    /// value in the transaction.
+    fn review(&self, transaction: &Transaction, words: &[Bytes]) -> kvdb::Result<Vec<u8>> {
+        let number = |word: &Bytes| String::from_utf8_lossy(word).parse::<u32>().unwrap();
+        match words {
+            [count] => Ok((0..number(count)).map(|n| (n >> 12) as u8).collect()),
+            [dict, key] => {
+                let value = transaction.get(kvdb::DictionaryId(number(dict)), key)?;
+                Ok(value.unwrap_or_default().to_vec())
+            }
+            _ => Err(kvdb::Error::Invalid("one word or two".into())),
+        }
     }
 
     fn lend(&self, since: Option<u64>) -> kvdb::Result<u64> {

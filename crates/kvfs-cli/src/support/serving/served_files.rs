@@ -6,15 +6,17 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use kvdb::{
-    CommitOptions, DictionaryId, Durability, Error, Result, Transaction, TransactionOptions,
+    CommitOptions, DictionaryId, Durability, Error, Kvdb, Result, Transaction, TransactionOptions,
 };
 use kvdb_wire::Host;
 use kvfs::{ViewId, Views};
 
+use crate::support::serving::served_reviews;
 use crate::support::serving::transactions::of_store;
 
 /// Hosts the transactions of clients over these views.
 pub struct ServedFiles {
+    pub db: Kvdb,
     pub views: Views,
     /// This process has the files mounted, too.
     pub is_mounted: bool,
@@ -46,6 +48,10 @@ impl Host for ServedFiles {
 
     fn reserve_numbers(&self, transaction: &Transaction, count: u32) -> Result<Range<u64>> {
         self.views.reserve_inodes(transaction.id(), u64::from(count)).map_err(of_store)
+    }
+
+    fn review(&self, transaction: &Transaction, words: &[Bytes]) -> Result<Vec<u8>> {
+        served_reviews::answer(&self.db, &self.views, transaction, words)
     }
 
     fn lend(&self, since: Option<u64>) -> Result<u64> {

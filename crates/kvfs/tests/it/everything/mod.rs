@@ -50,13 +50,15 @@ const FUNCTIONS: [&str; 2] = ["verify", "difference_of_states"];
 /// By which a file system goes on in another process. No history does that yet: `views::in_use` has
 /// tests of it, and `kvfs-fuse --test it handover::`; where the first one was killed,
 /// `views::notes` and `kvfs-cli --test it keeper_views::`. One that a server has the store of:
-/// `kvdb-wire --test it files::`, `served_files::` and `leases::`.
-const ELSEWHERE: [&str; 17] = [
+/// `kvdb-wire --test it files::`, `served_files::` and `leases::`. What is read of the
+/// state beneath a transaction there: `views::the_files_beneath`.
+const ELSEWHERE: [&str; 18] = [
     "Fs::end_served",
     "Fs::leave_served",
     "Fs::served",
     "Fs::served_transaction",
     "Fs::take_over",
+    "Views::beneath",
     "Views::forget_ended",
     "Views::hand_over_written",
     "Views::in_use",

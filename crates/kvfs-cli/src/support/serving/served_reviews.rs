@@ -1,0 +1,122 @@
+//! Tells a client what its transaction has changed, for a review before the commit. Changes are
+//! listed by the commands of the socket, run in this process, so that a review over a wire shows
+//! the same as one of a mounted store. `docs/wire.md` has the words.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use kvdb::{Error, Kvdb, Result, Transaction};
+use kvdb_server::{Client, Describe, Reply};
+use kvfs::{FileKind, Views};
+
+use crate::support::serving::transactions::{OverFiles, of_store};
+
+/// Number of bytes of a file that are read at once.
+const AT_ONCE: u32 = 1 << 20;
+
+/// Returns the answer to a question about a transaction.
+pub fn answer(
+    db: &Kvdb,
+    views: &Views,
+    transaction: &Transaction,
+    words: &[Bytes],
+) -> Result<Vec<u8>> {
+    let id = transaction.id().0.to_string();
+    let id = id.as_bytes();
+    let words: Vec<&[u8]> = words.iter().map(|word| &word[..]).collect();
+    let reply = match words[..] {
+        [b"state"] => run(db, views, &[b"TXN", b"STATE", id])?,
+        [b"files"] => run(db, views, &[b"TXN", b"FILES", id])?,
+        [b"files", b"collapsed"] => run(db, views, &[b"TXN", b"FILES", id, b"COLLAPSED"])?,
+        [b"changes"] => run(db, views, &[b"TXN", b"CHANGES", id, b"BEFORE"])?,
+        [b"changes", b"fields"] => run(db, views, &[b"TXN", b"CHANGES", id, b"BEFORE", b"FIELDS"])?,
+        [b"read", path, most] => {
+            let most = std::str::from_utf8(most).ok().and_then(|most| most.parse().ok());
+            let most = most.ok_or_else(|| Error::Invalid("a number of bytes is missing".into()))?;
+            read(views, transaction, path, most)?.map_or(Reply::Null, Reply::Bulk)
+        }
+        _ => return Err(Error::Invalid("this server has no answer to that".into())),
+    };
+    let mut out = Vec::new();
+    encode(&reply, &mut out);
+    Ok(out)
+}
+
+/// Runs a command of the socket in this process.
+fn run(db: &Kvdb, views: &Views, words: &[&[u8]]) -> Result<Reply> {
+    let of = db.clone();
+    let describe: Describe =
+        Arc::new(move |dictionary, start, end| kvfs::describe_keys(&of, dictionary, start, end));
+    let over = Arc::new(OverFiles(views.clone()));
+    Client::local_over(db.clone(), over, describe).call(words).map_err(Error::Io)
+}
+
+/// Returns the content of a file as it was before the changes of a transaction. Returns `None` if
+/// there is no file at the path, or one of more bytes than `most`.
+fn read(
+    views: &Views,
+    transaction: &Transaction,
+    path: &[u8],
+    most: u64,
+) -> Result<Option<Vec<u8>>> {
+    let fs = views.beneath(transaction.id()).map_err(of_store)?;
+    let file = match fs.resolve(path) {
+        Err(kvfs::Error::NotFound | kvfs::Error::NotDirectory) => return Ok(None),
+        file => file.map_err(of_store)?,
+    };
+    if file.kind != FileKind::File || file.size > most {
+        return Ok(None);
+    }
+    let mut content = Vec::new();
+    while (content.len() as u64) < file.size {
+        let part = fs.read(file.ino, content.len() as u64, AT_ONCE).map_err(of_store)?;
+        if part.is_empty() {
+            break;
+        }
+        content.extend_from_slice(&part);
+    }
+    Ok(Some(content))
+}
+
+/// Appends a reply as RESP2 has it.
+fn encode(reply: &Reply, out: &mut Vec<u8>) {
+    let mut line = |kind: char, text: &str| {
+        // A line end in the text would end it there.
+        out.extend_from_slice(format!("{kind}{}\r\n", text.replace(['\r', '\n'], " ")).as_bytes());
+    };
+    match reply {
+        Reply::Null => line('$', "-1"),
+        Reply::Status(text) => line('+', text),
+        Reply::Error(text) => line('-', text),
+        Reply::Integer(n) => line(':', &n.to_string()),
+        Reply::Bulk(bytes) => {
+            line('$', &bytes.len().to_string());
+            out.extend_from_slice(bytes);
+            out.extend_from_slice(b"\r\n");
+        }
+        Reply::Array(all) => {
+            line('*', &all.len().to_string());
+            all.iter().for_each(|one| encode(one, out));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reply_is_read_as_it_was() {
+        let reply = Reply::Array(vec![
+            Reply::Null,
+            Reply::Status("OK".into()),
+            Reply::Error("ERR why".into()),
+            Reply::Integer(-7),
+            Reply::Bulk(b"\r\n\xff".to_vec()),
+            Reply::Array(vec![]),
+        ]);
+        let mut out = Vec::new();
+        encode(&reply, &mut out);
+        assert_eq!(kvdb_server::read_reply(&mut &out[..], 0).expect("whole"), reply);
+    }
+}
