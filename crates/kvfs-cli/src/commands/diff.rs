@@ -1,29 +1,49 @@
 //! `kvfs diff`: shows what differs between two snapshots, or between one and now.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::support::review::changes::Detail;
+use crate::support::review::reviewed::OfServer;
+use crate::support::serving::guest;
 use crate::support::stores::connection::Connection;
 use crate::support::stores::snapshots::{difference, must_show_what_it_is_of};
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 
 /// Show the files and keys that differ between two snapshots, or between a snapshot and now.
 #[derive(clap::Args)]
+#[command(after_help = "\
+Of a transaction of a server (kvfs mount kvfs://HOST:PORT DIR --txn) it shows what kvfs commit \
+would change:
+
+  kvfs diff DIR")]
 pub struct Args {
     /// Directory a store is mounted on, or the file of a store that is not mounted.
     target: PathBuf,
-    /// Snapshot to compare.
-    before: String,
+    /// Snapshot to compare. Left out for the mount of a transaction of a server.
+    before: Option<String>,
     /// Snapshot to compare it with (default: the current state of the store).
     after: Option<String>,
     #[command(flatten)]
     detail: Detail,
 }
 
+/// Shows what the transaction of a server changes that is mounted on a directory.
+fn show_transaction(dir: &Path, detail: Detail, output: &Output) -> Outcome {
+    let record = guest::record_at(dir).ok().filter(guest::is_of_server).ok_or_else(|| {
+        let what = format!("what is {} to be compared with?", dir.display());
+        Failure::new(Exit::Usage, what).hint("name a snapshot: kvfs snapshot list shows them")
+    })?;
+    let changes = OfServer { record: &record, dir }.changes(detail.wanted())?;
+    changes.print(detail, output)
+}
+
 pub fn run(args: Args, output: &Output) -> Outcome {
+    let Some(before) = &args.before else {
+        return show_transaction(&args.target, args.detail, output);
+    };
     let mut connection = Connection::open(&args.target, false)?;
     if args.after.is_none() {
-        must_show_what_it_is_of(&args.target, &args.before, |view| {
+        must_show_what_it_is_of(&args.target, before, |view| {
             let what =
                 format!("{} shows {view}, not the store as it is now", args.target.display());
             Failure::new(Exit::Usage, what)
@@ -31,7 +51,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         })?;
     }
     let (after, wanted) = (args.after.as_deref(), args.detail.wanted());
-    let changes = difference(&mut connection, &args.target, &args.before, after, wanted);
+    let changes = difference(&mut connection, &args.target, before, after, wanted);
     let closed = connection.close();
     let changes = changes?;
     closed?;

@@ -4,3 +4,4 @@ pub mod changes;
 pub mod merge_requests;
 pub mod proposed;
 pub mod question;
+pub mod reviewed;

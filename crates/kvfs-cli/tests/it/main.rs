@@ -91,6 +91,7 @@ mod served;
 mod served_leases;
 mod served_mounts;
 mod served_network;
+mod served_reviews;
 mod served_runs;
 mod served_vsock;
 mod served_waits;

@@ -10,6 +10,9 @@ mod paint;
 mod patch;
 mod renames;
 
+use std::path::Path;
+use std::sync::Arc;
+
 use kvdb_server::Reply;
 use serde_json::{Value, json};
 
@@ -108,6 +111,12 @@ impl Wanted {
 /// Lines are written in pieces of about this many bytes.
 const PIECE: usize = 64 << 10;
 
+/// Reads the content of a file as it was before the changes, where no directory has it.
+pub type ReadBefore = Arc<dyn Fn(&[u8]) -> Option<Vec<u8>> + Send + Sync>;
+
+/// The largest file whose content is shown, in bytes.
+pub const LARGEST: u64 = patch::LARGEST;
+
 pub struct Changes {
     files: Vec<File>,
     anchors: Anchors,
@@ -116,6 +125,8 @@ pub struct Changes {
     pub state: Option<String>,
     /// The directories with the files before and after the change, for `--patch`.
     roots: Option<Roots>,
+    /// Used instead of the first of these directories.
+    before: Option<ReadBefore>,
 }
 
 fn odd() -> Failure {
@@ -155,7 +166,7 @@ impl Changes {
     ) -> Outcome<Changes> {
         let keys = Gathered::between(keys_reply)?;
         let (files, anchors) = files(files_reply)?;
-        Ok(Changes { files, anchors, keys, state: None, roots })
+        Ok(Changes { files, anchors, keys, state: None, roots, before: None })
     }
 
     /// Requests the changes of a transaction.
@@ -170,14 +181,29 @@ impl Changes {
         let mut words = vec!["CHANGES", &id, "BEFORE"];
         words.extend(wanted.fields.then_some("FIELDS"));
         let keys = Gathered::of_transaction(mounted.txn(&words)?)?;
-        Ok(Changes { files, anchors, keys, state, roots })
+        Ok(Changes { files, anchors, keys, state, roots, before: None })
     }
 
     /// Parses the replies to `TXN FILES` and `TXN CHANGES BEFORE` for a transaction.
     pub fn of_replies(files_reply: Reply, keys_reply: Reply) -> Outcome<Changes> {
         let keys = Gathered::of_transaction(keys_reply)?;
         let (files, anchors) = files(files_reply)?;
-        Ok(Changes { files, anchors, keys, state: None, roots: None })
+        Ok(Changes { files, anchors, keys, state: None, roots: None, before: None })
+    }
+
+    /// Parses the replies about a transaction that a server has, in a state. Its files are in the
+    /// directory `mounted`.
+    pub fn of_server(
+        state: String,
+        (files_reply, keys_reply): (Reply, Reply),
+        mounted: &Path,
+        before: ReadBefore,
+    ) -> Outcome<Changes> {
+        let mut changes = Changes::of_replies(files_reply, keys_reply)?;
+        changes.state = Some(state);
+        changes.roots = Some((mounted.to_owned(), mounted.to_owned()));
+        changes.before = Some(before);
+        Ok(changes)
     }
 
     /// Returns the paths that are added, but for those too long for a call.
@@ -266,7 +292,8 @@ impl Changes {
         style: Style,
         put: &mut dyn FnMut(&[u8]) -> Outcome<bool>,
     ) -> Outcome {
-        let mut writer = patch::Writer { roots: self.roots.as_ref(), style, out: Vec::new() };
+        let (roots, before) = (self.roots.as_ref(), self.before.as_ref());
+        let mut writer = patch::Writer { roots, before, style, out: Vec::new() };
         let mut told = 0;
         for file in files {
             for anchor in self.anchors.lines(file, &mut told) {

@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use kvdb_server::PrivateSocket;
+use bytes::Bytes;
+use kvdb_server::{PrivateSocket, Reply};
 use kvdb_wire::{
     BeginOptions, Client, Outcome as Committed, Reach, ServedTransaction, TransactionKey,
 };
@@ -22,6 +23,7 @@ use places::served::Aborted;
 use serde_json::{Value, json};
 
 use crate::support::mounts::daemons::{self, Record};
+use crate::support::mounts::mounted::refused;
 use crate::support::serving::figures;
 use crate::support::terminal::output::{Exit, Failure, Outcome};
 use crate::support::terminal::text;
@@ -30,6 +32,8 @@ use crate::support::terminal::text;
 const REQUEST: u64 = 32 << 10;
 /// The beginning of a request to copy a tree.
 const CLONE_TREE: &str = "clone-tree ";
+/// The beginning of a question about the changes of the transaction.
+const REVIEW: &str = "review ";
 /// The time for which a daemon waits for the rest of a request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -147,6 +151,9 @@ impl Guest {
                            them without a commit, and kvfs umount ends it";
                 json!({"result": "failed", "why": why})
             }
+            (request, Some(transaction)) if request.starts_with(REVIEW) => {
+                self.review(transaction, &request[REVIEW.len()..])
+            }
             ("commit", Some(transaction)) => self.commit(transaction, false),
             ("commit synced", Some(transaction)) => self.commit(transaction, true),
             ("abort", Some(transaction)) => self.abort(transaction),
@@ -222,6 +229,20 @@ impl Guest {
                 "result": "copied", "directories": stats.directories, "files": stats.files,
                 "bytes": stats.bytes,
             }),
+            Err(e) => json!({"result": "failed", "why": why(transaction, &e)}),
+        }
+    }
+
+    /// Asks the server about the changes of the transaction, which has all that was written by then.
+    /// `words`: those of the host, in hexadecimal digits.
+    fn review(&self, transaction: &ServedTransaction, words: &str) -> Value {
+        let words = words.split(' ').map(|word| bytes_of(word).map(Bytes::from));
+        let Some(words) = words.collect::<Option<Vec<Bytes>>>() else {
+            return json!({"result": "failed", "why": "these are no words"});
+        };
+        let written = self.views.hand_over_written().and_then(|()| self.fs.sync_all());
+        match written.and_then(|()| Ok(transaction.review(&words)?)) {
+            Ok(reply) => json!({"result": "reviewed", "reply": digits_of(&reply)}),
             Err(e) => json!({"result": "failed", "why": why(transaction, &e)}),
         }
     }
@@ -329,10 +350,32 @@ pub fn ask(record: &Record, request: &str) -> Outcome<Option<Value>> {
 /// Asks the daemon of a mount from a server to copy a tree by reference, by paths from the root of
 /// the mount. Returns `None` if it is another kind of mount.
 pub fn clone_tree(record: &Record, from: &Path, to: &Path) -> Outcome<Option<Value>> {
-    let digits = |path: &Path| -> String {
-        path.as_os_str().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
-    };
+    let digits = |path: &Path| digits_of(path.as_os_str().as_bytes());
     ask(record, &format!("{CLONE_TREE}{} {}", digits(from), digits(to)))
+}
+
+/// Asks the server of a mount about the changes of its transaction. The words are in
+/// `docs/wire.md`.
+pub fn review(record: &Record, words: &[&[u8]]) -> Outcome<Reply> {
+    let words: Vec<String> = words.iter().map(|word| digits_of(word)).collect();
+    let ended = || {
+        let what = "the daemon of the mount has ended, and the transaction with it";
+        Failure::new(Exit::Failed, what).hint("its log says why; a durable one goes on")
+    };
+    let answer = ask(record, &format!("{REVIEW}{}", words.join(" ")))?.ok_or_else(ended)?;
+    let reply = answer["reply"].as_str().and_then(bytes_of).ok_or_else(|| {
+        let why = answer["why"].as_str().unwrap_or("the mount is no transaction of a server");
+        Failure::new(Exit::Failed, why)
+    })?;
+    let odd = |e| Failure::io("the server gave an unexpected reply", &e);
+    match kvdb_server::read_reply(&mut &reply[..], 0).map_err(odd)? {
+        Reply::Error(text) => Err(refused(&text)),
+        reply => Ok(reply),
+    }
+}
+
+fn digits_of(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Parses bytes in hexadecimal digits.

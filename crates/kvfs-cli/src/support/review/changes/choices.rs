@@ -215,8 +215,9 @@ impl Changes {
     pub fn patch_of(&self, choice: &Choice, style: Style) -> Vec<u8> {
         let files = choice.files.iter().map(|n| self.files[*n].clone()).collect();
         let keys = choice.key.iter().map(|n| self.keys[*n].clone()).collect();
-        let (anchors, roots) = (self.anchors.clone(), self.roots.clone());
-        let alone = Changes { files, anchors, keys, state: None, roots };
+        let (anchors, roots, before) =
+            (self.anchors.clone(), self.roots.clone(), self.before.clone());
+        let alone = Changes { files, anchors, keys, state: None, roots, before };
         alone.text(Detail::default().with_patch(), style)
     }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use similar::{Algorithm, ChangeTag, capture_diff_slices_deadline, group_diff_ops};
 
+use super::ReadBefore;
 use super::file::File;
 use super::git_binary;
 use super::paint::{Paint, Style};
@@ -18,7 +19,7 @@ use crate::support::terminal::text;
 /// a whole.
 const LARGEST_TEXT: u64 = 4 << 20;
 /// The largest file whose content is included, in bytes.
-const LARGEST: u64 = 64 << 20;
+pub(super) const LARGEST: u64 = 64 << 20;
 /// Lines of context around a change.
 const CONTEXT: usize = 3;
 /// The time after which lines are compared coarsely.
@@ -83,6 +84,7 @@ fn is_text(bytes: &[u8]) -> bool {
 /// Writes a patch in pieces.
 pub(super) struct Writer<'a> {
     pub roots: Option<&'a Roots>,
+    pub before: Option<&'a ReadBefore>,
     pub style: Style,
     pub out: Vec<u8>,
 }
@@ -106,9 +108,13 @@ impl Writer<'_> {
         match file.kind_of(after) {
             Some('f') => {
                 let mode = if file.executable(after) { "100755" } else { "100644" };
-                match root.map(|root| beneath::read_file(root, path, LARGEST)) {
-                    Some(Ok(bytes)) => Side::Content { mode, bytes },
-                    _ => Side::Unread { mode },
+                let bytes = match self.before.filter(|_| !after) {
+                    Some(read) => read(path),
+                    None => root.and_then(|root| beneath::read_file(root, path, LARGEST).ok()),
+                };
+                match bytes {
+                    Some(bytes) => Side::Content { mode, bytes },
+                    None => Side::Unread { mode },
                 }
             }
             Some('l') => {
