@@ -134,6 +134,24 @@ pub fn commit(fs: &Fs, transaction: &ServedTransaction, synced: bool) -> kvfs::R
     })
 }
 
+/// Like [`commit`], if `may` says so when nothing can be written any more. Returns `None` if it does
+/// not: then nothing has ended.
+pub fn commit_if(
+    fs: &Fs,
+    transaction: &ServedTransaction,
+    synced: bool,
+    may: impl FnOnce() -> kvfs::Result<bool>,
+) -> kvfs::Result<Option<Outcome>> {
+    fs.end_served(|| {
+        if !may()? {
+            return Ok((None, false));
+        }
+        let committed = transaction.commit(synced)?;
+        let is_over = !matches!(committed, Outcome::Conflict { .. });
+        Ok((Some(committed), is_over))
+    })
+}
+
 /// The outcome of an abort.
 #[derive(Debug)]
 pub enum Aborted {

@@ -1,8 +1,10 @@
 //! Questions about the changes of a transaction, to the host of the files on the server.
 
 use bytes::Bytes;
+use kvdb::MAX_KEY;
 
 use super::ServedTransaction;
+use crate::body::{ANSWER_BYTES, MAX_KEYS};
 use crate::error::Error;
 use crate::reply::Reply;
 use crate::request::Request;
@@ -15,6 +17,12 @@ impl ServedTransaction {
     /// are sent first. The words and the answer are those of the host.
     pub fn review(&self, words: &[Bytes]) -> kvdb::Result<Vec<u8>> {
         self.check()?;
+        let bytes = words.iter().map(Bytes::len).sum::<usize>();
+        let is_long = words.iter().any(|word| word.len() > MAX_KEY);
+        if words.len() > MAX_KEYS || bytes > ANSWER_BYTES || is_long {
+            let what = format!("{} words of {bytes} bytes in one question", words.len());
+            return Err(kvdb::Error::Limit(what));
+        }
         self.send()?;
         let mut found = Vec::new();
         let mut whole = None;

@@ -21,6 +21,10 @@ fn an_answer_that_is_longer_than_a_frame_comes_whole() {
     }
     let refused = transaction.review(&words(&["a", "b", "c"])).unwrap_err();
     assert!(refused.to_string().contains("one word or two"), "{refused}");
+    // A question that no frame holds is not sent.
+    let refused = transaction.review(&words(&["a"; 5000])).unwrap_err();
+    assert!(matches!(refused, kvdb::Error::Limit(_)), "{refused}");
+    assert_eq!(transaction.review(&words(&["3"])).unwrap(), [0; 3]);
 }
 
 #[test]

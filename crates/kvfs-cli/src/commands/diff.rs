@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::support::review::changes::Detail;
-use crate::support::review::reviewed::OfServer;
+use crate::support::review::reviewed::changes_of_server;
 use crate::support::serving::guest;
 use crate::support::stores::connection::Connection;
 use crate::support::stores::snapshots::{difference, must_show_what_it_is_of};
@@ -29,12 +29,11 @@ pub struct Args {
 
 /// Shows what the transaction of a server changes that is mounted on a directory.
 fn show_transaction(dir: &Path, detail: Detail, output: &Output) -> Outcome {
-    let record = guest::record_at(dir).ok().filter(guest::is_of_server).ok_or_else(|| {
+    let record = guest::record_at(dir).ok().filter(guest::is_served).ok_or_else(|| {
         let what = format!("what is {} to be compared with?", dir.display());
         Failure::new(Exit::Usage, what).hint("name a snapshot: kvfs snapshot list shows them")
     })?;
-    let changes = OfServer { record: &record, dir }.changes(detail.wanted())?;
-    changes.print(detail, output)
+    changes_of_server(&record, dir, detail.wanted())?.print(detail, output)
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {

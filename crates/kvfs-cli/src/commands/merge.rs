@@ -16,6 +16,7 @@ use crate::support::review::changes::{Changes, Detail, Wanted};
 use crate::support::review::merge_requests::{Ask, Begun, Choices, Conflict, begin, listed, named};
 use crate::support::review::proposed::{self, call, odd};
 use crate::support::review::question::{Answer, Question};
+use crate::support::review::reviewed::OfMount;
 use crate::support::stores::forked::{self, Forked};
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::prompt::Terminal;
@@ -223,9 +224,9 @@ fn merge_asking(source: &Source, args: &Args) -> Outcome<Merged> {
     };
     let Begun { id, into, from, .. } = begun;
     let number = id.to_string();
-    let mut question = Question::new(terminal, id, None);
+    let mut question = Question::new(terminal, None);
     let changes = loop {
-        match question.ask(&mut mounted)? {
+        match question.ask(&mut OfMount { mounted: &mut mounted, id })? {
             (Answer::Abort, _) => {
                 mounted.txn(&["ABORT", &number])?;
                 return Ok(Merged::Not(NotMerged::Aborted));

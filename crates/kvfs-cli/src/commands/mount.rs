@@ -23,7 +23,7 @@ use kvdb_wire::TransactionKey;
 use kvfs_fuse::{Unmount, mounts, unmount};
 pub use mount8::run_as_mount_helper;
 use places::{Address, local_copies};
-pub use served::{address, for_this_process};
+pub use served::{MountsOfProcess, address};
 
 use self::credentials::Credentials;
 use self::secrets::Secrets;
@@ -140,6 +140,9 @@ pub struct Args {
     /// End the mount when the process that started it, which has this number, has ended.
     #[arg(long, hide = true)]
     attached: Option<i32>,
+    /// Let only that process end the transaction, as long as it runs.
+    #[arg(long, hide = true, requires = "attached")]
+    sealed: bool,
     /// Run as the background process.
     #[arg(long, hide = true)]
     serving: bool,

@@ -15,6 +15,7 @@ use crate::support::mounts::place::View;
 use crate::support::review::merge_requests::{Author, Choices, Rebased, rebase_transaction};
 use crate::support::review::proposed;
 use crate::support::review::question::{Answer, Question};
+use crate::support::review::reviewed::OfMount;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::prompt::Terminal;
 use crate::support::terminal::sizes;
@@ -43,10 +44,9 @@ mounted on a new directory, KVFS_MOUNT, in which the program runs:
 
   kvfs run kvfs+unix:/run/my.sock -- make install DESTDIR=.
 
---durable, --commit, --abort, --keep, --no-keep and --no-sync mean the same there. With --durable \
-the command that continues the transaction, if this one is killed, is printed on standard error \
-before the program starts. Changes are compared on the server, so --ask and --rebase are not \
-available.
+--durable, --commit, --abort, --ask, --keep, --no-keep and --no-sync mean the same there. With \
+--durable the command that continues the transaction, if this one is killed, is printed on \
+standard error before the program starts. --rebase is not available.
 
 Exit codes: that of the program, or 128 plus the signal that ended it. From kvfs run itself, if \
 nothing was changed: 75 others have changed the same files or keys since the start, or needed \
@@ -285,16 +285,19 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
     find_again(&mut mounted, id, terminal.is_some())?;
     let number = id.to_string();
     let ended = (code != 0).then(|| format!("The program ended with {code}."));
-    let mut asked = terminal.map(|terminal| Question::new(terminal, id, ended));
+    let mut asked = terminal.map(|terminal| Question::new(terminal, ended));
     let (end, state) = loop {
         let (end, state) = match &mut asked {
-            Some(question) => question.ask(&mut mounted).map_err(|failure| {
-                // If the list of changes cannot be shown, the program's changes are kept.
-                match mounted.txn(&["KEEP", &number]) {
-                    Ok(_) => failure.hint(format!("it is kept as transaction {id}")),
-                    Err(_) => failure,
-                }
-            })?,
+            Some(question) => {
+                let asked = question.ask(&mut OfMount { mounted: &mut mounted, id });
+                asked.map_err(|failure| {
+                    // If the list of changes cannot be shown, the program's changes are kept.
+                    match mounted.txn(&["KEEP", &number]) {
+                        Ok(_) => failure.hint(format!("it is kept as transaction {id}")),
+                        Err(_) => failure,
+                    }
+                })?
+            }
             None if args.end.keep => (Answer::Keep, None),
             None if args.end.commit || code == 0 && !args.end.abort => (Answer::Commit, None),
             None => (Answer::Abort, None),

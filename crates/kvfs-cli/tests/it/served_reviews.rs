@@ -3,6 +3,7 @@
 
 use std::process::{Command, Output};
 
+use crate::asked::Asked;
 use crate::served_place::{Place, kvfs, said, succeeds};
 
 fn text(output: &Output) -> String {
@@ -69,4 +70,77 @@ fn what_is_no_transaction_of_a_server_is_compared_with_a_snapshot_alone() {
     assert!(said(&output).contains("no transaction of a server"), "{}", said(&output));
     succeeds(kvfs().arg("umount").arg(place.path("one")));
     serving.ends_when_asked();
+}
+
+/// `kvfs run --ask` of a script in a transaction of the server, on a terminal of its own, with
+/// these answers: what it shows, and its exit code.
+fn asked(place: &Place, script: &str, answers: &[&str]) -> (String, i32) {
+    let tmp = place.path("tmp");
+    std::fs::create_dir_all(&tmp).expect("mkdir");
+    let program = format!(
+        "env TMPDIR={} {} run --ask {} -- sh -ec '{script}'",
+        tmp.display(),
+        env!("CARGO_BIN_EXE_kvfs"),
+        place.address()
+    );
+    let mut asked = Asked::start(&program).expect("script(1)");
+    asked.answers(answers);
+    let ended = asked.ends();
+    assert_eq!(std::fs::read_dir(&tmp).expect("a directory").count(), 0, "nothing is left mounted");
+    ended
+}
+
+#[test]
+fn a_run_over_the_wire_commits_what_was_shown_and_agreed_to() {
+    let Some(place) = Place::new() else { return };
+    let serving = place.serve();
+    let (shown, _) = asked(&place, "echo hello >refused; rm -r a", &["n"]);
+    assert!(shown.contains("A  refused") && shown.contains("Commit? [y]es"), "{shown}");
+    assert!(shown.contains("nothing was changed"), "{shown}");
+    let (shown, code) = asked(&place, "echo hello >taken; echo more >>a/file1", &["d", "y"]);
+    assert_eq!(code, 0, "{shown}");
+    for line in ["+hello", "-1 1 1 1 1 1 1 ", "+1 1 1 1 1 1 1 more"] {
+        assert!(shown.contains(line), "{line}: {shown}");
+    }
+    serving.ends_when_asked();
+    place.has("/refused", None);
+    place.has("/taken", Some("hello\n"));
+    place.has("/a/file1", Some("1 1 1 1 1 1 1 more\n"));
+}
+
+#[test]
+fn who_is_asked_over_the_wire_takes_some_and_leaves_others() {
+    let Some(place) = Place::new() else { return };
+    let serving = place.serve();
+    let script =
+        "rm -r a/b; rm a/file3; echo more >>a/file4; echo 1 >added; mkdir new; echo 1 >new/1";
+    // a/b, a/file3, a/file4, added, new: no, yes, no, no, yes.
+    let answers = ["s", "n", "y", "n", "n", "y", "y"];
+    let (shown, code) = asked(&place, script, &answers);
+    assert_eq!(code, 0, "{shown}");
+    assert!(shown.contains("Take it?"), "{shown}");
+    // Twice, and then nothing of it.
+    let script = "rm -r a/b; echo 1 >third; echo 2 >fourth";
+    let (shown, _) = asked(&place, script, &["s", "n", "y", "y", "s", "n", "y", "n"]);
+    assert!(shown.contains("nothing was changed"), "{shown}");
+    serving.ends_when_asked();
+    place.has("/a/b/large", Some(&"\u{7}".repeat(1 << 20)));
+    place.has("/a/file3", None);
+    place.has("/a/file4", Some(&"4 ".repeat(28)));
+    place.has("/added", None);
+    place.has("/new/1", Some("1\n"));
+    place.has("/third", None);
+}
+
+#[test]
+fn a_program_does_not_commit_what_a_person_is_asked_about() {
+    let Some(place) = Place::new() else { return };
+    let serving = place.serve();
+    let kvfs = env!("CARGO_BIN_EXE_kvfs");
+    let script = format!("echo 1 >file; ! {kvfs} commit $KVFS_MOUNT; {kvfs} diff $KVFS_MOUNT");
+    let (shown, code) = asked(&place, &script, &["n"]);
+    assert_eq!(code, 0, "{shown}");
+    assert!(shown.contains("asks whether to commit"), "{shown}");
+    serving.ends_when_asked();
+    place.has("/file", None);
 }

@@ -181,7 +181,7 @@ fn what_takes_a_store_that_is_mounted_here_is_refused() {
     let output = ran(run(&place, &[], "true"), 125);
     assert!(said(&output).contains("kvfs serve STORE"), "{}", said(&output));
     let _serving = place.serve();
-    for option in ["--ask", "--rebase", "--chroot", "--no-check", "--label=x", "-i=ser"] {
+    for option in ["--rebase", "--chroot", "--no-check", "--label=x", "-i=ser"] {
         let output = ran(run(&place, &[option], "true"), 125);
         assert!(said(&output).contains("that is mounted here"), "{option}: {}", said(&output));
     }

@@ -7,7 +7,7 @@
 //! The mount waits for a server that is gone for a while. If that takes longer than a minute, or
 //! than the time of `--timeout`, calls fail until the server answers again.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
@@ -63,8 +63,9 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
     };
     let view = &view_of(&mut options, args, &address, &secrets)?;
     let timeout = Duration::from_secs(args.timeout.unwrap_or(TIMEOUT).into());
-    let (attached, credentials) = (args.attached, &args.credentials);
-    let asked = Mounting { server, view, timeout, attached, credentials, secrets: &secrets };
+    let (attached, sealed, credentials) = (args.attached, args.sealed, &args.credentials);
+    let asked =
+        Mounting { server, view, timeout, attached, sealed, credentials, secrets: &secrets };
     if args.serving {
         return serve_in_background(&asked, dir, options);
     }
@@ -107,19 +108,47 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
     announce(output, &start_with(&all, &Secrets { key, token })?)
 }
 
-/// Mounts a new transaction for this process, by a background process. The transaction is aborted
-/// and the mount ends when this process ends, unless it was requested to keep the mount. The
-/// secrets in the environment of this process are removed, since it waits for a program.
-pub fn for_this_process(server: &Server, dir: &Path, durable: bool) -> Outcome<Record> {
-    let options = Options::default();
-    let mut all = arguments("--serving", Path::new(&server.address()), dir, &[], &options);
-    all.extend(["--txn".into(), "--attached".into(), std::process::id().to_string().into()]);
-    all.extend(durable.then(|| "--durable".into()));
-    let credentials = Credentials::default();
-    all.extend(credentials.words()?);
-    let token = token_for(server, &credentials);
-    clear_environment();
-    start_with(&all, &Secrets { key: None, token })
+/// Mounts transactions for this process, by background processes. Such a mount ends when this
+/// process ends, and the transaction is aborted, unless it was requested to keep the mount.
+pub struct MountsOfProcess {
+    address: OsString,
+    /// The arguments for the credentials.
+    credentials: Vec<OsString>,
+    token: Option<String>,
+    /// Only this process may end the transactions.
+    sealed: bool,
+}
+
+impl MountsOfProcess {
+    /// Takes the credentials of the server from the environment of this process. The secrets in it
+    /// are removed, since this process waits for a program.
+    pub fn new(server: &Server, sealed: bool) -> Outcome<MountsOfProcess> {
+        let credentials = Credentials::default();
+        let words = credentials.words()?;
+        let token = token_for(server, &credentials);
+        clear_environment();
+        Ok(MountsOfProcess { address: server.address(), credentials: words, token, sealed })
+    }
+
+    /// Mounts a new transaction.
+    pub fn begin(&self, dir: &Path, durable: bool) -> Outcome<Record> {
+        self.mount(dir, durable.then_some("--durable"), None)
+    }
+
+    /// Mounts an open transaction, which no other mount has from then on.
+    pub fn take_up(&self, dir: &Path, key: TransactionKey) -> Outcome<Record> {
+        self.mount(dir, None, Some(key))
+    }
+
+    fn mount(&self, dir: &Path, how: Option<&str>, key: Option<TransactionKey>) -> Outcome<Record> {
+        let options = Options::default();
+        let mut all = arguments("--serving", Path::new(&self.address), dir, &[], &options);
+        all.extend(["--txn".into(), "--attached".into(), std::process::id().to_string().into()]);
+        all.extend(self.sealed.then(|| "--sealed".into()));
+        all.extend(how.map(OsString::from));
+        all.extend(self.credentials.iter().cloned());
+        start_with(&all, &Secrets { key, token: self.token.clone() })
+    }
 }
 
 /// Returns the token that the background process needs and cannot read from a file.
@@ -137,6 +166,8 @@ struct Mounting<'a> {
     timeout: Duration,
     /// If set, the mount ends with this process.
     attached: Option<i32>,
+    /// Only that process may end the transaction.
+    sealed: bool,
     /// Credentials for a server on another machine.
     credentials: &'a Credentials,
     /// The secrets from the foreground process, if this is the background process.
@@ -286,7 +317,15 @@ fn serve(
     // The mount has only this view, so the store of `Views` is an empty one in memory.
     let views = Views::new(Kvdb::in_memory(), fs.clone());
     let attached = Arc::new(AtomicBool::new(asked.attached.is_some()));
-    let guest = Guest { client, transaction, fs, views: views.clone(), attached: attached.clone() };
+    let sealed_for = asked.attached.filter(|_| asked.sealed);
+    let guest = Guest {
+        client,
+        transaction,
+        fs,
+        views: views.clone(),
+        attached: attached.clone(),
+        sealed_for,
+    };
     let source = options.source.clone().unwrap_or_else(|| address.clone());
     let mount_options = MountOptions {
         source: source.clone(),

@@ -26,8 +26,8 @@ pub fn keep_together() -> Outcome {
         .map_err(|e| Failure::io("cannot keep together what the program starts", &e.into()))
 }
 
-/// Returns all descendants that run now.
-pub fn all() -> Vec<Running> {
+/// Returns all descendants that run now, without one process and what that has started.
+pub fn all_but(one: Option<i32>) -> Vec<Running> {
     let mut of: HashMap<i32, Vec<Running>> = HashMap::new();
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     for entry in entries.flatten() {
@@ -44,7 +44,7 @@ pub fn all() -> Vec<Running> {
     let mut todo = vec![std::process::id() as i32];
     while let Some(parent) = todo.pop() {
         for child in of.remove(&parent).unwrap_or_default() {
-            if seen.insert(child.process) {
+            if Some(child.process) != one && seen.insert(child.process) {
                 todo.push(child.process);
                 found.push(child);
             }
@@ -72,9 +72,14 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Kills all descendants, including those that they start during the loop. Returns the ones that
 /// could not be killed.
 pub fn end_all() -> Vec<Running> {
+    end_all_but(None)
+}
+
+/// Does the same, but for one process and what that has started.
+pub fn end_all_but(one: Option<i32>) -> Vec<Running> {
     let until = Instant::now() + PATIENCE;
     loop {
-        let running = all();
+        let running = all_but(one);
         for one in running.iter().filter_map(|one| Pid::from_raw(one.process)) {
             let _ = rustix::process::kill_process(one, Signal::KILL);
         }

@@ -2,8 +2,8 @@
 //! of it, or a selection.
 
 use crate::support::machine::descendants;
-use crate::support::mounts::mounted::Mounted;
 use crate::support::review::changes::{Changes, Choice, Detail, Style, Wanted};
+use crate::support::review::reviewed::Reviewed;
 use crate::support::terminal::output::Outcome;
 use crate::support::terminal::prompt::Terminal;
 use crate::support::terminal::text::show_message;
@@ -22,7 +22,6 @@ pub enum Answer {
 /// A question about one transaction.
 pub struct Question {
     terminal: Terminal,
-    id: u64,
     /// A line after the list of changes.
     end: Option<String>,
 }
@@ -56,8 +55,8 @@ b  back to the question, as if nothing was selected
 
 impl Question {
     /// Returns a question. `end` is a line after the list of changes.
-    pub fn new(terminal: Terminal, id: u64, end: Option<String>) -> Question {
-        Question { terminal, id, end }
+    pub fn new(terminal: Terminal, end: Option<String>) -> Question {
+        Question { terminal, end }
     }
 
     /// Explains why the question is repeated.
@@ -66,8 +65,8 @@ impl Question {
     }
 
     /// Returns the answer, and the state of the transaction to which it applies.
-    pub fn ask(&mut self, mounted: &mut Mounted) -> Outcome<(Answer, Option<String>)> {
-        let mut changes = Changes::of(mounted, self.id, Wanted::default())?;
+    pub fn ask(&mut self, reviewed: &mut dyn Reviewed) -> Outcome<(Answer, Option<String>)> {
+        let mut changes = reviewed.changes(Wanted::default())?;
         let (detail, style) = (Detail::default(), Detail::default().style_of_terminal());
         let mut shown = changes.text(detail, style);
         if let Some(line) = &self.end {
@@ -75,7 +74,7 @@ impl Question {
         }
         loop {
             self.terminal.show(&shown)?;
-            let running = descendants::all();
+            let running = descendants::all_but(reviewed.served_by());
             let end = if running.is_empty() { "" } else { ", [e]nd what runs" };
             if !running.is_empty() {
                 let told = descendants::told(&running);
@@ -93,22 +92,22 @@ impl Question {
                 "k" | "keep" => return Ok((Answer::Keep, None)),
                 "s" | "select" => {
                     // Include the content of new directories, unless that is too much.
-                    let all = Changes::of(mounted, self.id, Wanted { fields: false, all: true });
+                    let all = reviewed.changes(Wanted { fields: false, all: true });
                     changes = all.unwrap_or(changes);
                     let Selected::Without(left) = self.select(&changes, style)? else {
                         continue;
                     };
-                    changes.revert(mounted, self.id, &left)?;
-                    changes = Changes::of(mounted, self.id, Wanted::default())?;
+                    reviewed.revert(&changes, &left)?;
+                    changes = reviewed.changes(Wanted::default())?;
                     changes.text(detail, style)
                 }
                 "d" | "diff" | "differences" => {
-                    changes = Changes::of(mounted, self.id, Wanted::ALL)?;
+                    changes = reviewed.changes(Wanted::ALL)?;
                     changes.text(detail.with_patch(), style)
                 }
                 "e" | "end" => {
-                    descendants::end_all();
-                    changes = Changes::of(mounted, self.id, Wanted::default())?;
+                    descendants::end_all_but(reviewed.served_by());
+                    changes = reviewed.changes(Wanted::default())?;
                     changes.text(detail, style)
                 }
                 "?" | "h" | "help" => HELP.into(),

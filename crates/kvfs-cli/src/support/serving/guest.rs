@@ -28,12 +28,14 @@ use crate::support::serving::figures;
 use crate::support::terminal::output::{Exit, Failure, Outcome};
 use crate::support::terminal::text;
 
-/// Limit of the bytes of a request, of which two paths in hexadecimal digits are the longest part.
-const REQUEST: u64 = 32 << 10;
+/// Limit of the bytes of a request. Paths in hexadecimal digits are most of a long one.
+const REQUEST: u64 = 64 << 20;
 /// The beginning of a request to copy a tree.
 const CLONE_TREE: &str = "clone-tree ";
 /// The beginning of a question about the changes of the transaction.
 const REVIEW: &str = "review ";
+/// The first word of the one among these that changes the transaction.
+const TAKE_OUT: &[u8] = b"take-out";
 /// The time for which a daemon waits for the rest of a request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -99,6 +101,8 @@ pub struct Guest {
     pub views: Views,
     /// Set if the mount ends with the process that has begun it.
     pub attached: Arc<AtomicBool>,
+    /// The process that alone may end the transaction, as long as the mount ends with it.
+    pub sealed_for: Option<i32>,
 }
 
 impl Guest {
@@ -136,8 +140,16 @@ impl Guest {
         stream.set_write_timeout(Some(PATIENCE))?;
         let mut request = String::new();
         BufReader::new(stream.take(REQUEST)).read_line(&mut request)?;
+        let is_sealed = self.is_sealed_for(stream);
         let answer = match (request.trim_end(), &self.transaction) {
-            ("status", _) => self.status(),
+            ("status", _) => self.status(is_sealed),
+            (request, _)
+                if is_sealed && !request.starts_with(CLONE_TREE) && !is_question(request) =>
+            {
+                let why = "kvfs run asks whether to commit the transaction when the program has \
+                           ended, and ends it then";
+                json!({"result": "failed", "why": why})
+            }
             ("keep", _) => {
                 self.attached.store(false, Ordering::Relaxed);
                 json!({"result": "kept"})
@@ -154,15 +166,26 @@ impl Guest {
             (request, Some(transaction)) if request.starts_with(REVIEW) => {
                 self.review(transaction, &request[REVIEW.len()..])
             }
-            ("commit", Some(transaction)) => self.commit(transaction, false),
-            ("commit synced", Some(transaction)) => self.commit(transaction, true),
+            (request, Some(transaction)) if request.starts_with("commit") => {
+                self.commit(transaction, request)
+            }
             ("abort", Some(transaction)) => self.abort(transaction),
             _ => json!({"result": "failed", "why": "there is no such request"}),
         };
         writeln!(stream, "{answer}")
     }
 
-    fn status(&self) -> Value {
+    /// Returns whether the process at the other end may not end the transaction.
+    fn is_sealed_for(&self, stream: &UnixStream) -> bool {
+        let Some(process) = self.sealed_for.filter(|_| self.attached.load(Ordering::Relaxed))
+        else {
+            return false;
+        };
+        let peer = rustix::net::sockopt::socket_peercred(stream);
+        !peer.is_ok_and(|peer| peer.pid.as_raw_nonzero().get() == process)
+    }
+
+    fn status(&self, is_sealed: bool) -> Value {
         let (state, since) = match self.client.reach() {
             Reach::Connected => ("connected", None),
             Reach::Waiting(since) => ("waiting", Some(since.as_secs())),
@@ -188,17 +211,39 @@ impl Guest {
             all["id"] = transaction.id().0.into();
             all["in_doubt"] = transaction.is_in_doubt().into();
             all["durable"] = kvdb::ServedView::is_durable(&**transaction).into();
-            all["key"] = key_text(&transaction.key()).into();
+            // By the key another mount could commit it.
+            all["key"] = (!is_sealed).then(|| key_text(&transaction.key())).into();
         }
         all
     }
 
-    fn commit(&self, transaction: &ServedTransaction, synced: bool) -> Value {
+    /// Commits the transaction as the request says: `commit`, with `synced`, and with `if` and the
+    /// state that it must be in.
+    fn commit(&self, transaction: &ServedTransaction, request: &str) -> Value {
+        let words: Vec<&str> = request.split(' ').skip(1).collect();
+        let (synced, state) = match words[..] {
+            [] => (false, None),
+            ["synced"] => (true, None),
+            ["if", state] => (false, Some(state)),
+            ["synced", "if", state] => (true, Some(state)),
+            _ => return json!({"result": "failed", "why": "there is no such commit"}),
+        };
+        let is_shown = || -> kvfs::Result<bool> {
+            let Some(state) = state else { return Ok(true) };
+            let found = transaction.review(&[Bytes::from_static(b"state")])?;
+            let found = kvdb_server::read_reply(&mut &found[..], 0).map_err(kvdb::Error::Io)?;
+            Ok(found == Reply::Bulk(state.into()))
+        };
         let committed = self
             .views
             .hand_over_written()
-            .and_then(|()| places::served::commit(&self.fs, transaction, synced));
+            .and_then(|()| places::served::commit_if(&self.fs, transaction, synced, is_shown));
         let id = transaction.id().0;
+        let committed = match committed {
+            Ok(None) => return json!({"result": "changed", "id": id}),
+            Ok(Some(committed)) => Ok(committed),
+            Err(e) => Err(e),
+        };
         match committed {
             Ok(Committed::Committed) => json!({"result": "committed", "id": id}),
             Ok(Committed::NotSynced(why)) => {
@@ -233,7 +278,7 @@ impl Guest {
         }
     }
 
-    /// Asks the server about the changes of the transaction, which has all that was written by then.
+    /// Asks the server about the changes of the transaction, all of which were sent before.
     /// `words`: those of the host, in hexadecimal digits.
     fn review(&self, transaction: &ServedTransaction, words: &str) -> Value {
         let words = words.split(' ').map(|word| bytes_of(word).map(Bytes::from));
@@ -318,6 +363,12 @@ fn why(transaction: &ServedTransaction, error: &kvfs::Error) -> String {
 
 fn socket_of(daemon: i32) -> PathBuf {
     daemons::directory().join(format!("{daemon}.sock"))
+}
+
+/// Returns whether a request changes nothing.
+fn is_question(request: &str) -> bool {
+    let verb = request.strip_prefix(REVIEW).and_then(|words| words.split(' ').next());
+    verb.and_then(bytes_of).is_some_and(|verb| verb != TAKE_OUT)
 }
 
 /// Returns whether a mount is one from a server.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use kvdb::{Error, Kvdb, Result, Transaction};
 use kvdb_server::{Client, Describe, Reply};
-use kvfs::{FileKind, Views};
+use kvfs::{Earlier, FileKind, ViewId, Views};
 
 use crate::support::serving::transactions::{OverFiles, of_store};
 
@@ -35,20 +35,112 @@ pub fn answer(
             let most = most.ok_or_else(|| Error::Invalid("a number of bytes is missing".into()))?;
             read(views, transaction, path, most)?.map_or(Reply::Null, Reply::Bulk)
         }
-        _ => return Err(Error::Invalid("this server has no answer to that".into())),
+        [b"take-out", ..] => take_out(db, views, transaction, &words[1..])?,
+        _ => return Err(unknown()),
     };
     let mut out = Vec::new();
     encode(&reply, &mut out);
     Ok(out)
 }
 
+fn unknown() -> Error {
+    Error::Invalid("this server has no answer to that".into())
+}
+
+/// Takes changes out of a transaction, as if they had never been made: paths that are removed,
+/// paths that become what they were before the changes, and keys. All of them are taken out, or
+/// none. It makes no difference how often that is asked for.
+fn take_out(
+    db: &Kvdb,
+    views: &Views,
+    transaction: &Transaction,
+    mut words: &[&[u8]],
+) -> Result<Reply> {
+    let (mut removed, mut restored, mut keys) = (Vec::new(), Vec::new(), Vec::new());
+    while !words.is_empty() {
+        words = match words {
+            [b"remove", path, rest @ ..] => {
+                removed.push(*path);
+                rest
+            }
+            [b"restore", path, rest @ ..] => {
+                removed.push(*path);
+                restored.push((*path, *path));
+                rest
+            }
+            [b"key", dictionary, key, rest @ ..] => {
+                keys.push((*dictionary, *key));
+                rest
+            }
+            _ => return Err(unknown()),
+        };
+    }
+    let (id, view) = (transaction.id(), ViewId::Transaction(transaction.id()));
+    let savepoint = views.savepoint(id).map_err(of_store)?;
+    // The client has changed the transaction past these views. A rollback to the present state has
+    // them read again what they have in memory.
+    views.rollback_to(id, &savepoint).map_err(of_store)?;
+    let remove = |path: &&[u8]| match views.remove_tree(&view, path) {
+        Err(kvfs::Error::NotFound) => Ok(()),
+        removed => removed.map(drop).map_err(of_store),
+    };
+    let restore = || match restored.is_empty() {
+        true => Ok(()),
+        false => {
+            // All in one call, so that hard links among them stay links.
+            let copied = views.clone_several_earlier(&view, &Earlier::Beneath, &restored);
+            copied.map(drop).map_err(of_store)
+        }
+    };
+    let taken = removed
+        .iter()
+        .try_for_each(remove)
+        .and_then(|()| restore())
+        .and_then(|()| revert_keys(db, views, id.0, &keys));
+    match taken {
+        Ok(Reply::Error(why)) => {
+            views.rollback_to(id, &savepoint).map_err(of_store)?;
+            Ok(Reply::Error(why))
+        }
+        Err(e) => {
+            views.rollback_to(id, &savepoint).map_err(of_store)?;
+            Err(e)
+        }
+        done => done,
+    }
+}
+
+/// Reverts keys, each with its dictionary, in a transaction. Returns the first error reply, or the
+/// last reply.
+fn revert_keys(db: &Kvdb, views: &Views, id: u64, keys: &[(&[u8], &[u8])]) -> Result<Reply> {
+    let (mut client, id) = (local(db, views), id.to_string());
+    let mut call = |words: &[&[u8]]| client.call(words).map_err(Error::Io);
+    let joining: [&[u8]; 3] = [b"TXN", b"JOIN", id.as_bytes()];
+    let mut last = call(&joining)?;
+    for &(dictionary, key) in keys {
+        let using: [&[u8]; 2] = [b"USE", dictionary];
+        let reverting: [&[u8]; 4] = [b"TXN", b"REVERT", b"KEY", key];
+        for words in [&using[..], &reverting[..]] {
+            if let Reply::Error(_) = last {
+                return Ok(last);
+            }
+            last = call(words)?;
+        }
+    }
+    Ok(last)
+}
+
 /// Runs a command of the socket in this process.
 fn run(db: &Kvdb, views: &Views, words: &[&[u8]]) -> Result<Reply> {
+    local(db, views).call(words).map_err(Error::Io)
+}
+
+fn local(db: &Kvdb, views: &Views) -> Client {
     let of = db.clone();
     let describe: Describe =
         Arc::new(move |dictionary, start, end| kvfs::describe_keys(&of, dictionary, start, end));
     let over = Arc::new(OverFiles(views.clone()));
-    Client::local_over(db.clone(), over, describe).call(words).map_err(Error::Io)
+    Client::local_over(db.clone(), over, describe)
 }
 
 /// Returns the content of a file as it was before the changes of a transaction. Returns `None` if

@@ -242,11 +242,8 @@ impl Changes {
         out
     }
 
-    /// Takes choices out of the transaction, as if those changes had never been made. On an error,
-    /// nothing is taken out.
-    pub fn revert(&self, mounted: &mut Mounted, id: u64, choices: &[Choice]) -> Outcome {
-        let number = id.to_string();
-        // Check before anything is changed.
+    /// Fails if one of these choices cannot be taken out.
+    fn check(&self, choices: &[Choice]) -> Outcome {
         for key in choices.iter().filter_map(|choice| choice.key) {
             if let KeyChange::Range { .. } = self.keys[key].what {
                 let what = format!(
@@ -256,6 +253,15 @@ impl Changes {
                 return Err(Failure::new(Exit::Usage, what));
             }
         }
+        Ok(())
+    }
+
+    /// Takes choices out of the transaction, as if those changes had never been made. On an error,
+    /// nothing is taken out.
+    pub fn revert(&self, mounted: &mut Mounted, id: u64, choices: &[Choice]) -> Outcome {
+        let number = id.to_string();
+        // Check before anything is changed.
+        self.check(choices)?;
         mounted.txn(&["JOIN", &number])?;
         let done = mounted.txn(&["SAVEPOINT", SAVEPOINT]).and_then(|_| {
             // On an error, roll back: paths that are removed but not restored yet would be
@@ -270,10 +276,46 @@ impl Changes {
         done.and(left.map(drop))
     }
 
+    /// Returns the words by which a server takes choices out of its transaction, but for the
+    /// attributes of directories that stay ([`Changes::revert_directories`]).
+    pub fn words_of(&self, choices: &[Choice]) -> Outcome<Vec<Vec<u8>>> {
+        self.check(choices)?;
+        let mut words = vec![b"take-out".to_vec()];
+        for file in self.tops(choices).filter(|file| whole(file)) {
+            let verb = if file.before.is_some() { &b"restore"[..] } else { b"remove" };
+            words.extend([verb.to_vec(), self.anchors.whole(&file.path).into_owned()]);
+        }
+        for key in choices.iter().filter_map(|choice| choice.key).map(|key| &self.keys[key]) {
+            if let KeyChange::One(differs) = &key.what {
+                let dictionary = key.dictionary.as_bytes().to_vec();
+                words.extend([b"key".to_vec(), dictionary, differs.key.to_vec()]);
+            }
+        }
+        Ok(words)
+    }
+
+    /// Returns the changes that the others of these choices depend on.
+    fn tops<'a>(&'a self, choices: &'a [Choice]) -> impl Iterator<Item = &'a File> {
+        choices.iter().flat_map(|choice| &choice.tops).map(move |n| &self.files[*n])
+    }
+
+    /// Gives the directories that stay the attributes back that they had, as far as they are in
+    /// these choices.
+    pub fn revert_directories(&self, view: &Path, choices: &[Choice]) -> Outcome {
+        for file in self.tops(choices).filter(|file| !whole(file)) {
+            self.revert_attributes(view, file)?;
+        }
+        // Restore times last and bottom-up, since making or removing an entry changes the time of
+        // its directory.
+        let mut directories: Vec<&File> = self.tops(choices).filter(|file| !whole(file)).collect();
+        directories.sort_by_key(|file| std::cmp::Reverse(Anchors::depth(&file.path)));
+        directories.into_iter().try_for_each(|file| self.revert_time(view, file))
+    }
+
     /// Takes the choices out, in the joined transaction.
     fn take_out(&self, mounted: &mut Mounted, id: u64, choices: &[Choice]) -> Outcome {
         let (number, view) = (id.to_string(), &mounted.view(id));
-        let tops = || choices.iter().flat_map(|choice| &choice.tops).map(|n| &self.files[*n]);
+        let tops = || self.tops(choices);
         for file in tops().filter(|file| whole(file) && file.after.is_some()) {
             let path = self.anchors.whole(&file.path);
             mounted.call(&[b"RMTREE", &path, b"TXN", number.as_bytes()])?;
@@ -292,14 +334,7 @@ impl Changes {
             words.extend([&b"TXN"[..], number.as_bytes()]);
             mounted.call(&words)?;
         }
-        for file in tops().filter(|file| !whole(file)) {
-            self.revert_attributes(view, file)?;
-        }
-        // Restore times last and bottom-up, since making or removing an entry changes the time of
-        // its directory.
-        let mut directories: Vec<&File> = tops().filter(|file| !whole(file)).collect();
-        directories.sort_by_key(|file| std::cmp::Reverse(Anchors::depth(&file.path)));
-        directories.into_iter().try_for_each(|file| self.revert_time(view, file))?;
+        self.revert_directories(view, choices)?;
         choices.iter().filter_map(|choice| choice.key).try_for_each(|key| {
             // Revert a key with its elements and its deadline. If others have changed it since the
             // transaction began, the commit reports a conflict.
