@@ -1,12 +1,12 @@
 //! Batches on their way to a server: those that wait, with the numbers that they will have, and
 //! those that are kept in case they have to be sent again.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use kvdb::ServedChange;
+use kvdb::{DictionaryId, ServedChange};
 
-use crate::changes::{MAX_CHANGES, memory_of_change, size_of_change};
+use crate::changes::{MAX_CHANGES, memory_of_change, reference_of, size_of_change};
 use crate::request::Request;
 use crate::unfinished::MAX_CHANGE;
 
@@ -70,6 +70,55 @@ fn parts_of(mut changes: &[ServedChange]) -> Vec<&[ServedChange]> {
         changes = rest;
     }
     parts
+}
+
+/// Returns the place at which to split changes in two batches that have about half of the
+/// references each, or `None` if there is none. A reference puts the value from before its batch,
+/// so no reference of the second batch may have a source that the first one changes.
+fn middle_of_references(changes: &[ServedChange]) -> Option<usize> {
+    // The first change of each key, and the deleted ranges, with their positions.
+    let mut first: HashMap<(DictionaryId, &[u8]), usize> = HashMap::new();
+    let mut ranges: Vec<(usize, DictionaryId, &[u8], &[u8])> = Vec::new();
+    // At each place, how many more references a split would tear from the change of their source.
+    let mut torn = vec![0i64; changes.len() + 1];
+    let mut all = 0;
+    for (at, change) in changes.iter().enumerate() {
+        if let Some(one) = reference_of(change) {
+            all += 1;
+            let (dict, key) = (one.of.0, &one.of.1[..]);
+            let point = first.get(&(dict, key)).copied();
+            let range = ranges
+                .iter()
+                .find(|(_, of, start, end)| *of == dict && *start <= key && key < *end)
+                .map(|range| range.0);
+            if let Some(changed) = [point, range].into_iter().flatten().min() {
+                torn[changed + 1] += 1;
+                torn[at + 1] -= 1;
+            }
+        }
+        let (dict, key) = match change {
+            ServedChange::Put(dict, key, _)
+            | ServedChange::Update(dict, key, _)
+            | ServedChange::Delete(dict, key) => (*dict, key),
+            ServedChange::Refer(one) => (one.dict, &one.key),
+            ServedChange::DeleteRange(dict, start, end) => {
+                ranges.push((at, *dict, &start[..], &end[..]));
+                continue;
+            }
+        };
+        first.entry((dict, &key[..])).or_insert(at);
+    }
+    let (mut before, mut tears) = (0usize, 0i64);
+    let mut best: Option<(usize, usize)> = None;
+    for (at, change) in changes.iter().enumerate() {
+        tears += torn[at];
+        let off = before.abs_diff(all - before);
+        if tears == 0 && before > 0 && before < all && best.is_none_or(|(least, _)| off < least) {
+            best = Some((off, at));
+        }
+        before += usize::from(reference_of(change).is_some());
+    }
+    best.map(|(_, at)| at)
 }
 
 /// The outgoing batches of a transaction.
@@ -187,6 +236,23 @@ impl Outgoing {
         if !matches!(self.waiting.front(), Some(Numbered::Changes(_))) {
             self.waiting.pop_front();
         }
+    }
+
+    /// Splits the first batch in two if it was refused because its references name values that take
+    /// too much memory together, which the client cannot know. Returns whether it did. The numbers
+    /// of all later elements change, so these must be changes, whose numbers are not given out.
+    pub fn split_first(&mut self) -> bool {
+        let is_changes = |one: &Numbered| matches!(one, Numbered::Changes(_));
+        if self.is_first_sent || !self.waiting.iter().all(is_changes) {
+            return false;
+        }
+        let Some(Numbered::Changes(changes)) = self.waiting.front() else { return false };
+        let Some(middle) = middle_of_references(changes) else { return false };
+        let (first, second) = changes.split_at(middle);
+        let parts = [second, first].map(|part| Numbered::Changes(Arc::new(part.to_vec())));
+        self.waiting.pop_front();
+        parts.into_iter().for_each(|part| self.waiting.push_front(part));
+        true
     }
 
     /// Takes back all waiting batches if the server has none of them and all of them are changes.
@@ -316,5 +382,52 @@ mod tests {
             outgoing.taken(number, false);
         }
         assert!(outgoing.next().is_none());
+    }
+    fn put(key: &'static [u8]) -> ServedChange {
+        ServedChange::Put(DictionaryId(1), key.into(), "value".into())
+    }
+
+    fn refer(key: &'static [u8], of: &'static [u8]) -> ServedChange {
+        let (dict, of) = (DictionaryId(1), (DictionaryId(1), of.into()));
+        ServedChange::Refer(kvdb::Reference { dict, key: key.into(), of })
+    }
+
+    /// Returns the batches that wait after the first one was refused and split.
+    fn split(changes: &[ServedChange]) -> Option<Vec<Vec<ServedChange>>> {
+        let mut outgoing = Outgoing::after(0);
+        outgoing.queue(changes.to_vec(), &[changes.len()]);
+        outgoing.next();
+        assert!(!outgoing.split_first(), "the server may have it");
+        outgoing.refused(1);
+        let was_split = outgoing.split_first();
+        let parts = outgoing.take_back().into_iter().map(|part| part.to_vec()).collect();
+        was_split.then_some(parts)
+    }
+
+    #[test]
+    fn a_refused_batch_is_split_where_no_reference_gets_another_value() {
+        let four = [refer(b"a", b"x"), refer(b"b", b"x"), refer(b"c", b"x"), refer(b"d", b"x")];
+        assert_eq!(split(&four), Some(vec![four[..2].to_vec(), four[2..].to_vec()]));
+        assert_eq!(split(&four[..1]), None, "of one reference there is no half");
+        assert_eq!(split(&[put(b"a"), put(b"b")]), None, "it was not refused for references");
+        // The value before the batch is referred to, and the batch changes it.
+        let later = [&four[..], &[put(b"x")]].concat();
+        assert_eq!(split(&later).map(|parts| parts[1].len()), Some(3));
+        let earlier = [&[put(b"x")][..], &four[..]].concat();
+        assert_eq!(split(&earlier), None);
+        let range = ServedChange::DeleteRange(DictionaryId(1), "w".into(), "y".into());
+        assert_eq!(split(&[&[range][..], &four[..]].concat()), None);
+        let chain = [refer(b"a", b"x"), refer(b"b", b"a"), refer(b"c", b"x"), refer(b"d", b"c")];
+        assert_eq!(split(&chain), Some(vec![chain[..2].to_vec(), chain[2..].to_vec()]));
+        let crossed = [refer(b"a", b"x"), refer(b"b", b"x"), refer(b"c", b"a"), refer(b"d", b"x")];
+        assert_eq!(split(&crossed), Some(vec![crossed[..3].to_vec(), crossed[3..].to_vec()]));
+    }
+
+    #[test]
+    fn a_batch_before_a_numbered_savepoint_is_not_split() {
+        let mut outgoing = Outgoing::after(0);
+        outgoing.queue(vec![refer(b"a", b"x"), refer(b"b", b"x")], &[2]);
+        assert_eq!(outgoing.add(Numbered::Savepoint), 2);
+        assert!(!outgoing.split_first());
     }
 }

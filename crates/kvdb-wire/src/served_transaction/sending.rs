@@ -128,7 +128,14 @@ impl ServedTransaction {
                 }
                 if !e.is_of_connection() {
                     // The server has refused the batch, so it has no batch of this number.
-                    self.outgoing.lock().refused(number);
+                    let mut outgoing = self.outgoing.lock();
+                    outgoing.refused(number);
+                    let is_long =
+                        matches!(&e, Error::Failed(why) if why.code == FailureCode::Limit);
+                    // A lease's batches are commits, so these stay whole.
+                    if is_long && !self.is_lease() && outgoing.split_first() {
+                        return Ok(());
+                    }
                 }
                 Err(e)
             }

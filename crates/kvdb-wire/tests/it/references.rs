@@ -253,6 +253,32 @@ fn references_count_for_what_they_may_take_and_not_for_their_keys_alone() {
     assert_eq!(has(&Scope::Mainline(store.db.clone()), dict, "to 7"), None);
 }
 
+#[test]
+fn references_to_values_that_are_too_long_together_are_sent_in_parts() {
+    let (store, dict) = store();
+    let here = Scope::Mainline(store.db.clone());
+    let values = ["their".repeat(200_000), "mine".repeat(250_000)];
+    put(&here, dict, "theirs", &values[0]);
+    let transaction = begin(&store.client());
+    let scope = Scope::Served(transaction.clone());
+    put(&scope, dict, "mine", &values[1]);
+    transaction.send().unwrap();
+    // A client does not know how long they are, and a server copies those that are too young to
+    // have a place: 80 MB at once.
+    for (of, first) in [("theirs", 0), ("mine", 40)] {
+        for i in first..first + 40 {
+            refers(&scope, dict, &format!("to {i}"), of).unwrap();
+        }
+    }
+    transaction.send().unwrap();
+    put(&scope, dict, "mine", "later");
+    assert_eq!(transaction.commit(false).unwrap(), Outcome::Committed);
+    for i in [0, 19, 20, 39, 40, 59, 60, 79] {
+        let value = &values[usize::from(i >= 40)];
+        assert_eq!(has(&here, dict, &format!("to {i}")).as_ref(), Some(value), "{i}");
+    }
+}
+
 /// Begins the server again with this limit of the bytes of all transactions.
 fn limited(store: &mut Store, bytes: u64) {
     store.stop_serving();
