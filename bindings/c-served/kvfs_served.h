@@ -21,7 +21,9 @@
  * words what was wrong. KVFS_ABSENT is that of a file, a directory and a snapshot, too. KVFS_LOST
  * says that the server is not to be reached for as long as is waited for it; the same call may be
  * made again. A connection is for one thread at a time, and for the process that has opened it:
- * not for a child that is forked off. The library has threads of its own. Linux. */
+ * not for a child that is forked off. A thread that uses one which another thread uses waits for
+ * it, and a connection or a cursor that is closed is an error, KVFS_ERROR. The library has threads
+ * of its own. Linux. */
 #ifndef KVFS_SERVED_H
 #define KVFS_SERVED_H
 
@@ -56,11 +58,11 @@ typedef struct {
 kvfs_served *kvfs_served_open(const char *address, const kvfs_served_options *options, char *why,
                               size_t size);
 
-/* Ends the connection, and a transaction that is open without a trace. Cursors are closed before
- * it. */
+/* Ends the connection, and a transaction that is open without a trace. Cursors that are not closed
+ * keep their memory until they are. */
 void kvfs_served_close(kvfs_served *store);
 
-/* What was wrong last, in words; never NULL. Valid until the next call. */
+/* What was wrong last, in words; never NULL. Valid until this thread asks again. */
 const char *kvfs_served_error(const kvfs_served *store);
 
 /* The errno of what was wrong last, as ENOTDIR; 0 where there is none. */
@@ -108,7 +110,7 @@ void kvfs_served_cursor_close(kvfs_served_cursor *cursor);
 
 /* --- files, by paths from the root; symbolic links in them are followed --- */
 
-/* Up to `size` bytes of a file; fewer only at its end. */
+/* Up to `size` bytes of a file; fewer only at its end. `bytes` has room for `size`. */
 int kvfs_served_read(kvfs_served *store, const char *path, uint64_t offset, void *bytes,
                      size_t size, size_t *got);
 

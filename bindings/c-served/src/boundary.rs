@@ -1,8 +1,8 @@
 //! The border to C: strings, bytes and memory that go over it, and panics, which do not.
 //!
-//! The functions here are as safe as their callers keep to the header: a pointer is null where the
-//! header allows it, and otherwise leads to what the header says, for as long as the call takes; a
-//! connection is used by one thread at a time.
+//! The functions here are as safe as their callers keep to the header: a pointer to data is null
+//! where the header allows it, and otherwise leads to what the header says, for as long as the call
+//! takes. Connections and cursors need no trust, see `handles`.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
@@ -12,8 +12,12 @@ use std::path::PathBuf;
 use libc::{c_char, c_int, c_void};
 
 use crate::failure::{ERROR, Failure, Outcome};
+use crate::handles::{Open, lock};
 use crate::quiet::Quiet;
 use crate::store::Store;
+
+/// The connections that are open.
+pub static CONNECTIONS: Open<Handle> = Open::new();
 
 /// A connection as the program has it: `kvfs_served`.
 pub struct Handle {
@@ -43,6 +47,24 @@ impl Handle {
         self.errno = failure.errno;
         failure.code
     }
+
+    fn call(&mut self, run: impl FnOnce(&mut Store) -> Outcome<c_int>) -> c_int {
+        let Some(store) = &mut self.store else { return self.fail(Failure::broken()) };
+        let mut has_returned = false;
+        let outcome = guarded(|| {
+            let outcome = run(store);
+            has_returned = true;
+            outcome
+        });
+        if !has_returned {
+            // It is not even dropped, which might wait for what the panic has left locked.
+            std::mem::forget(self.store.take());
+        }
+        match outcome {
+            Ok(code) => code,
+            Err(failure) => self.fail(failure),
+        }
+    }
 }
 
 /// Makes a string for C. Zero bytes, which paths in messages cannot have, are left out.
@@ -58,29 +80,22 @@ pub fn guarded<T>(run: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(Failure::broken()))
 }
 
-/// Makes a call on a connection. Returns its code, or that of the failure, which is noted.
-///
-/// # Safety
-///
-/// `handle` is null, or a connection that is open and that no other call uses.
-pub unsafe fn call(handle: *mut Handle, run: impl FnOnce(&mut Store) -> Outcome<c_int>) -> c_int {
-    // SAFETY: the caller says so.
-    let Some(handle) = (unsafe { handle.as_mut() }) else { return ERROR };
-    let Some(store) = &mut handle.store else { return handle.fail(Failure::broken()) };
-    let mut has_returned = false;
-    let outcome = guarded(|| {
-        let outcome = run(store);
-        has_returned = true;
-        outcome
+/// Makes a call on a connection. Returns its code, or that of the failure, which is noted if the
+/// connection is open.
+pub fn call(handle: *const Handle, run: impl FnOnce(&mut Store) -> Outcome<c_int>) -> c_int {
+    let Some(open) = CONNECTIONS.get(handle) else { return ERROR };
+    let code = lock(&open).call(run);
+    end(open);
+    code
+}
+
+/// Drops what another thread may have closed during a call, so that it is the last to have it.
+pub fn end<T>(open: T) {
+    // There is no one to tell of a failure.
+    let _ = guarded(|| {
+        drop(open);
+        Ok(())
     });
-    if !has_returned {
-        // It is not even dropped, which might wait for what the panic has left locked.
-        std::mem::forget(handle.store.take());
-    }
-    match outcome {
-        Ok(code) => code,
-        Err(failure) => handle.fail(failure),
-    }
 }
 
 /// Reads a string that must be there and be UTF-8.
@@ -133,12 +148,17 @@ pub unsafe fn octets<'a>(bytes: *const c_void, size: usize) -> Outcome<&'a [u8]>
     if bytes.is_null() {
         return Err(Failure::invalid("the bytes are missing"));
     }
-    // No memory has so many, as of a negative number that became a size.
-    if isize::try_from(size).is_err() {
-        return Err(Failure::invalid(format!("there are no {size} bytes in memory")));
-    }
+    check_size(size)?;
     // SAFETY: the caller says so.
     Ok(unsafe { std::slice::from_raw_parts(bytes.cast(), size) })
+}
+
+/// Fails for a size that no memory has, as of a negative number that became one.
+pub fn check_size(size: usize) -> Outcome<()> {
+    match isize::try_from(size) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(Failure::invalid(format!("there are no {size} bytes in memory"))),
+    }
 }
 
 /// Writes a result to where the program wants it.

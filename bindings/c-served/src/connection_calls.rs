@@ -1,5 +1,7 @@
 //! The functions of the header that concern the connection, transactions and snapshots.
 
+use std::cell::RefCell;
+use std::ffi::CString;
 use std::path::Path;
 use std::ptr::null_mut;
 use std::time::Duration;
@@ -7,9 +9,15 @@ use std::time::Duration;
 use libc::{c_char, c_int, c_uint};
 use places::Credentials;
 
-use crate::boundary::{self, Handle, call, guarded, text};
+use crate::boundary::{self, CONNECTIONS, Handle, call, end, guarded, text};
 use crate::failure::{Failure, OK, Outcome};
+use crate::handles::lock;
 use crate::store::{self, Store};
+
+thread_local! {
+    /// The words that the program has a pointer to: those of this thread's last question.
+    static SHOWN: RefCell<CString> = RefCell::default();
+}
 
 /// `KVFS_SYNC` of `kvfs.h`.
 const SYNC: c_uint = 4;
@@ -71,7 +79,7 @@ pub unsafe extern "C" fn kvfs_served_open(
         Store::open(Path::new(&address), options)
     });
     match opened {
-        Ok(store) => Box::into_raw(Box::new(Handle::new(store))),
+        Ok(store) => CONNECTIONS.add(Handle::new(store)),
         Err(failure) => {
             if !why.is_null() && why_size > 0 {
                 let what = boundary::c_string(failure.what);
@@ -90,31 +98,27 @@ pub unsafe extern "C" fn kvfs_served_open(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvfs_served_close(store: *mut Handle) {
-    if store.is_null() {
-        return;
-    }
-    // SAFETY: `kvfs_served_open` made it, and the program does not use it again.
-    let handle = unsafe { Box::from_raw(store) };
-    // There is no one to tell of a failure.
-    let _ = guarded(|| {
-        drop(handle);
-        Ok(())
-    });
+    end(CONNECTIONS.remove(store));
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvfs_served_error(store: *const Handle) -> *const c_char {
-    // SAFETY: it is null or a connection that is open.
-    match unsafe { store.as_ref() } {
-        Some(handle) => handle.error().as_ptr(),
-        None => c"there is no connection".as_ptr(),
-    }
+    let words = match CONNECTIONS.get(store) {
+        Some(open) => lock(&open).error().to_owned(),
+        None => c"there is no such connection: it is closed, or was never opened".to_owned(),
+    };
+    // A thread that ends has no more use for the words.
+    let shown = SHOWN.try_with(|shown| {
+        let mut shown = shown.borrow_mut();
+        *shown = words;
+        shown.as_ptr()
+    });
+    shown.unwrap_or(c"the thread has ended".as_ptr())
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvfs_served_errno(store: *const Handle) -> c_int {
-    // SAFETY: it is null or a connection that is open.
-    unsafe { store.as_ref() }.map_or(libc::EINVAL, Handle::errno)
+    CONNECTIONS.get(store).map_or(libc::EINVAL, |open| lock(&open).errno())
 }
 
 #[unsafe(no_mangle)]
@@ -135,14 +139,12 @@ pub unsafe extern "C" fn kvfs_served_begin(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvfs_served_commit(store: *mut Handle, txn: u64, flags: c_uint) -> c_int {
-    // SAFETY: the connection is one that the header asks for.
-    unsafe { call(store, |store| store.commit(txn, flags & SYNC != 0).map(|()| OK)) }
+    call(store, |store| store.commit(txn, flags & SYNC != 0).map(|()| OK))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvfs_served_abort(store: *mut Handle, txn: u64) -> c_int {
-    // SAFETY: the connection is one that the header asks for.
-    unsafe { call(store, |store| store.abort(txn).map(|()| OK)) }
+    call(store, |store| store.abort(txn).map(|()| OK))
 }
 
 #[unsafe(no_mangle)]

@@ -4,7 +4,7 @@ use libc::{c_char, c_int, c_uint, c_void};
 
 use kvfs::{Attr, FileKind, Fs, Timestamp};
 
-use crate::boundary::{self, Handle, c_string, call, octets, path};
+use crate::boundary::{self, Handle, c_string, call, check_size, octets, path};
 use crate::failure::{Failure, OK, Outcome};
 use crate::files;
 
@@ -98,12 +98,15 @@ pub unsafe extern "C" fn kvfs_served_read(
     got: *mut usize,
 ) -> c_int {
     if bytes.is_null() && size > 0 {
-        // SAFETY: the connection is one that the header asks for.
-        return unsafe { call(store, |_| Err(Failure::invalid("there is no room for bytes"))) };
+        return call(store, |_| Err(Failure::invalid("there is no room for bytes")));
+    }
+    if let Err(failure) = check_size(size) {
+        return call(store, |_| Err(failure));
     }
     let mut filled = 0;
     let take = |piece: &[u8]| {
-        // SAFETY: the header asks for room for `size` bytes, and no more than that are read.
+        let piece = &piece[..piece.len().min(size - filled)];
+        // SAFETY: the header asks for room for `size` bytes, and no more than that are copied.
         unsafe {
             bytes.cast::<u8>().add(filled).copy_from_nonoverlapping(piece.as_ptr(), piece.len());
         }

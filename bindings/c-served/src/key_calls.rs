@@ -1,12 +1,13 @@
 //! The functions of the header that concern keys.
 
-use std::ptr::null;
+use std::ptr::{null, without_provenance};
 
 use bytes::Bytes;
 use libc::{c_char, c_int, c_uint, c_void};
 
-use crate::boundary::{self, Handle, call, guarded, octets, text};
+use crate::boundary::{self, Handle, call, end, octets, text};
 use crate::failure::{ABSENT, ERROR, Failure, OK};
+use crate::handles::{Open, lock};
 use crate::keys::{self, Walk};
 
 /// `KVFS_REVERSE` of `kvfs.h`.
@@ -14,9 +15,13 @@ const REVERSE: c_uint = 1;
 /// `KVFS_KEYS` of `kvfs.h`.
 const KEYS: c_uint = 2;
 
+/// The cursors that are open.
+static CURSORS: Open<Cursor> = Open::new();
+
 /// `kvfs_served_cursor` of the header.
 pub struct Cursor {
-    store: *mut Handle,
+    /// The number of its connection, which may be closed by now.
+    store: usize,
     walk: Walk,
     /// The tuple that the program has pointers to.
     shown: (Bytes, Bytes),
@@ -111,8 +116,8 @@ pub unsafe extern "C" fn kvfs_served_range(
             }
             let range = (octets(from, from_size)?, octets(to, to_size)?);
             let walk = Walk::begin(store, range, flags & REVERSE != 0, flags & KEYS == 0)?;
-            let made = Cursor { store: handle, walk, shown: (Bytes::new(), Bytes::new()) };
-            cursor.write(Box::into_raw(Box::new(made)));
+            let shown = (Bytes::new(), Bytes::new());
+            cursor.write(CURSORS.add(Cursor { store: handle.addr(), walk, shown }));
             Ok(OK)
         })
     }
@@ -126,34 +131,29 @@ pub unsafe extern "C" fn kvfs_served_next(
     value: *mut *const c_void,
     value_size: *mut usize,
 ) -> c_int {
-    // SAFETY: `kvfs_served_range` made the cursor, its connection is open, and the others lead to
-    // room for their values or are null.
-    unsafe {
-        let Some(cursor) = cursor.as_mut() else { return ERROR };
-        call(cursor.store, |_| {
+    let Some(open) = CURSORS.get(cursor) else { return ERROR };
+    let code = {
+        let cursor = &mut *lock(&open);
+        call(without_provenance(cursor.store), |_| {
             let Some(tuple) = cursor.walk.step()? else { return Ok(ABSENT) };
             cursor.shown = tuple;
             let (of_key, of_value) = &cursor.shown;
-            boundary::set(key, of_key.as_ptr().cast());
-            boundary::set(key_size, of_key.len());
             let has_value = cursor.walk.values;
-            boundary::set(value, if has_value { of_value.as_ptr().cast() } else { null() });
-            boundary::set(value_size, if has_value { of_value.len() } else { 0 });
+            // SAFETY: the pointers lead to room for their values or are null.
+            unsafe {
+                boundary::set(key, of_key.as_ptr().cast());
+                boundary::set(key_size, of_key.len());
+                boundary::set(value, if has_value { of_value.as_ptr().cast() } else { null() });
+                boundary::set(value_size, if has_value { of_value.len() } else { 0 });
+            }
             Ok(OK)
         })
-    }
+    };
+    end(open);
+    code
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvfs_served_cursor_close(cursor: *mut Cursor) {
-    if cursor.is_null() {
-        return;
-    }
-    // SAFETY: `kvfs_served_range` made it, and the program does not use it again.
-    let cursor = unsafe { Box::from_raw(cursor) };
-    // There is no one to tell of a failure.
-    let _ = guarded(|| {
-        drop(cursor);
-        Ok(())
-    });
+    end(CURSORS.remove(cursor));
 }

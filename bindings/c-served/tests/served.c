@@ -8,6 +8,7 @@
 #include <kvfs_served.h>
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -242,6 +243,74 @@ static void changes_keys(kvfs_served *s) {
     IS(kvfs_served_use(s, "fruit"), KVFS_OK);
 }
 
+static void refuses_what_is_closed(const char *address) {
+    kvfs_served *s = opened(address, NULL), *o = opened(address, NULL);
+    kvfs_served_cursor *c, *d;
+    const void *key;
+    size_t size;
+    kvfs_attributes a;
+    kvfs_txn t;
+    char byte = 0;
+    IS(kvfs_served_use(s, "fruit"), KVFS_OK);
+    IS(kvfs_served_begin(s, NULL, &t), KVFS_OK);
+    IS(kvfs_served_range(s, "", 0, "", 0, 0, &c), KVFS_OK);
+    IS(kvfs_served_range(s, "", 0, "", 0, 0, &d), KVFS_OK);
+    IS(kvfs_served_next(c, &key, &size, NULL, NULL), KVFS_OK);
+    HOLDS(size == 5 && memcmp(key, "apple", 5) == 0);
+    /* No memory has room for so many. */
+    IS(kvfs_served_read(s, "/a/file1", 0, &byte, (size_t)-1, &size), KVFS_ERROR);
+    HOLDS(kvfs_served_errno(s) == EINVAL && byte == 0);
+    kvfs_served_cursor_close(d);
+    IS(kvfs_served_next(d, &key, &size, NULL, NULL), KVFS_ERROR);
+    kvfs_served_cursor_close(d);
+    kvfs_served_close(s);
+    IS(kvfs_served_next(c, &key, &size, NULL, NULL), KVFS_ERROR);
+    IS(kvfs_served_stat(s, "/", 0, &a), KVFS_ERROR);
+    HOLDS(says(s, "it is closed") && kvfs_served_errno(s) == EINVAL);
+    IS(kvfs_served_commit(s, t, 0), KVFS_ERROR);
+    kvfs_served_close(s);
+    kvfs_served_cursor_close(c);
+    /* A cursor is no connection, and the other connection stays open. */
+    IS(kvfs_served_use((kvfs_served *)c, "fruit"), KVFS_ERROR);
+    IS(kvfs_served_use(o, "fruit"), KVFS_OK);
+    kvfs_served_close(o);
+    IS(kvfs_served_use(NULL, "fruit"), KVFS_ERROR);
+}
+
+struct user {
+    kvfs_served *store;
+    int ended_well;
+};
+
+/* Uses a connection until another thread has closed it. */
+static void *uses(void *given) {
+    struct user *user = given;
+    kvfs_attributes a;
+    int code;
+    while ((code = kvfs_served_stat(user->store, "/a/file1", 0, &a)) == KVFS_OK)
+        ;
+    user->ended_well = code == KVFS_ERROR && says(user->store, "it is closed");
+    return NULL;
+}
+
+static void is_shared_by_threads(const char *address) {
+    kvfs_served *s = opened(address, NULL);
+    struct user users[2] = {{s, 0}, {s, 0}};
+    pthread_t threads[2];
+    kvfs_attributes a;
+    kvfs_txn t;
+    IS(kvfs_served_begin(s, NULL, &t), KVFS_OK);
+    for (int i = 0; i < 2; i++)
+        HOLDS(pthread_create(&threads[i], NULL, uses, &users[i]) == 0);
+    for (int i = 0; i < 100; i++)
+        IS(kvfs_served_stat(s, "/a/file1", 0, &a), KVFS_OK);
+    kvfs_served_close(s);
+    for (int i = 0; i < 2; i++) {
+        HOLDS(pthread_join(threads[i], NULL) == 0);
+        HOLDS(users[i].ended_well);
+    }
+}
+
 static void calls(const char *address) {
     kvfs_served *s = opened(address, NULL), *o = opened(address, NULL);
     kvfs_txn t, u;
@@ -286,6 +355,8 @@ static void calls(const char *address) {
     has(s, "/a/file2", "later");
     IS(kvfs_served_read_file(s, "/left", &bytes, &size), KVFS_ABSENT);
     kvfs_served_close(s);
+    refuses_what_is_closed(address);
+    is_shared_by_threads(address);
     kvfs_served_close(NULL);
 }
 

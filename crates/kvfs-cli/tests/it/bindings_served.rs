@@ -33,7 +33,7 @@ fn built(directory: &Path) -> Option<PathBuf> {
     }
     let program = directory.join("program");
     let mut compile = Command::new("cc");
-    compile.args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program);
+    compile.args(["-std=c11", "-pthread", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program);
     compile.arg(bindings("c-served/tests/served.c"));
     compile.arg("-I").arg(bindings("c-served")).arg("-I").arg(bindings("c"));
     // The library has no name of its own here, so that the program finds it by this path.
