@@ -369,7 +369,7 @@ pub fn scan(
     };
     let seen = s.see()?;
     let (position, mut found, mut next) = (out.position(), 0, None);
-    if let Some(of) = seen.collection(key, kind)? {
+    if let Some(of) = seen.roughly(key, kind)? {
         let (mut start, end) = elements(of.id);
         start.extend_from_slice(&from);
         let mut bytes = 0;
@@ -577,7 +577,7 @@ pub fn remove_elements(
     let removed = match s.existing()? {
         None => 0,
         Some(space) => s.change(space, [key], |seen, batch| {
-            let Some(of) = seen.collection(key, kind)? else { return Ok(0) };
+            let Some(of) = seen.roughly(key, kind)? else { return Ok(0) };
             let names: HashSet<&[u8]> = args.from(2).collect();
             let mut removed = 0;
             for name in names {

@@ -37,7 +37,7 @@ fn take<'a>(
     let values: Vec<Option<Bytes>> = match s.existing()? {
         None => vec![None; fields.len()],
         Some(space) => s.change(space, [key], |seen, batch| {
-            let Some(of) = seen.collection(key, Kind::Hash)? else {
+            let Some(of) = seen.roughly(key, Kind::Hash)? else {
                 return Ok(vec![None; fields.len()]);
             };
             let (mut room, mut values) = (Room::of(s), Vec::new());
@@ -138,7 +138,7 @@ pub fn hsetex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     let pairs = names.zip(args.from(at + 3).step_by(2));
     let s: &Session = s;
     let done = s.change(s.typed()?, [key], |seen, batch| {
-        let there = seen.collection(key, Kind::Hash)?;
+        let there = seen.roughly(key, Kind::Hash)?;
         if let Some(wanted) = only {
             for (name, _) in pairs.clone() {
                 let found = match &there {

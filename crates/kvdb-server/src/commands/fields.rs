@@ -88,7 +88,7 @@ fn set(s: &Session, args: Arguments<'_>, unit: Time, command: &str, out: &mut Ou
     let answers = match s.existing()? {
         None => vec![ABSENT; fields.len()],
         Some(space) => s.change(space, [key], |seen, batch| {
-            let Some(of) = seen.collection(key, Kind::Hash)? else {
+            let Some(of) = seen.roughly(key, Kind::Hash)? else {
                 return Ok(vec![ABSENT; fields.len()]);
             };
             // The fields that the batch has changed, in case that the command names one twice.
@@ -136,7 +136,7 @@ pub fn hpersist(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     let answers = match s.existing()? {
         None => vec![ABSENT; fields.len()],
         Some(space) => s.change(space, [key], |seen, batch| {
-            let Some(of) = seen.collection(key, Kind::Hash)? else {
+            let Some(of) = seen.roughly(key, Kind::Hash)? else {
                 return Ok(vec![ABSENT; fields.len()]);
             };
             let mut changed: HashMap<&[u8], Field> = HashMap::new();

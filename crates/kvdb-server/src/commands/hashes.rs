@@ -182,8 +182,7 @@ pub fn hexists(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
 }
 
 pub fn hlen(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let of = s.see()?.collection(args.at(1), Kind::Hash)?;
-    out.integer(of.map_or(0, |of| of.live.count));
+    out.integer(s.see()?.len_of_hash(args.at(1))?);
     Ok(())
 }
 

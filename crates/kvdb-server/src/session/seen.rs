@@ -295,42 +295,45 @@ impl<'a> Seen<'a> {
         })
     }
     /// Returns the properties of a key as far as its head determines them, or `None` if the strings
-    /// decide.
-    fn by_head(&self, head: Option<Head>) -> Result<Option<Live>, Failure> {
-        let Some(found) = head else { return Ok(None) };
+    /// decide; and whether the number of elements is exact, see [`Seen::living`].
+    fn by_head(&self, head: Option<Head>) -> Result<(Option<Live>, bool), Failure> {
+        let Some(found) = head else { return Ok((None, true)) };
         if found.is_expired(self.now) {
-            return Ok(Some(Live { head, ..Live::default() }));
+            return Ok((Some(Live { head, ..Live::default() }), true));
         }
         if found.kind == Kind::Pages {
             let count = i64::try_from(found.len).unwrap_or(i64::MAX);
-            return Ok(Some(Live { kind: Some(found.kind), head, count }));
+            return Ok((Some(Live { kind: Some(found.kind), head, count }), true));
         }
         if found.kind != Kind::String {
-            let mut count = self.count(found.id)?;
-            if let (true, Some(types)) = (found.expiring && count > 0, self.types) {
-                count -= self.count_due(types, found.id)?;
-            }
+            let stored = self.count(found.id)?;
+            let (count, exact) = match self.types.filter(|_| found.expiring && stored > 0) {
+                Some(types) => self.living(types, found.id, stored)?,
+                None => (stored, true),
+            };
             if count > 0 {
-                return Ok(Some(Live { kind: Some(found.kind), head, count }));
+                return Ok((Some(Live { kind: Some(found.kind), head, count }), exact));
             }
         }
-        Ok(None)
+        Ok((None, true))
     }
     /// Returns the properties of a key whose head was found by a walk, or `None` if the strings
     /// decide.
     pub fn judge(&self, head: Head) -> Result<Option<Live>, Failure> {
-        self.by_head(Some(head))
+        Ok(self.by_head(Some(head))?.0)
     }
 
-    /// Returns the properties of a key, without reading a large value.
+    /// Returns the properties of a key, without reading a large value. A hash may have more fields
+    /// than it tells, see [`Seen::roughly`].
     pub fn live(&self, key: &[u8]) -> Result<Live, Failure> {
-        self.live_with(self.head(key)?, key)
+        Ok(self.live_with(self.head(key)?, key)?.0)
     }
-    fn live_with(&self, head: Option<Head>, key: &[u8]) -> Result<Live, Failure> {
-        if let Some(live) = self.by_head(head)? {
-            return Ok(live);
+    fn live_with(&self, head: Option<Head>, key: &[u8]) -> Result<(Live, bool), Failure> {
+        if let (Some(live), exact) = self.by_head(head)? {
+            return Ok((live, exact));
         }
-        Ok(Live { kind: self.string_len(key)?.map(|_| Kind::String), head, count: 0 })
+        let kind = self.string_len(key)?.map(|_| Kind::String);
+        Ok((Live { kind, head, count: 0 }, true))
     }
     /// Returns the head only, for a command that replaces the key regardless of its type.
     pub fn live_head(&self, key: &[u8]) -> Result<Live, Failure> {
@@ -355,7 +358,7 @@ impl<'a> Seen<'a> {
     /// error if the key is of another type.
     pub fn short_string(&self, key: &[u8]) -> Result<(Live, Option<Bytes>), Failure> {
         let head = self.head(key)?;
-        match self.by_head(head)? {
+        match self.by_head(head)?.0 {
             Some(live) if live.exists() && live.pages().is_none() => Err(WRONGTYPE),
             Some(live) => Ok((live, None)),
             None => {
@@ -502,11 +505,16 @@ impl<'a> Seen<'a> {
         self.announce(dict, key)?;
         Ok(self.view()?.value_len(dict, key)?.is_some())
     }
-    /// Returns the collection of this kind under a key, if it exists.
+    /// Returns the collection of this kind under a key, if it exists. For a hash this visits all
+    /// fields that have expired and were not removed yet.
     pub fn collection(&self, key: &[u8], kind: Kind) -> Result<Option<Collection>, Failure> {
-        let live = self.live(key)?;
-        let id = live.collection(kind)?;
-        Ok(id.zip(self.types).map(|(id, types)| Collection { id, types, live, fresh: false }))
+        match self.roughly(key, kind)? {
+            Some(of) if !of.exact => {
+                let count = self.all_living(of.types, of.id, self.count(of.id)?)?;
+                Ok(Some(Collection { live: Live { count, ..of.live }, exact: true, ..of }))
+            }
+            of => Ok(of),
+        }
     }
     /// Returns the collection of this kind under a key, and creates it if necessary. The batch must
     /// then add an element.
@@ -517,9 +525,9 @@ impl<'a> Seen<'a> {
         random: impl Fn() -> u64,
         batch: &mut Batch,
     ) -> Result<Collection, Failure> {
-        let live = self.live(key)?;
+        let (live, exact) = self.live_with(self.head(key)?, key)?;
         match live.collection(kind)?.zip(self.types) {
-            Some((id, types)) => Ok(Collection { id, types, live, fresh: false }),
+            Some((id, types)) => Ok(Collection { id, types, live, fresh: false, exact }),
             None => {
                 // The tombstone among the strings makes two transactions conflict if one stores a
                 // string under the key and the other a collection.
@@ -548,9 +556,10 @@ impl<'a> Seen<'a> {
         batch.put(types, head_key(key), head.encode());
         batch.put(types, owner_key(id), Bytes::copy_from_slice(key));
         let live = Live { kind: Some(kind), head: Some(head), count: 0 };
-        Ok(Collection { id, types, live, fresh: true })
+        Ok(Collection { id, types, live, fresh: true, exact: true })
     }
-    /// Adds `more` to the length of a collection; an empty collection is removed.
+    /// Adds `more` to the length of a collection; an empty collection is removed. One that may have
+    /// more elements than it tells stays with its expired fields: if none exists, it does not.
     pub fn counted(&self, key: &[u8], of: &Collection, more: i64, batch: &mut Batch) {
         let count = count_key(of.id);
         if let (1.., Some(kind)) = (more, of.live.kind) {
@@ -560,7 +569,7 @@ impl<'a> Seen<'a> {
             // This is a put rather than an update: if another transaction chose the same id, that
             // would be a conflict.
             batch.put(of.types, count, more.to_string());
-        } else if more < 0 && of.live.count + more <= 0 {
+        } else if more < 0 && of.exact && of.live.count + more <= 0 {
             self.clear(key, &of.live, batch);
             self.event(Classes::GENERIC, "del", key);
         } else if more != 0 {
@@ -577,11 +586,13 @@ pub struct Collection {
     pub live: Live,
     /// The batch of this command creates it.
     fresh: bool,
+    /// It has no more elements than `live` tells.
+    exact: bool,
 }
 
 impl Collection {
     /// Makes a collection of any kind that existed before this command.
     pub fn found(id: u64, types: DictionaryId, live: Live) -> Collection {
-        Collection { id, types, live, fresh: false }
+        Collection { id, types, live, fresh: false, exact: true }
     }
 }

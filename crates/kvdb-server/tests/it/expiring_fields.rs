@@ -585,8 +585,8 @@ fn a_transaction_may_count_the_fields_of_a_hash_of_which_any_number_has_expired(
         ("MULTI", "OK"),
         ("HLEN h", "QUEUED"),
         ("HSET h new v", "QUEUED"),
-        ("EXEC", "[(integer) 1 (integer) 1]"),
-        ("HKEYS h", "[\"new\" \"stays\"]"),
+        ("HKEYS h", "QUEUED"),
+        ("EXEC", "[(integer) 1 (integer) 1 [\"new\" \"stays\"]]"),
     ]);
 }
 

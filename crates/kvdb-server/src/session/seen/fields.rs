@@ -45,8 +45,10 @@ struct Due<'a> {
 }
 
 /// A walk over entries that have passed announces each read up to this number of them, and then
-/// reads of the whole hash.
+/// reads of the whole hash. Commands that need not know how many fields exist visit fewer.
 const FEW: u32 = 64;
+/// The length of a hash is exact in any case if fewer entries than this have passed.
+const COUNTED: u32 = 4096;
 
 fn decode(deadline: &[u8], tuple: &[u8]) -> Result<u64, Failure> {
     deadline.try_into().map(u64::from_be_bytes).map_err(|_| {
@@ -87,10 +89,18 @@ impl Seen<'_> {
             Some(found) if found.expiring && !found.is_expired(self.now) => {
                 Live { kind: Some(Kind::Hash), head, count: 0 }
             }
-            _ => self.live_with(head, key)?,
+            _ => self.live_with(head, key)?.0,
         };
         let id = live.collection(Kind::Hash)?;
         Ok(id.zip(self.types).map(|(id, types)| Collection::found(id, types, live)))
+    }
+    /// Returns the collection of this kind under a key, if it exists, for a command that need not
+    /// know the number of its elements: a hash of which many fields have expired may have more of
+    /// them than it tells. The work does not depend on how many have expired.
+    pub fn roughly(&self, key: &[u8], kind: Kind) -> Result<Option<Collection>, Failure> {
+        let (live, exact) = self.live_with(self.head(key)?, key)?;
+        let id = live.collection(kind)?.zip(self.types);
+        Ok(id.map(|(id, types)| Collection { id, types, live, fresh: false, exact }))
     }
     /// Returns the value of a field that exists.
     pub fn field(&self, of: &Collection, name: &[u8]) -> Result<Option<Bytes>, Failure> {
@@ -279,14 +289,60 @@ impl Seen<'_> {
         }
         Ok(())
     }
-    /// Returns the number of fields that are stored although they have expired.
-    pub(super) fn count_due(&self, types: DictionaryId, id: u64) -> Result<i64, Failure> {
-        let mut due = 0;
+    /// Returns the number of fields that are stored although they have expired, or `None` if there
+    /// are at least `most` entries to visit.
+    fn count_due(&self, types: DictionaryId, id: u64, most: u32) -> Result<Option<i64>, Failure> {
+        let (mut due, mut visited) = (0, 0u32);
         self.visit_due(types, id, |field| {
             due += i64::from(field.current && field.stored);
-            Ok(true)
+            visited = visited.saturating_add(1);
+            Ok(visited < most)
         })?;
-        Ok(due)
+        Ok((visited < most).then_some(due))
+    }
+    /// Returns how many of the `stored` fields of a hash exist. This visits all that have expired.
+    pub(super) fn all_living(
+        &self,
+        types: DictionaryId,
+        id: u64,
+        stored: i64,
+    ) -> Result<i64, Failure> {
+        Ok(stored - self.count_due(types, id, u32::MAX)?.unwrap_or(stored))
+    }
+    /// Returns how many of the `stored` fields of a hash exist, and whether that is exact. If many
+    /// have expired they are not visited. The number of entries that have passed is known by their
+    /// ranks, and each that is left over counts as a field there: so at least as many fields exist
+    /// as are returned. None are returned only if none exists, which takes a visit of all: the next
+    /// write of the hash removes them.
+    pub(super) fn living(
+        &self,
+        types: DictionaryId,
+        id: u64,
+        stored: i64,
+    ) -> Result<(i64, bool), Failure> {
+        if let Some(due) = self.count_due(types, id, FEW - 1)? {
+            return Ok((stored - due, true));
+        }
+        let ((start, place), (_, end)) = (due_fields(id, self.now), fields_from(id, 0));
+        let view = self.range(types, &start, &place)?;
+        let entries = self.session.db().rank(&view, types, &start[..]..&end[..], &place)?;
+        let least = stored.saturating_sub(i64::try_from(entries).unwrap_or(i64::MAX));
+        match least {
+            1.. => Ok((least, false)),
+            _ => Ok((self.all_living(types, id, stored)?, true)),
+        }
+    }
+    /// Returns the length of a hash. It is exact, unless many fields have expired and deadlines are
+    /// left over without their fields: then it may be less, until the sweeper has come.
+    pub fn len_of_hash(&self, key: &[u8]) -> Result<i64, Failure> {
+        match self.roughly(key, Kind::Hash)? {
+            None => Ok(0),
+            Some(of) if of.exact => Ok(of.live.count),
+            Some(of) => match self.count_due(of.types, of.id, COUNTED)? {
+                Some(due) => Ok(self.count(of.id)? - due),
+                None => Ok(of.live.count),
+            },
+        }
     }
     /// Removes up to `most` fields of a hash that have expired, fewer if they take more than the
     /// `room` for keys that is left, and the hash with its last field. If fields with a deadline

@@ -90,7 +90,7 @@ impl Seen<'_> {
     /// another type.
     pub fn text(&self, key: &[u8]) -> Result<(Live, Text), Failure> {
         let head = self.head(key)?;
-        let live = match self.by_head(head)? {
+        let live = match self.by_head(head)?.0 {
             Some(live) => live,
             None => {
                 let len = self.string_len(key)?;
