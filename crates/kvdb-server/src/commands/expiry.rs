@@ -77,13 +77,18 @@ pub struct Only {
 }
 
 impl Only {
-    fn parse(args: Arguments<'_>) -> Result<Only, Failure> {
+    /// Reads up to `most` conditions from argument `at` on. Returns them, and the place after them.
+    pub fn read(args: Arguments<'_>, at: usize, most: usize) -> (Only, usize) {
         let mut only = Only::default();
-        for option in args.from(3) {
-            if !only.add(option) {
-                let o = String::from_utf8_lossy(&option[..option.len().min(64)]).into_owned();
-                return Err(Failure::request(format!("Unsupported option {o}")));
-            }
+        let number = args.from(at).take(most).take_while(|option| only.add(option)).count();
+        (only, at + number)
+    }
+    /// Reads the conditions that are the rest of the command.
+    fn rest(args: Arguments<'_>, at: usize) -> Result<Only, Failure> {
+        let (only, next) = Only::read(args, at, usize::MAX);
+        if let Some(option) = args.get(next) {
+            let o = String::from_utf8_lossy(&option[..option.len().min(64)]).into_owned();
+            return Err(Failure::request(format!("Unsupported option {o}")));
         }
         if only.new && (only.present || only.later || only.earlier) {
             return Err(Failure::request(
@@ -94,11 +99,6 @@ impl Only {
             return Err(Failure::request("GT and LT options at the same time are not compatible"));
         }
         Ok(only)
-    }
-    /// Returns the condition with this name.
-    pub fn named(option: &[u8]) -> Option<Only> {
-        let mut only = Only::default();
-        only.add(option).then_some(only)
     }
     /// Adds the condition with this name. Returns whether there is one.
     fn add(&mut self, option: &[u8]) -> bool {
@@ -125,7 +125,7 @@ impl Only {
 fn set(s: &Session, args: Arguments<'_>, unit: Time, command: &str, out: &mut Output) -> Outcome {
     let key = args.at(1);
     let number = integer(args.at(2)).ok_or(Failure::NOT_AN_INTEGER)?;
-    let only = Only::parse(args)?;
+    let only = Only::rest(args, 3)?;
     let at = unit.millis(number, s.now()).ok_or_else(|| invalid(command))?;
     let done = match s.existing()? {
         None => false,

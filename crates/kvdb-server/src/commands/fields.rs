@@ -81,10 +81,8 @@ pub fn hpexpireat(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Out
 fn set(s: &Session, args: Arguments<'_>, unit: Time, command: &str, out: &mut Output) -> Outcome {
     let key = args.at(1);
     let deadline = deadline(args.at(2), unit, s.now(), command)?;
-    let only = Only::named(args.at(3));
-    let first = if only.is_some() { 4 } else { 3 };
+    let (only, first) = Only::read(args, 3, 1);
     let fields = named(args, first, "Parameter `numFields` should be greater than 0")?;
-    let only = only.unwrap_or_default();
     let answers = match s.existing()? {
         None => vec![ABSENT; fields.len()],
         Some(space) => s.change(space, [key], |seen, batch| {
