@@ -289,7 +289,7 @@ fn restore(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         _ => return Err(unknown_subcommand(args, "FUNCTION")),
     };
     let mut restored = Libraries::new();
-    for code in payload::read(args.at(2), libraries::LONGEST)? {
+    for code in payload::read(args.at(2), (libraries::LONGEST, libraries::TOGETHER))? {
         let header = library::header(&code).map_err(Failure::request)?;
         if restored.contains_key(&header.name) {
             return Err(exists(&header.name));

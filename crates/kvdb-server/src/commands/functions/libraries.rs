@@ -25,7 +25,7 @@ pub const NAME: &str = ":functions";
 const VERSION: u8 = 1;
 /// Bytes of one library, and of all together.
 pub const LONGEST: usize = 4 << 20;
-const TOGETHER: usize = 16 << 20;
+pub const TOGETHER: usize = 16 << 20;
 
 /// A library, with the functions that it registers.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -42,8 +42,9 @@ pub fn write<'a>(codes: impl Iterator<Item = &'a [u8]>) -> Vec<u8> {
     out
 }
 
-/// Returns the codes of the libraries of a payload, each of up to `longest` bytes.
-pub fn read(payload: &[u8], longest: usize) -> Result<Vec<Vec<u8>>, Failure> {
+/// Returns the codes of the libraries of a payload, each of up to `longest` bytes, and of up to
+/// `together`: a few compressed bytes may stand for many.
+pub fn read(payload: &[u8], (longest, together): (usize, usize)) -> Result<Vec<Vec<u8>>, Failure> {
     const WRONG: Failure =
         Failure::Request(std::borrow::Cow::Borrowed("DUMP payload version or checksum are wrong"));
     let (checked, sum) = payload.split_last_chunk().ok_or(WRONG)?;
@@ -52,7 +53,7 @@ pub fn read(payload: &[u8], longest: usize) -> Result<Vec<Vec<u8>>, Failure> {
     if u16::from_le_bytes(*version) > NEWEST || !is_right {
         return Err(WRONG);
     }
-    let mut codes = Vec::new();
+    let (mut codes, mut left) = (Vec::new(), together);
     while let Some((kind, tail)) = rest.split_first() {
         match *kind {
             FUNCTION => {}
@@ -63,6 +64,9 @@ pub fn read(payload: &[u8], longest: usize) -> Result<Vec<Vec<u8>>, Failure> {
         }
         let (code, tail) =
             string(tail, longest).ok_or(Failure::request("Failed loading library payload"))?;
+        left = left.checked_sub(code.len()).ok_or_else(|| {
+            Failure::Limit(format!("all libraries together have {together} bytes at most"))
+        })?;
         codes.push(code);
         rest = tail;
     }
@@ -154,6 +158,7 @@ fn decompress(mut from: &[u8], len: usize, longest: usize) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
 
+    const MOST: (usize, usize) = (1000, 1000);
     const CODE: &[u8] = b"#!lua name=l\nredis.register_function('f',function() return 1 end)\n--";
 
     #[test]
@@ -161,14 +166,24 @@ mod tests {
         // `FUNCTION DUMP` of Redis 7.0.15, with and without `rdbcompression`.
         let code = [CODE, &[b'a'; 160]].concat();
         let compressed = b"\xf5\xc3@H@\xe4\x1f#!lua name=l\nredis.register_func\x08tion('f',\xe0\x00\x0c\x12) return 1 end)\n--a\xe0\x94\x00\x01aa\n\x00\x958E\xec\x08\xf6\xba\xd2";
-        assert_eq!(read(compressed, 1000).expect("sound"), std::slice::from_ref(&code));
+        assert_eq!(read(compressed, MOST).expect("sound"), std::slice::from_ref(&code));
         let plain = [&b"\xf5@\xe4"[..], &code, b"\n\x00\x04\xdb\x12e\xb0\xf0\xb1\xb6"].concat();
-        assert_eq!(read(&plain, 1000).expect("sound"), std::slice::from_ref(&code));
+        assert_eq!(read(&plain, MOST).expect("sound"), std::slice::from_ref(&code));
         assert_eq!(write([&code[..]].into_iter()), plain);
         let none = b"\n\x00]\x9b\\@\x0f\x7f\xa2\xda";
         assert_eq!(write([].into_iter()), none);
-        assert!(read(none, 1000).expect("sound").is_empty());
-        assert!(read(compressed, 200).is_err() && read(&plain, 200).is_err(), "too long");
+        assert!(read(none, MOST).expect("sound").is_empty());
+        let short = (200, 1000);
+        assert!(read(compressed, short).is_err() && read(&plain, short).is_err(), "too long");
+    }
+
+    #[test]
+    fn libraries_of_a_payload_are_bounded_together() {
+        let codes = [&[b'a'; 400][..], &[b'b'; 400], &[b'c'; 400]];
+        let payload = write(codes.into_iter());
+        assert_eq!(read(&payload, (400, 1200)).expect("sound"), codes);
+        let refused = read(&payload, (400, 1199)).expect_err("too long").to_string();
+        assert!(refused.contains("all libraries together have 1199 bytes at most"), "{refused}");
     }
 
     #[test]
@@ -179,7 +194,7 @@ mod tests {
             out.extend_from_slice(&sum.to_le_bytes());
             out
         };
-        let told = |bytes: &[u8]| read(bytes, 1000).expect_err("no payload").to_string();
+        let told = |bytes: &[u8]| read(bytes, MOST).expect_err("no payload").to_string();
         const WRONG: &str = "ERR DUMP payload version or checksum are wrong";
         let sound = write([CODE].into_iter());
         for cut in 0..sound.len() {
