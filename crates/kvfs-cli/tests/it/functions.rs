@@ -416,3 +416,28 @@ fn no_library_outlives_its_time() {
     define(c, "return 1");
     c.expect(&[("FCALL f 0", "(integer) 1")]);
 }
+
+#[test]
+fn a_function_that_goes_to_another_library_is_found_at_any_time() {
+    let served = serve(with_scripts());
+    let (c, other) = (&mut served.connect(), &mut served.connect());
+    let payloads = ["one", "two"].map(|library| {
+        c.expect(&[("FUNCTION FLUSH", "OK")]);
+        load(c, library, "redis.register_function('f', function() return 1 end)");
+        match call(c, &[b"FUNCTION", b"DUMP"]) {
+            Reply::Bulk(payload) => payload,
+            other => panic!("no payload: {other:?}"),
+        }
+    });
+    std::thread::scope(|threads| {
+        let moves = threads.spawn(|| {
+            for payload in payloads.iter().cycle().take(200) {
+                let restored = call(other, &[b"FUNCTION", b"RESTORE", payload, b"FLUSH"]);
+                assert_eq!(show(&restored), "OK");
+            }
+        });
+        while !moves.is_finished() {
+            assert_eq!(c.run("FCALL f 0"), "(integer) 1");
+        }
+    });
+}

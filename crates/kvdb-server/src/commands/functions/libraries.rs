@@ -109,17 +109,18 @@ pub fn find(s: &Session, name: &[u8]) -> Result<Option<(Library, Function)>, Fai
     let Some(dictionary) = dictionary(s).filter(|_| library::is_name(name)) else {
         return Ok(None);
     };
-    let Some(of) = get(s, dictionary, &function_key(name))? else { return Ok(None) };
-    let Some(value) = get(s, dictionary, &library_key(&of))? else { return Ok(None) };
+    // Both are read from one state: between two others may move the function elsewhere.
+    let view = s.view()?;
+    let get = |key: Vec<u8>| {
+        s.reads(dictionary, [&key[..]])?;
+        Ok::<_, Failure>(s.renewed(&view)?.get(dictionary, &key)?)
+    };
+    let Some(of) = get(function_key(name))? else { return Ok(None) };
+    let Some(value) = get(library_key(&of))? else { return Ok(None) };
     let library = Library::decode(&of, &value)?;
     let is_it = |function: &&Function| function.name.as_bytes().eq_ignore_ascii_case(name);
     let function = library.functions.iter().find(is_it).cloned();
     Ok(function.map(|function| (library, function)))
-}
-
-fn get(s: &Session, dictionary: DictionaryId, key: &[u8]) -> Result<Option<Bytes>, Failure> {
-    s.reads(dictionary, [key])?;
-    Ok(s.renewed(&s.view()?)?.get(dictionary, key)?)
 }
 
 /// Returns all libraries.
