@@ -40,7 +40,7 @@ pub fn config(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
             // Either all settings are valid, or none is applied; the system may still refuse one.
             let mut settings = Vec::with_capacity(args.len() / 2 - 1);
             for (name, value) in args.from(2).step_by(2).zip(args.from(3).step_by(2)) {
-                settings.push(Setting::parse(name, value)?);
+                settings.push(Setting::parse(s, name, value)?);
             }
             settings.into_iter().try_for_each(|setting| setting.make(s))?;
             out.ok();
@@ -63,7 +63,7 @@ pub fn config(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
 
 fn known(s: &Session) -> Vec<(&'static str, String)> {
     let (limits, scripts) = (&s.shared.limits, s.shared.scripts.time().as_millis().to_string());
-    vec![
+    let mut all = vec![
         ("appendonly", "yes".to_string()),
         ("busy-reply-threshold", scripts.clone()),
         (
@@ -83,7 +83,14 @@ fn known(s: &Session) -> Vec<(&'static str, String)> {
         ("slowlog-max-len", s.shared.slow_log.most().to_string()),
         ("timeout", "0".to_string()),
         ("unixsocket", s.shared.socket.clone()),
-    ]
+    ];
+    match &s.shared.password {
+        None => all.push(("requirepass", String::new())),
+        Some(password) if s.needs_password => all.push(("requirepass", password.clone())),
+        // A client that needed no password is not told it.
+        Some(_) => {}
+    }
+    all
 }
 
 /// A setting to be changed.
@@ -94,10 +101,12 @@ enum Setting {
     SlowerThan(i64),
     SlowLog(usize),
     Connections(usize),
+    /// One that does not change, to the value that it has.
+    Same,
 }
 
 impl Setting {
-    fn parse(name: &[u8], value: &[u8]) -> Result<Setting, Failure> {
+    fn parse(s: &Session, name: &[u8], value: &[u8]) -> Result<Setting, Failure> {
         let within = |least: i64, most: i64| {
             integer(value).filter(|n| (least..=most).contains(n)).ok_or_else(|| {
                 Failure::request(format!("argument must be between {least} and {most} inclusive"))
@@ -116,6 +125,16 @@ impl Setting {
             o if is(o, "maxclients") => Setting::Connections(within(1, MOST_CONNECTIONS)? as usize),
             o if is(o, "slowlog-max-len") => Setting::SlowLog(within(0, MOST_SLOW)? as usize),
             o => {
+                let fixed = known(s).into_iter().find(|(name, _)| is(o, name));
+                if fixed.as_ref().is_some_and(|(_, now)| is(value, now)) {
+                    return Ok(Setting::Same);
+                }
+                if fixed.is_some() || is(o, "requirepass") {
+                    let name = String::from_utf8_lossy(o);
+                    return Err(Failure::request(format!(
+                        "CONFIG SET failed (possibly related to argument '{name}') - can't set immutable config"
+                    )));
+                }
                 let name = String::from_utf8_lossy(&o[..o.len().min(64)]).into_owned();
                 return Err(Failure::request(format!(
                     "Unknown option or number of arguments for CONFIG SET - '{name}'"
@@ -136,6 +155,7 @@ impl Setting {
                     "CONFIG SET failed (possibly related to argument 'maxclients') - The operating system is not able to handle the specified number of clients, try with {possible}"
                 ))
             })?,
+            Setting::Same => {}
         }
         Ok(())
     }

@@ -168,6 +168,8 @@ fn tcp_wants_the_password_and_the_socket_of_the_owner_does_not() {
     assert_eq!(run("AUTH a b c"), "(error) ERR syntax error");
     assert_eq!(run("GET a"), "(error) NOAUTH Authentication required.");
     assert_eq!(run("AUTH s3cret"), "OK");
+    assert_eq!(run("CONFIG GET requirepass"), "[\"requirepass\" \"s3cret\"]");
+    assert_eq!(served.connect().run("CONFIG GET requirepass"), "[]", "it has told none");
     assert_eq!(run("SET a 1"), "OK");
     assert_eq!(run("RESET"), "RESET");
     assert_eq!(run("GET a"), "(error) NOAUTH Authentication required.");

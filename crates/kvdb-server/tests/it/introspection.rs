@@ -171,6 +171,26 @@ fn settings_are_made_together_or_not_at_all() {
 }
 
 #[test]
+fn a_setting_that_is_fixed_takes_the_value_that_it_has_and_no_other() {
+    let served = serve(ServerOptions::default());
+    let mut c = served.connect();
+    let fixed = |name: &str| {
+        format!(
+            "(error) ERR CONFIG SET failed (possibly related to argument '{name}') - can't set immutable config"
+        )
+    };
+    c.expect(&[
+        ("CONFIG SET save \"\" appendonly YES timeout 0 maxmemory 0 requirepass \"\"", "OK"),
+        ("CONFIG GET requirepass", "[\"requirepass\" \"\"]"),
+        ("CONFIG SET durable yes timeout 300", &fixed("timeout")),
+        ("DURABLE", "\"no\""),
+        ("CONFIG SET maxmemory-policy allkeys-lru", &fixed("maxmemory-policy")),
+        ("CONFIG SET requirepass secret", &fixed("requirepass")),
+        ("PING", "PONG"),
+    ]);
+}
+
+#[test]
 fn errors_are_counted_by_their_codes() {
     let served = serve(ServerOptions::default());
     let mut c = served.connect();
