@@ -1,10 +1,15 @@
 //! Answers to programs that ask about parts of Redis that this server does not have: replicas,
-//! modules, users, a cluster. Each says so, and has nothing to change.
+//! modules, users, a cluster, pictures. Each says so, and has nothing to change.
 
-use super::{is, unknown_subcommand};
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Read;
+
+use super::info::REDIS_VERSION;
+use super::{COMMANDS, find, is, specs, unknown_subcommand};
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
-use crate::request::Arguments;
+use crate::request::{Arguments, integer};
 use crate::session::Session;
 
 /// Replies with the role of a master without replicas.
@@ -28,7 +33,14 @@ pub fn module(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
-pub const ACL_USAGE: &str = "WHOAMI | USERS | LIST | GETUSER default";
+/// `LOLWUT`: the version that tools look for in its last line, without the picture.
+pub fn lolwut(_: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
+    let own = env!("CARGO_PKG_VERSION");
+    out.verbatim(&format!("kvfs {own}, in the words of\nRedis ver. {REDIS_VERSION}\n"));
+    Ok(())
+}
+
+pub const ACL_USAGE: &str = "WHOAMI | USERS | LIST | GETUSER default | CAT [category] | DRYRUN default command [arg ...] | GENPASS [bits] | LOG [count|RESET]";
 
 /// `ACL`: there is one user, who may do everything.
 pub fn acl(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
@@ -46,6 +58,16 @@ pub fn acl(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         (c, 3) if is(c, "getuser") => get_user(s, args.at(2), out),
         (c, 3..) if is(c, "setuser") || is(c, "deluser") => {
             return Err(Failure::request("there are no users here except 'default'"));
+        }
+        (c, 2 | 3) if is(c, "cat") => categories(args.get(2), out)?,
+        (c, 4..) if is(c, "dryrun") => dry_run(args, out)?,
+        (c, 2 | 3) if is(c, "genpass") => password(args.get(2), out)?,
+        // No one is denied anything but for the password, so nothing is logged.
+        (c, 2) if is(c, "log") => out.array(0),
+        (c, 3) if is(c, "log") && is(args.at(2), "reset") => out.ok(),
+        (c, 3) if is(c, "log") && integer(args.at(2)).is_some() => out.array(0),
+        (c, 2) if is(c, "load") || is(c, "save") => {
+            return Err(Failure::request("there is no file of users here"));
         }
         (c, 2) if is(c, "help") => {
             out.array(1);
@@ -76,6 +98,57 @@ fn get_user(s: &Session, name: &[u8], out: &mut Output) {
     }
     out.bulk(b"selectors");
     out.array(0);
+}
+
+/// `ACL CAT [category]`: the categories of commands, or the commands of one.
+fn categories(wanted: Option<&[u8]>, out: &mut Output) -> Outcome {
+    let all = COMMANDS.iter().map(|command| (command.name, specs::describe(command).categories));
+    let found: BTreeSet<&str> = match wanted {
+        None => all.flat_map(|(_, categories)| categories).collect(),
+        Some(wanted) => {
+            let of = |categories: &[&str]| categories.iter().any(|name| is(wanted, name));
+            all.filter(|(_, categories)| of(categories)).map(|(name, _)| name).collect()
+        }
+    };
+    if let (Some(wanted), true) = (wanted, found.is_empty()) {
+        let name = String::from_utf8_lossy(&wanted[..wanted.len().min(64)]).into_owned();
+        return Err(Failure::request(format!("Unknown category '{name}'")));
+    }
+    out.array(found.len());
+    found.into_iter().for_each(|name| out.bulk(name.as_bytes()));
+    Ok(())
+}
+
+/// `ACL DRYRUN user command [argument ...]`: the user may call each command.
+fn dry_run(args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let shown = |word: &[u8]| String::from_utf8_lossy(&word[..word.len().min(64)]).into_owned();
+    if args.at(2) != b"default" {
+        return Err(Failure::request(format!("User '{}' not found", shown(args.at(2)))));
+    }
+    let Some(command) = find(args.at(3)).map(|index| &COMMANDS[index]) else {
+        return Err(Failure::request(format!("Command '{}' not found", shown(args.at(3)))));
+    };
+    let (given, wanted) = (args.len() - 3, command.arity.unsigned_abs() as usize);
+    if given < wanted || command.arity > 0 && given != wanted {
+        return Err(super::wrong_arity(command.name));
+    }
+    out.ok();
+    Ok(())
+}
+
+/// `ACL GENPASS [bits]`: random hexadecimal digits, as many as have that number of bits at least.
+fn password(bits: Option<&[u8]>, out: &mut Output) -> Outcome {
+    let bits = bits.map_or(Some(256), integer).filter(|bits| (1..=4096).contains(bits));
+    let bits = bits.ok_or(Failure::request(
+        "ACL GENPASS argument must be the number of bits for the output password, a positive number up to 4096",
+    ))?;
+    let mut bytes = vec![0; (bits as usize).div_ceil(8)];
+    File::open("/dev/urandom")
+        .and_then(|mut random| random.read_exact(&mut bytes))
+        .map_err(|error| Failure::Io(format!("there is nothing random: {error}")))?;
+    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    out.bulk(&digits.as_bytes()[..(bits as usize).div_ceil(4)]);
+    Ok(())
 }
 
 /// `CLUSTER`, `READONLY`, `READWRITE`, `ASKING`

@@ -271,7 +271,7 @@ fn all_integers(seen: &Seen<'_>, start: &[u8], end: &[u8]) -> Result<bool, Failu
     Ok(true)
 }
 
-/// `MEMORY DOCTOR`, `MEMORY PURGE`, and `MEMORY USAGE key [SAMPLES n]`: the bytes that the key
+/// `MEMORY STATS`, `DOCTOR` and `PURGE`, and `MEMORY USAGE key [SAMPLES n]`: the bytes that the key
 /// takes in the file, or will take once it is flushed; for a collection or a long string this is
 /// the tree's estimate.
 pub fn memory(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
@@ -285,6 +285,10 @@ pub fn memory(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         }
         (c, 2) if is(c, "purge") => {
             out.ok();
+            return Ok(());
+        }
+        (c, 2) if is(c, "stats") => {
+            super::info::memory_stats(s, out);
             return Ok(());
         }
         _ => {}

@@ -161,6 +161,7 @@ mod tests {
             "kvfs.stat",
             "kvfs.zones",
             "lastsave",
+            "lolwut",
             "memory",
             "module",
             "multi",

@@ -363,6 +363,16 @@ fn what_is_not_there_is_told_in_the_words_of_redis() {
         ("ACL LIST", "[\"user default on nopass ~* &* +@all\"]"),
         ("ACL GETUSER nobody", "(nil)"),
         ("ACL SETUSER me on", "(error) ERR there are no users here except 'default'"),
+        ("ACL CAT hyperloglog", "[\"pfadd\" \"pfcount\" \"pfdebug\" \"pfmerge\"]"),
+        ("ACL CAT nosuch", "(error) ERR Unknown category 'nosuch'"),
+        ("ACL DRYRUN default GET k", "OK"),
+        ("ACL DRYRUN default GET", "(error) ERR wrong number of arguments for 'get' command"),
+        ("ACL DRYRUN default nosuch", "(error) ERR Command 'nosuch' not found"),
+        ("ACL DRYRUN nobody GET k", "(error) ERR User 'nobody' not found"),
+        ("ACL LOG", "[]"),
+        ("ACL LOG 5", "[]"),
+        ("ACL LOG RESET", "OK"),
+        ("ACL SAVE", "(error) ERR there is no file of users here"),
         ("CLUSTER INFO", NO_CLUSTER),
         ("CLUSTER KEYSLOT k", NO_CLUSTER),
         ("READONLY", NO_CLUSTER),
@@ -383,6 +393,19 @@ fn what_is_not_there_is_told_in_the_words_of_redis() {
         ("ROLE", "QUEUED"),
         ("EXEC", "[[\"master\" (integer) 0 []]]"),
     ]);
+    let categories = c.run("ACL CAT");
+    for name in ["\"admin\"", "\"hash\"", "\"write\""] {
+        assert!(categories.contains(name), "{categories}");
+    }
+    let (long, short) = (c.run("ACL GENPASS"), c.run("ACL GENPASS 5"));
+    assert!((long.len(), short.len()) == (64 + 2, 2 + 2), "{long} and {short}");
+    assert_ne!(c.run("ACL GENPASS"), long);
+    assert!(c.run("ACL GENPASS 0").contains("a positive number up to 4096"));
+    assert!(c.run("LOLWUT").contains("Redis ver. 7."));
+    let stats = c.run("MEMORY STATS");
+    for name in ["\"peak.allocated\" (integer) ", "\"dataset.percentage\" \"100\""] {
+        assert!(stats.contains(name), "{stats}");
+    }
     assert!(c.run("FUNCTION LOAD x").contains("Missing library metadata"));
     assert!(c.run("FUNCTION LOAD \"#!lua name=x\\n\"").contains("no scripts are run here"));
 }
