@@ -23,6 +23,12 @@ const LONGEST: f64 = 3600.0;
 /// `SET-DISABLE-DENY-SCRIPTS 1` lets scripts call `DEBUG`. `ERROR` replies with an error of that
 /// text, by which tests of clients see what these do when a server is loading or read-only.
 pub fn debug(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    // The sweeper takes locks, which this `EXEC` may hold, and the others wait for the disk.
+    let alone = ["sweep", "reload", "loadaof"].into_iter().find(|name| is(args.at(1), name));
+    if let (Some(name), true) = (alone, s.executing.is_some()) {
+        let what = format!("DEBUG {name} is not possible in MULTI and in scripts");
+        return Err(Failure::request(what));
+    }
     match (args.at(1), args.len()) {
         (c, 2 | 3) if is(c, "sweep") => {
             let count = args.get(2).map_or(Some(1000), integer).ok_or(Failure::NOT_AN_INTEGER)?;

@@ -453,7 +453,7 @@ struct Asking<'a> {
 
 /// Commands that scripts may not call, in addition to those that `MULTI` refuses. `BLMPOP` and
 /// `BZMPOP` are allowed, as in Redis, and do not wait in a script.
-const FORBIDDEN: [&str; 18] = [
+const FORBIDDEN: [&str; 19] = [
     "blmove",
     "blpop",
     "brpop",
@@ -462,6 +462,7 @@ const FORBIDDEN: [&str; 18] = [
     "bzpopmin",
     "client",
     "config",
+    "debug",
     "durable",
     "eval",
     "eval_ro",

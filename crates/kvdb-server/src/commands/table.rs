@@ -135,7 +135,7 @@ pub static COMMANDS: &[Command] = &[
     writes("copy", "source destination [REPLACE]", -3, TWO, keys::copy),
     reads("count", "start end [EXACT]", -3, NONE, ranges::count),
     reads("dbsize", "", 1, NONE, scan::dbsize),
-    in_multi(InMulti::Refused, reads("debug", debug::USAGE, -2, NONE, debug::debug)),
+    reads("debug", debug::USAGE, -2, NONE, debug::debug),
     writes("decr", "key", 2, FIRST, numbers::decr),
     writes("decrby", "key decrement", 3, FIRST, numbers::decrby),
     in_multi(

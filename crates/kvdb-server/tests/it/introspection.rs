@@ -191,6 +191,23 @@ fn a_setting_that_is_fixed_takes_the_value_that_it_has_and_no_other() {
 }
 
 #[test]
+fn multi_queues_debug_and_the_sweeper_waits_for_no_locks_of_its_own_exec() {
+    serve(ServerOptions::default()).connect().expect(&[
+        ("MULTI", "OK"),
+        ("DEBUG PROTOCOL integer", "QUEUED"),
+        ("DEBUG SWEEP", "QUEUED"),
+        ("DEBUG ERROR 'MINE no'", "QUEUED"),
+        ("SET k v", "QUEUED"),
+        (
+            "EXEC",
+            "[(integer) 12345 (error) ERR DEBUG sweep is not possible in MULTI and in scripts \
+             (error) MINE no OK]",
+        ),
+        ("DEBUG SWEEP", "(integer) 0"),
+    ]);
+}
+
+#[test]
 fn errors_are_counted_by_their_codes() {
     let served = serve(ServerOptions::default());
     let mut c = served.connect();
