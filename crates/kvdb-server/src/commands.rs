@@ -16,6 +16,7 @@ mod client;
 mod collections;
 mod config;
 mod connection;
+mod copy;
 mod debug;
 mod defrag;
 mod dict;

@@ -152,13 +152,18 @@ pub fn hello(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
 
 /// `SELECT n`: selects the dictionary named by the number.
 pub fn select(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let n = integer(args.at(1)).ok_or(Failure::NOT_AN_INTEGER)?;
+    s.dictionary = numbered(s, args.at(1))?;
+    out.ok();
+    Ok(())
+}
+
+/// Returns the dictionary named by a number.
+pub fn numbered(s: &Session, number: &[u8]) -> Result<Selected, Failure> {
+    let n = integer(number).ok_or(Failure::NOT_AN_INTEGER)?;
     if !(0..=i64::from(i32::MAX)).contains(&n) {
         return Err(Failure::request("DB index is out of range"));
     }
-    s.dictionary = Selected::choose(s.db(), n.to_string().as_bytes())?;
-    out.ok();
-    Ok(())
+    Selected::choose(s.db(), n.to_string().as_bytes())
 }
 
 /// `USE name`

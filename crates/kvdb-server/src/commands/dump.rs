@@ -283,11 +283,16 @@ impl<'a> Content<'a> {
 /// `DUMP key`; the reply is nil if the key does not exist.
 pub fn dump(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (key, seen) = (args.at(1), s.see()?);
-    match payload(s, &seen, key)? {
-        Some(payload) => out.bulk(&payload.finish()),
+    match payload_of(s, &seen, key)? {
+        Some(payload) => out.bulk(&payload),
         None => out.null(),
     }
     Ok(())
+}
+
+/// Returns the payload of a key, or `None` if it does not exist.
+pub fn payload_of(s: &Session, seen: &Seen<'_>, key: &[u8]) -> Result<Option<Vec<u8>>, Failure> {
+    Ok(payload(s, seen, key)?.map(Payload::finish))
 }
 
 fn payload(s: &Session, seen: &Seen<'_>, key: &[u8]) -> Result<Option<Payload>, Failure> {
@@ -431,6 +436,29 @@ pub fn restore(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
     })?;
     out.ok();
     Ok(())
+}
+
+/// Stores what a payload of this server holds, as a copy. Returns whether it was stored: if the key
+/// exists, only with `replace`.
+pub fn store(
+    s: &Session,
+    key: &[u8],
+    payload: &[u8],
+    deadline: Option<u64>,
+    replace: bool,
+) -> Result<bool, Failure> {
+    s.change(s.typed()?, [key], |seen, batch| {
+        let there = seen.live(key)?;
+        if there.exists() && !replace {
+            return Ok(false);
+        }
+        let live = Content::decode(payload)?.put(s, seen, key, &there, batch)?;
+        if deadline.is_some() {
+            seen.set_deadline(key, &live, deadline, batch);
+        }
+        seen.event(Classes::GENERIC, "copy_to", key);
+        Ok(true)
+    })
 }
 
 /// Returns whether `body`, completed by the right version and checksum, is a valid payload.

@@ -5,6 +5,8 @@ use std::collections::HashSet;
 use bytes::Bytes;
 use kvdb::{Batch, DictionaryId};
 
+use super::connection::numbered;
+use super::copy::to_other;
 use super::is;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{
@@ -122,25 +124,30 @@ fn put_head(types: DictionaryId, key: &[u8], head: Head, batch: &mut Batch) {
     }
 }
 
-/// `COPY source destination [REPLACE]`
+/// `COPY source destination [DB n] [REPLACE]`
 pub fn copy(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (from, to) = (args.at(1), args.at(2));
-    let mut replace = false;
+    let (mut replace, mut other) = (false, None);
     let mut options = args.from(3);
     while let Some(option) = options.next() {
         match option {
             o if is(o, "replace") => replace = true,
             o if is(o, "db") => {
-                options.next().and_then(integer).ok_or(Failure::NOT_AN_INTEGER)?;
-                return Err(Failure::request("COPY works within one dictionary: DB is not known"));
+                other = Some(numbered(s, options.next().ok_or(Failure::SYNTAX)?)?);
             }
             _ => return Err(Failure::SYNTAX),
         }
     }
-    if from == to {
+    let other = other.filter(|other| other.name() != s.dictionary.name());
+    if from == to && other.is_none() {
         return Err(Failure::request("source and destination objects are the same"));
     }
     s.check_key(to)?;
+    if let Some(other) = &other {
+        let copied = to_other(s, (from, to), other, replace, out)?;
+        out.integer(i64::from(copied));
+        return Ok(());
+    }
     let done = match s.existing()? {
         None => false,
         Some(space) => s.change(space, [from, to], |seen, batch| {

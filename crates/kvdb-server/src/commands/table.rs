@@ -132,7 +132,7 @@ pub static COMMANDS: &[Command] = &[
     ),
     in_multi(InMulti::Refused, reads("compact", "[start end] | STORE", -1, NONE, dict::compact)),
     reads("config", config::USAGE, -2, NONE, config::config),
-    writes("copy", "source destination [REPLACE]", -3, TWO, keys::copy),
+    writes("copy", "source destination [DB n] [REPLACE]", -3, TWO, keys::copy),
     reads("count", "start end [EXACT]", -3, NONE, ranges::count),
     reads("dbsize", "", 1, NONE, scan::dbsize),
     reads("debug", debug::USAGE, -2, NONE, debug::debug),

@@ -172,3 +172,52 @@ fn what_is_longer_than_an_argument_is_no_payload() {
     let refused = call(&mut other, &[b"RESTORE", b"set", b"0", &payload]);
     assert!(refused.starts_with("(error) ERR field or member of 11 bytes"), "{refused}");
 }
+
+#[test]
+fn a_key_is_copied_to_the_dictionary_of_a_number() {
+    let served = serve(ServerOptions::default());
+    let (mut c, mut other) = (served.connect(), served.connect());
+    c.expect(&[
+        ("HSET h f v g w", "(integer) 2"),
+        ("HEXPIRE h 100000 FIELDS 1 f", "[(integer) 1]"),
+        ("SET s text EX 100000", "OK"),
+        ("RPUSH l a b c", "(integer) 3"),
+        ("ZADD z 2 b 1 c", "(integer) 2"),
+        ("COPY none h DB 1", "(integer) 0"),
+        ("COPY h h DB 1", "(integer) 1"),
+        ("COPY s t DB 1", "(integer) 1"),
+        ("COPY l l DB 1", "(integer) 1"),
+        ("COPY z z DB 1", "(integer) 1"),
+        ("COPY l z DB 1", "(integer) 0"),
+        ("COPY s l REPLACE DB 1", "(integer) 1"),
+        ("COPY s s DB 0", "(error) ERR source and destination objects are the same"),
+        ("COPY s u DB 0", "(integer) 1"),
+        ("COPY s u DB x", "(error) ERR value is not an integer or out of range"),
+        ("COPY s u DB -1", "(error) ERR DB index is out of range"),
+        ("COPY s u DB", "(error) ERR syntax error"),
+        ("EXISTS h s l z u", "(integer) 5"),
+        ("SELECT 1", "OK"),
+        ("HGETALL h", "[\"f\" \"v\" \"g\" \"w\"]"),
+        ("HTTL h FIELDS 2 f g", "[(integer) 100000 (integer) -1]"),
+        ("MGET t l", "[\"text\" \"text\"]"),
+        ("PERSIST t", "(integer) 1"),
+        ("ZRANGE z 0 -1 WITHSCORES", "[\"c\" \"1\" \"b\" \"2\"]"),
+        ("DBSIZE", "(integer) 4"),
+        ("SELECT 0", "OK"),
+        // In transactions, to dictionaries that there were not.
+        ("MULTI", "OK"),
+        ("SET new v", "QUEUED"),
+        ("COPY new new DB 2", "QUEUED"),
+        ("EXEC", "[OK (integer) 1]"),
+    ]);
+    let id = c.run("TXN BEGIN").replace("(integer) ", "");
+    c.expect(&[
+        (&format!("TXN JOIN {id}"), "OK"),
+        ("COPY new new DB 3", "(integer) 1"),
+        ("GET new", "\"v\""),
+    ]);
+    other.expect(&[("SELECT 2", "OK"), ("GET new", "\"v\"")]);
+    other.expect(&[("SELECT 3", "OK"), ("GET new", "(nil)")]);
+    c.expect(&[("TXN COMMIT", "OK")]);
+    other.expect(&[("GET new", "\"v\"")]);
+}

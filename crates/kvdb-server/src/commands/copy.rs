@@ -1,0 +1,48 @@
+//! `COPY … DB`: a key of the selected dictionary is copied to another one, in one transaction, by
+//! the payload that `DUMP` makes of it. So it may have as many bytes as `RESTORE` takes.
+
+use super::dump;
+use super::multi::{Locks, atomically};
+use crate::dictionaries::{Place, Selected};
+use crate::failure::{Failure, Outcome};
+use crate::output::Output;
+use crate::session::Session;
+
+/// Copies the key `from` to the key `to` of another dictionary. Returns whether it was copied: the
+/// one must exist, and the other must not, unless `replace` is set.
+pub fn to_other(
+    s: &mut Session,
+    (from, to): (&[u8], &[u8]),
+    other: &Selected,
+    replace: bool,
+    out: &mut Output,
+) -> Result<bool, Failure> {
+    let mut copied = false;
+    let mut work = |s: &mut Session, _: &mut Output| -> Outcome {
+        copied = copy(s, (from, to), other, replace)?;
+        Ok(())
+    };
+    if s.executing.is_some() || matches!(s.place, Place::Snapshot(..)) {
+        work(s, out)?;
+    } else {
+        atomically(s, &[], Locks::Keys(&[from]), out, work)?;
+    }
+    Ok(copied)
+}
+
+fn copy(
+    s: &mut Session,
+    (from, to): (&[u8], &[u8]),
+    other: &Selected,
+    replace: bool,
+) -> Result<bool, Failure> {
+    let seen = s.see()?;
+    let deadline = seen.live(from)?.deadline();
+    let payload = dump::payload_of(s, &seen, from)?;
+    drop(seen);
+    let Some(payload) = payload else { return Ok(false) };
+    let selected = std::mem::replace(&mut s.dictionary, other.clone());
+    let stored = dump::store(s, to, &payload, deadline, replace);
+    s.dictionary = selected;
+    stored
+}
