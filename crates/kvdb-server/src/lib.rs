@@ -60,6 +60,7 @@ mod notifications;
 mod output;
 #[doc(hidden)]
 pub mod parsers;
+mod password;
 mod pause;
 mod peer;
 mod relay;

@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::connection::yes;
-use super::{is, unknown_subcommand};
+use super::{is, keys, unknown_subcommand};
 use crate::failure::{Failure, Outcome};
 use crate::glob;
 use crate::notifications::Classes;
@@ -18,6 +18,8 @@ pub const USAGE: &str = "GET pattern ... | SET setting value ... | RESETSTAT";
 const MOST_TIME: i64 = 3_600_000;
 /// Upper bound of the number of connections.
 const MOST_CONNECTIONS: i64 = 1_000_000;
+/// Bytes of a password. A client that has not told it may not send much.
+const LONGEST_PASSWORD: usize = 512;
 /// Upper bound of the number of entries in the slow log.
 const MOST_SLOW: i64 = 10_000;
 
@@ -72,6 +74,7 @@ fn known(s: &Session) -> Vec<(&'static str, String)> {
         ),
         ("databases", i32::MAX.to_string()),
         ("durable", if s.durable { "yes" } else { "no" }.to_string()),
+        ("hash-max-listpack-entries", keys::LISTPACK.to_string()),
         ("lua-time-limit", scripts),
         ("maxclients", s.shared.most_connections.load(Relaxed).to_string()),
         ("maxmemory", "0".to_string()),
@@ -79,18 +82,37 @@ fn known(s: &Session) -> Vec<(&'static str, String)> {
         ("notify-keyspace-events", s.shared.notifications.wanted().shown()),
         ("proto-max-bulk-len", limits.argument.to_string()),
         ("save", String::new()),
+        ("set-max-intset-entries", keys::INTSET.to_string()),
+        ("set-max-listpack-entries", keys::LISTPACK.to_string()),
         ("slowlog-log-slower-than", s.shared.slow_log.slower_than().to_string()),
         ("slowlog-max-len", s.shared.slow_log.most().to_string()),
         ("timeout", "0".to_string()),
         ("unixsocket", s.shared.socket.clone()),
+        ("zset-max-listpack-entries", keys::LISTPACK.to_string()),
     ];
-    match &s.shared.password {
+    match s.shared.password.told() {
         None => all.push(("requirepass", String::new())),
-        Some(password) if s.needs_password => all.push(("requirepass", password.clone())),
+        Some(password) if s.needs_password => all.push(("requirepass", password)),
         // A client that needed no password is not told it.
         Some(_) => {}
     }
     all
+}
+
+/// Parses a new password; an empty one is none.
+fn password(s: &Session, word: &[u8]) -> Result<Option<String>, Failure> {
+    let wrong = |why: &str| {
+        let what = "CONFIG SET failed (possibly related to argument 'requirepass')";
+        Failure::request(format!("{what} - {why}"))
+    };
+    let word = std::str::from_utf8(word).map_err(|_| wrong("a password is UTF-8"))?;
+    if word.is_empty() && s.shared.tcp.is_some() {
+        return Err(wrong("a server on the network needs a password"));
+    }
+    if word.len() > LONGEST_PASSWORD {
+        return Err(wrong("a password has 512 bytes at most"));
+    }
+    Ok(Some(word.to_owned()).filter(|word| !word.is_empty()))
 }
 
 /// A setting to be changed.
@@ -101,6 +123,7 @@ enum Setting {
     SlowerThan(i64),
     SlowLog(usize),
     Connections(usize),
+    Password(Option<String>),
     /// One that does not change, to the value that it has.
     Same,
 }
@@ -123,13 +146,14 @@ impl Setting {
             }
             o if is(o, "slowlog-log-slower-than") => Setting::SlowerThan(within(-1, i64::MAX)?),
             o if is(o, "maxclients") => Setting::Connections(within(1, MOST_CONNECTIONS)? as usize),
+            o if is(o, "requirepass") => Setting::Password(password(s, value)?),
             o if is(o, "slowlog-max-len") => Setting::SlowLog(within(0, MOST_SLOW)? as usize),
             o => {
                 let fixed = known(s).into_iter().find(|(name, _)| is(o, name));
                 if fixed.as_ref().is_some_and(|(_, now)| is(value, now)) {
                     return Ok(Setting::Same);
                 }
-                if fixed.is_some() || is(o, "requirepass") {
+                if fixed.is_some() {
                     let name = String::from_utf8_lossy(o);
                     return Err(Failure::request(format!(
                         "CONFIG SET failed (possibly related to argument '{name}') - can't set immutable config"
@@ -155,6 +179,7 @@ impl Setting {
                     "CONFIG SET failed (possibly related to argument 'maxclients') - The operating system is not able to handle the specified number of clients, try with {possible}"
                 ))
             })?,
+            Setting::Password(password) => s.shared.password.set(password),
             Setting::Same => {}
         }
         Ok(())

@@ -61,7 +61,7 @@ pub fn reset(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
 
 pub fn auth(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match args.len() {
-        2 if s.shared.password.is_none() => {
+        2 if !s.shared.password.is_set() => {
             return Err(Failure::request(
                 "AUTH <password> called without any password configured for the default user. Are you sure your configuration is correct?",
             ));
@@ -75,21 +75,11 @@ pub fn auth(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 }
 
 fn authenticate(s: &mut Session, user: &[u8], password: &[u8]) -> Outcome {
-    let right = match &s.shared.password {
-        Some(right) => same(right.as_bytes(), password),
-        None => true,
-    };
-    if user != b"default" || !right {
+    if user != b"default" || !s.shared.password.is(password) {
         return Err(WRONGPASS);
     }
     s.authenticated = true;
     Ok(())
-}
-
-/// Compares in a time that does not reveal the position of the first difference.
-fn same(a: &[u8], b: &[u8]) -> bool {
-    let differences = a.iter().zip(b).fold(0, |all, (x, y)| std::hint::black_box(all | (x ^ y)));
-    a.len() == b.len() && differences == 0
 }
 
 /// `HELLO [2|3 [AUTH user password] [SETNAME name]]`

@@ -155,11 +155,16 @@ fn note_slow(s: &Session, command: &Command, args: Arguments<'_>, took: Duration
     if command.name == "exec" {
         return;
     }
+    let secret = match command.name {
+        "auth" | "hello" => true,
+        "config" => args.from(2).any(|word| is(word, "requirepass")),
+        _ => false,
+    };
     s.shared.slow_log.keep(Entry {
         number: 0,
         at: s.db().wall_clock().as_secs(),
         micros: u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
-        words: shortened(args, ["auth", "hello"].contains(&command.name)),
+        words: shortened(args, secret),
         address: s.connection.address.clone(),
         name: s.name.clone(),
     });

@@ -242,20 +242,25 @@ pub fn object(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
+/// Elements of a collection up to which its encoding is one list.
+pub const LISTPACK: i64 = 128;
+/// Numbers in a set up to which its encoding is one list of them.
+pub const INTSET: i64 = 512;
+
 /// Returns the encoding that Redis would choose, as far as the length of a collection determines
 /// it.
 fn encoding(seen: &Seen<'_>, key: &[u8], live: &Live) -> Result<&'static str, Failure> {
     Ok(match (live.kind, live.count) {
-        (Some(Kind::Hash), ..=128) | (Some(Kind::SortedSet), ..=128) => "listpack",
+        (Some(Kind::Hash | Kind::SortedSet), ..=LISTPACK) => "listpack",
         (Some(Kind::Hash), _) => "hashtable",
         (Some(Kind::SortedSet), _) => "skiplist",
         (Some(Kind::List), _) => "quicklist",
         (Some(Kind::Stream), _) => "stream",
         (Some(Kind::Pages), _) => "raw",
         (Some(Kind::Set), count) => {
-            match live.head.filter(|_| count <= 512).map(|head| elements(head.id)) {
+            match live.head.filter(|_| count <= INTSET).map(|head| elements(head.id)) {
                 Some((start, end)) if all_integers(seen, &start, &end)? => "intset",
-                _ if count <= 128 => "listpack",
+                _ if count <= LISTPACK => "listpack",
                 _ => "hashtable",
             }
         }
@@ -278,9 +283,9 @@ fn all_integers(seen: &Seen<'_>, start: &[u8], end: &[u8]) -> Result<bool, Failu
     Ok(true)
 }
 
-/// `MEMORY STATS`, `DOCTOR` and `PURGE`, and `MEMORY USAGE key [SAMPLES n]`: the bytes that the key
-/// takes in the file, or will take once it is flushed; for a collection or a long string this is
-/// the tree's estimate.
+/// `MEMORY STATS`, `MALLOC-STATS`, `DOCTOR` and `PURGE`, and `MEMORY USAGE key [SAMPLES n]`: the
+/// bytes that the key takes in the file, or will take once it is flushed; for a collection or a
+/// long string this is the tree's estimate.
 pub fn memory(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match (args.at(1), args.len()) {
         (c, 2) if is(c, "doctor") => {
@@ -292,6 +297,10 @@ pub fn memory(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         }
         (c, 2) if is(c, "purge") => {
             out.ok();
+            return Ok(());
+        }
+        (c, 2) if is(c, "malloc-stats") => {
+            out.verbatim("Stats not supported for the current allocator");
             return Ok(());
         }
         (c, 2) if is(c, "stats") => {

@@ -17,6 +17,7 @@ use crate::metrics::Metrics;
 use crate::monitors::Monitors;
 use crate::notifications::Notifications;
 use crate::output::Budget;
+use crate::password::Password;
 use crate::pause::Pause;
 use crate::scripts::Scripts;
 use crate::seals::Seals;
@@ -41,7 +42,7 @@ pub type Describe = Arc<dyn Fn(&str, &[u8], &[u8]) -> Option<String> + Send + Sy
 pub struct Shared {
     pub db: Kvdb,
     pub limits: Limits,
-    pub password: Option<String>,
+    pub password: Password,
     pub durable: bool,
     pub info: Option<InfoSource>,
     pub describe: Option<Describe>,
@@ -120,7 +121,7 @@ impl Shared {
             pause: Pause::default(),
             slow_log: SlowLog::default(),
             limits,
-            password,
+            password: Password::new(password),
             durable,
             info,
             describe: None,

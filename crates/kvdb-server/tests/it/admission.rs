@@ -176,6 +176,12 @@ fn tcp_wants_the_password_and_the_socket_of_the_owner_does_not() {
     assert!(run("HELLO 3 AUTH default s3cret SETNAME me").contains("\"proto\" (integer) 3"));
     assert_eq!(run("GET a"), "\"1\"");
     assert_eq!(served.connect().run("GET a"), "\"1\"");
+    assert!(run("CONFIG SET requirepass ''").ends_with("a server on the network needs a password"));
+    assert_eq!(run("CONFIG SET requirepass changed"), "OK");
+    assert_eq!(run("GET a"), "\"1\"", "who is there stays");
+    assert_eq!(run("RESET"), "RESET");
+    assert_eq!(run("AUTH s3cret"), wrong);
+    assert_eq!(run("AUTH changed"), "OK");
 
     let mut stranger =
         TcpStream::connect(served.server.tcp_address().expect("bound")).expect("connected");

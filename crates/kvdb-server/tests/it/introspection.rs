@@ -185,9 +185,34 @@ fn a_setting_that_is_fixed_takes_the_value_that_it_has_and_no_other() {
         ("CONFIG SET durable yes timeout 300", &fixed("timeout")),
         ("DURABLE", "\"no\""),
         ("CONFIG SET maxmemory-policy allkeys-lru", &fixed("maxmemory-policy")),
-        ("CONFIG SET requirepass secret", &fixed("requirepass")),
+        ("CONFIG GET hash-max-listpack-entries", "[\"hash-max-listpack-entries\" \"128\"]"),
         ("PING", "PONG"),
     ]);
+}
+
+#[test]
+fn a_password_can_be_set_and_is_told_to_no_one() {
+    let served = serve(ServerOptions::default());
+    let (mut c, mut other) = (served.connect(), served.connect());
+    const WRONG: &str = "(error) WRONGPASS invalid username-password pair or user is disabled.";
+    c.expect(&[
+        ("CONFIG SET slowlog-log-slower-than 0", "OK"),
+        ("CONFIG SET requirepass s3cret", "OK"),
+        ("CONFIG SET slowlog-log-slower-than -1", "OK"),
+        ("CONFIG GET requirepass", "[]"),
+        ("ACL LIST", "[\"user default on # ~* &* +@all\"]"),
+        ("AUTH wrong", WRONG),
+        ("AUTH s3cret", "OK"),
+        ("AUTH nobody s3cret", WRONG),
+    ]);
+    let slow = c.run("SLOWLOG GET");
+    assert!(slow.contains("(redacted)") && !slow.contains("s3cret"), "{slow}");
+    other.expect(&[
+        ("PING", "PONG"),
+        ("CONFIG SET requirepass \"\"", "OK"),
+        ("CONFIG GET requirepass", "[\"requirepass\" \"\"]"),
+    ]);
+    assert!(c.run("AUTH s3cret").contains("without any password configured"));
 }
 
 #[test]
