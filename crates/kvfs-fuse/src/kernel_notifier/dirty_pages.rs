@@ -31,6 +31,11 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(15);
 const PATIENCE_WITH_LOCKS: Duration = Duration::from_secs(1);
 /// The time for which the threads of queues are waited for at once.
 pub(super) const SETTLING: Duration = Duration::from_millis(250);
+/// The reason that a caller gets after the daemon has refused a page. A page waits for a lock for
+/// ten seconds (`kvfs::locks`), less than `PATIENCE`, and is answered with EDEADLK then. The kernel
+/// does not send it again. It keeps the error for the file system until one syncfs has returned it,
+/// even one that opens the mount later, so the first caller after the refusal is told.
+const REFUSED: &str = "a page of a file that was locked by a transaction has been refused";
 /// The pause between two rounds, in which threads can serve the requests that have arrived.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -57,6 +62,9 @@ impl KernelNotifier {
             Ok(Ok(false)) => {
                 self.drop_all();
                 return HandedOver::All;
+            }
+            Ok(Err(e)) if e.raw_os_error() == Some(libc::EDEADLK) => {
+                return HandedOver::Failed(REFUSED.into());
             }
             Ok(Err(e)) => return failed(e),
             // The mount has ended, and has handed over everything before.
