@@ -18,7 +18,7 @@ use crate::host::Host;
 use crate::once::Once;
 use crate::reply::{Listed, Reply};
 use crate::roles::Role;
-use crate::wanted::Wanted;
+use crate::wanted::{Limits, Wanted};
 
 type Answer<T> = Result<T, Failure>;
 
@@ -80,44 +80,31 @@ impl Naming {
     ) -> Answer<()> {
         // Transactions of the clone read all of the snapshot.
         allow(role.may_write(name) && role.may_read(snapshot))?;
+        let limits = if role.administers { (None, None) } else { self.limits_of_origin(snapshot) };
+        let wanted = Wanted::clone_of(snapshot, name, limits);
         let make = || {
             if !role.administers && self.db.branches().len() >= most {
                 let what = format!("the store has {most} clones: drop some of them");
                 return Err(Error::Limit(what));
             }
-            let limits = self.limits_of_origin(snapshot);
             self.host.make_clone(snapshot, name)?;
-            if role.administers {
-                return Ok(());
-            }
-            self.limit(name, limits).inspect_err(|_| {
+            wanted.complete(&self.db).inspect_err(|_| {
                 if let Err(e) = self.host.remove_clone(name) {
                     tracing::warn!("the clone {name} has no limit, and is not dropped: {e}");
                 }
             })
         };
-        let wanted = Wanted::clone_of(snapshot, name);
         self.once.run(key, Durability::Synced, &wanted, make).map_err(of_store)
     }
 
-    /// Returns the limits, of bytes and of files, of the clone that a snapshot was made of.
-    fn limits_of_origin(&self, snapshot: &str) -> (Option<u64>, Option<u64>) {
+    /// Returns the limits of the clone that a snapshot was made of.
+    fn limits_of_origin(&self, snapshot: &str) -> Limits {
         let Some(label) = self.db.snapshot_label(snapshot) else { return (None, None) };
         let mut all = self.db.branches().into_iter();
         match all.find(|info| info.name == label.branch) {
             Some(info) => (info.limit.map(|limit| limit.bytes), info.limit_of_files),
             None => (None, None),
         }
-    }
-
-    fn limit(&self, clone: &str, (bytes, files): (Option<u64>, Option<u64>)) -> kvdb::Result<()> {
-        if bytes.is_some() {
-            self.db.limit_branch(clone, bytes)?;
-        }
-        if files.is_some() {
-            self.db.limit_files(clone, files)?;
-        }
-        Ok(())
     }
 
     /// Drops a clone. One that has a limit is dropped by those alone who administer the store:

@@ -51,9 +51,14 @@ impl Once {
                 continue;
             };
             // A record from before outcomes were noted stays as it is.
-            match wanted.filter(|_| state == BEGUN).map(|wanted| wanted.is_in(db)) {
-                Some(true) => settled.put(dict, key.to_vec(), value_of(DONE, at, None)),
-                Some(false) => {
+            match wanted.filter(|_| state == BEGUN) {
+                Some(wanted) if wanted.is_in(db) => match wanted.complete(db) {
+                    Ok(()) => settled.put(dict, key.to_vec(), value_of(DONE, at, None)),
+                    Err(e) => {
+                        tracing::warn!("a clone that a crash has cut short has no limit: {e}")
+                    }
+                },
+                Some(_) => {
                     settled.delete(dict, Bytes::copy_from_slice(&key));
                     continue;
                 }
@@ -93,6 +98,7 @@ impl Once {
         match state {
             Some(DONE) => return Ok(()),
             Some(_) if is_done() => {
+                wanted.complete(&self.db)?;
                 // It may have failed on its way to the disk.
                 if durability == Durability::Synced {
                     self.db.sync()?;

@@ -10,17 +10,31 @@ use bytes::Bytes;
 use env::Simulated;
 use kvdb::{CreateOptions, Durability, Kvdb, OpenOptions, Transaction, TransactionOptions};
 use kvdb_wire::{
-    FailureCode, Host, Reply, Request, Server, ServerOptions, VERSION, read_frame, write_frame,
+    FailureCode, Host, Reply, Request, Server, ServerOptions, Tokens, VERSION, read_frame,
+    write_frame,
 };
+use sha2::{Digest, Sha256};
 use zones::{CrashDevice, MemoryDevice};
 
 use crate::waiting::awaits;
 
 /// Returns a connection whose messages the test chooses. An answer that takes very long fails.
 pub fn connected(server: &Server) -> UnixStream {
+    greeted(|far| server.serve(far.into()).unwrap())
+}
+
+/// Returns a connection of a client that may do what these words say.
+fn connected_as(server: &Server, words: &str) -> UnixStream {
+    let hash: [u8; 32] = Sha256::digest("").into();
+    let digits: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    let tokens = Arc::new(Tokens::parse(&format!("{digits} {words}\n")).unwrap());
+    greeted(|far| server.serve_with(far.into(), &tokens).unwrap())
+}
+
+fn greeted(serve: impl FnOnce(UnixStream)) -> UnixStream {
     let (mut near, far) = UnixStream::pair().unwrap();
     near.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-    server.serve(far.into()).unwrap();
+    serve(far);
     let hello = Request::Hello { version: VERSION, token: Bytes::new() };
     assert!(matches!(ask(&mut near, &hello), Reply::Welcome { .. }));
     near
@@ -271,4 +285,36 @@ fn after_a_crash_after_the_act_a_copy_is_not_done_to_what_has_the_name_by_then()
     db.drop_snapshot("monday").unwrap();
     assert_eq!(ask(&mut connected(&server), &make), Reply::Done);
     assert_eq!(db.snapshot_label("monday"), None, "it is not made again");
+}
+
+#[test]
+fn after_a_crash_before_it_was_limited_a_clone_of_a_limited_one_has_its_limits() {
+    let (device, env) = (Arc::new(CrashDevice::new()), Arc::new(Simulated::new(1)));
+    let options = CreateOptions { open: open_options(), ..CreateOptions::default() };
+    let db = Kvdb::create(device.clone(), env, options).unwrap();
+    db.snapshot("base").unwrap();
+    db.clone_snapshot("base", "attempt-1").unwrap();
+    db.limit_branch("attempt-1", Some(1 << 20)).unwrap();
+    db.limit_files("attempt-1", Some(1000)).unwrap();
+    db.snapshot_of("attempt-1", "of-clone", Durability::Synced).unwrap();
+    let host = Arc::new(Watched { db: db.clone(), device, images: Mutex::default() });
+    let server = Server::without_socket(db, Some(host.clone()), ServerOptions::default()).unwrap();
+    let (snapshot, name) = (String::from("of-clone"), String::from("attempt-2"));
+    let request = Request::Clone { key: [1; 16], snapshot, name };
+    let words = "write=attempt-* read=of-*";
+    assert_eq!(ask(&mut connected_as(&server, words), &request), Reply::Done);
+    let (before, after) = host.images.lock().unwrap().take().expect("the request is done");
+    let limits = |db: &Kvdb| {
+        let mut all = db.branches().into_iter();
+        let info = all.find(|info| info.name == "attempt-2")?;
+        Some((info.limit.map(|limit| limit.bytes), info.limit_of_files))
+    };
+    for (image, there) in [(before, false), (after, true)] {
+        let (db, server) = after_crash(image);
+        assert_eq!(limits(&db).is_some(), there);
+        let limited = Some((Some(1 << 20), Some(1000)));
+        assert!(!there || limits(&db) == limited, "before any request: {:?}", limits(&db));
+        assert_eq!(ask(&mut connected_as(&server, words), &request), Reply::Done);
+        assert_eq!(limits(&db), limited);
+    }
 }
