@@ -190,6 +190,50 @@ fn has_date_and_status(line: &str) -> bool {
     dated && !status.trim().is_empty()
 }
 
+#[test]
+fn a_decision_that_a_later_one_changes_names_it_and_the_later_one_refers_back() {
+    let directory = root().join("docs/decisions");
+    let index = fs::read_to_string(directory.join("README.md")).expect("the index");
+    let (mut wrong, mut changed) = (Vec::new(), 0);
+    for entry in fs::read_dir(&directory).expect("the decisions") {
+        let name = entry.expect("an entry").file_name().into_string().expect("a name");
+        if name == "README.md" {
+            continue;
+        }
+        let text = fs::read_to_string(directory.join(&name)).expect("a decision");
+        // The status may take several lines, up to the first section.
+        let head = text.split("\n## ").next().unwrap_or("");
+        let status = head.split_once("Status: ").map_or("", |(_, status)| status.trim());
+        let later = links(status);
+        let numbers: Vec<&str> =
+            later.iter().filter_map(|link| Some(link.split_once('-')?.0)).collect();
+        let expected = match status.split(['[', ';']).next().unwrap_or("").trim() {
+            "holds" if numbers.is_empty() => "holds".to_string(),
+            "holds in part" if !numbers.is_empty() => {
+                format!("holds in part, see {}", numbers.join(", "))
+            }
+            "superseded by" if !numbers.is_empty() => {
+                format!("superseded by {}", numbers.join(", "))
+            }
+            other => panic!("{name}: a decision has no status '{other}'"),
+        };
+        if !index.lines().any(|row| {
+            row.contains(&format!("]({name}) |")) && row.ends_with(&format!("| {expected} |"))
+        }) {
+            wrong.push(format!("{name}: the index does not say '{expected}'"));
+        }
+        for file in later {
+            changed += 1;
+            let successor = fs::read_to_string(directory.join(&file)).expect("a later decision");
+            if !successor.contains(&format!("]({name})")) {
+                wrong.push(format!("{file} does not refer back to {name}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(changed > 10, "only {changed} changes were found");
+}
+
 /// The commands of a text of Markdown, in backticks, fences or indented by four spaces, each on one
 /// line.
 fn commands_in(text: &str) -> Vec<String> {
