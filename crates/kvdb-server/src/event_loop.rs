@@ -120,7 +120,7 @@ struct LoopConnection {
 enum Event {
     /// Bytes have arrived, or the end of the stream.
     Readable,
-    /// Messages have arrived for it.
+    /// Messages have arrived in the connection's mailbox.
     Rung,
     /// Its replies have not been sent yet, or were not all taken and the kernel accepts more now.
     Unsent,

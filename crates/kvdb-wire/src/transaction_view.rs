@@ -17,7 +17,7 @@ use crate::request::Request;
 use crate::served_transaction::ServedTransaction;
 use crate::unfinished::MAX_CHANGE;
 
-/// Bytes of changes above which they are sent.
+/// The changes are sent once they take more bytes than this.
 const GATHERED: usize = 3 << 20;
 /// Time for which changes of a transaction that ends with its client wait for more of them.
 const GATHERING: Duration = Duration::from_secs(3);

@@ -35,7 +35,7 @@ pub struct Salvage {
 /// The remains of one dictionary of the main branch.
 struct Remains {
     name: String,
-    /// The newest first.
+    /// The memtables and runs that hold the dictionary, from the newest to the oldest.
     sources: Vec<Source>,
 }
 

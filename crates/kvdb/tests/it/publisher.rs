@@ -1,5 +1,5 @@
-//! A store that is published again and again: each time all of it is there, and what was not
-//! written since is neither read nor written.
+//! Tests of a publisher, which publishes a store repeatedly: each publication is complete, and data
+//! that was not written since the last one is neither read nor uploaded.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -107,7 +107,8 @@ fn many_publications_of_a_store_that_changes_are_each_what_was_there() {
             push(&db, &bucket.store("fruit"));
             let was = all(&db);
             let device = copied(&bucket.store("fruit"), seed * 100 + round);
-            // Not read at once: what was published stays as it was.
+            // The copies are read after all rounds: later publications must not change what they
+            // show.
             copies.push((round, device, was));
         }
         for (round, device, was) in copies {

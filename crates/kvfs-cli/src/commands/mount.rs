@@ -557,7 +557,8 @@ fn keep(store: &Path, options: &Options, arguments: &[OsString]) -> Outcome {
     if options.log.is_none() {
         arguments.extend(log.iter().flat_map(|log| ["--log".into(), log.clone().into()]));
     }
-    // A daemon of the keeper reports to the foreground process, by a copy of the stream to it.
+    // A daemon that the keeper starts gets a copy of the stream on which it reports to the
+    // foreground process.
     let outcome = keeper::run(store, options, &arguments, daemon::close_terminal);
     let Err(failure) = outcome.map(drop) else { return Ok(()) };
     if let Some(mut log) = log.and_then(|log| destination::append(&log).ok()) {

@@ -78,7 +78,7 @@ fn of_two_that_change_a_file_of_a_clone_the_second_is_told() {
     fs::write(view.join("file"), "mine").expect("write");
     let list = succeeds(kvfs(&["txn", "list"]).arg(mount.root()));
     assert!(list.contains("(clone trial)"), "{list}");
-    // Of the clone there are those of the clone.
+    // A listing of the clone shows only transactions of that clone.
     let of_store = succeeds(kvfs(&["txn", "begin"]).arg(mount.root())).trim().to_string();
     let json = succeeds(kvfs(&["--json", "txn", "list"]).arg(&clone));
     let all: serde_json::Value = serde_json::from_str(&json).expect("JSON");

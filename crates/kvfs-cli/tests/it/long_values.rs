@@ -79,7 +79,7 @@ fn in_a_transaction_of_the_caller_too() {
     inside(&["SADD", "set", "member"]);
     inside(&["SUNIONSTORE", &gathered, "set"]);
     inside(&["DEL", "set"]);
-    // It may have ended by now.
+    // The program may have ended already, so a failed write is no error.
     let _ = put.stdin.as_mut().expect("a pipe").write_all(b"x");
     drop(put.stdin.take());
     assert!(!put.wait().expect("it is ours").success());

@@ -7,8 +7,9 @@ use crate::error::Result;
 pub(super) const MOST_LISTED: usize = 256 << 20;
 /// The longest path that a call takes, in bytes. Longer ones can be made step by step.
 pub(super) const LONGEST_USABLE: usize = 4096;
-/// Limit of the total bytes that whole paths have beyond that length, in lists without anchors.
-/// Deep names cost next to nothing to make, but listing them costs the square of their depth.
+/// Limit of the bytes that whole paths may have beyond `LONGEST_USABLE`, added up over a list
+/// without anchors. Deep names cost next to nothing to make, but listing them costs the square of
+/// their depth.
 const MOST_BEYOND: usize = 32 << 20;
 
 /// The bytes that a list may still take.

@@ -44,7 +44,7 @@ pub struct World {
     pub publisher: Option<Publisher>,
     /// Another machine, which follows what is published, over all lives of this one.
     pub reader: Option<(Kvdb, Follower)>,
-    /// For names that are new.
+    /// A counter from which new names are made.
     pub names: u64,
     /// The store is small, and may be full: what adds to it may be refused for want of space, what
     /// removes may not.

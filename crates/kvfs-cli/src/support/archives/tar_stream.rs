@@ -23,7 +23,7 @@ struct Stream<R> {
     ahead: u64,
     /// While headers are read, the end of the content that precedes them.
     passing: Option<u64>,
-    /// The bytes read after that end.
+    /// The bytes read beyond `passing`.
     heard: Vec<u8>,
 }
 

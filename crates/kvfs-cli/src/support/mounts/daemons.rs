@@ -84,7 +84,7 @@ pub fn directory() -> PathBuf {
     }
 }
 
-/// Makes the directory, inaccessible to others.
+/// Creates the directory of the records of daemons, which other users cannot read.
 pub fn make_directory() -> io::Result<PathBuf> {
     use std::os::unix::fs::DirBuilderExt;
     let directory = directory();

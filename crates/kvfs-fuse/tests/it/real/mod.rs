@@ -140,7 +140,7 @@ pub fn sh(dir: &Path, script: &str) -> String {
 /// A shared mapping of the start of a file.
 pub struct Mapping(*mut u8, usize);
 
-// SAFETY: it is memory that is written to byte by byte, and of which no reference is made.
+// SAFETY: the memory is only copied to byte by byte, and no reference to it is made.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {

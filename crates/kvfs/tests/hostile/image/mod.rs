@@ -173,7 +173,7 @@ struct Image<'a> {
     device: &'a MemoryDevice,
     block: Vec<u8>,
     root: Root,
-    /// The edits of all records.
+    /// The edits of all records of the manifest.
     edits: Vec<Record>,
 }
 

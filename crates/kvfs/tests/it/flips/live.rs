@@ -197,7 +197,7 @@ fn sorted(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges
 }
 
-/// What lies between the ranges.
+/// Returns the gaps between the ranges.
 fn holes(alive: &[Range<u64>], len: u64) -> Vec<Range<u64>> {
     let mut holes = Vec::new();
     let mut at = 0;
