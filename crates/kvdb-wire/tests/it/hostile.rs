@@ -107,7 +107,7 @@ fn bytes_that_are_no_request_end_their_connection_and_no_other() {
     for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 64], &[9, 0, 0, 0, 0, 0, 0, 0, 1, 2]] {
         let mut raw = Raw::greeted(&store);
         raw.0.write_all(bytes).unwrap();
-        // With part of a frame alone, the server would wait for the rest.
+        // The server would wait for the rest of a frame that is cut, so the stream ends here.
         raw.0.shutdown(std::net::Shutdown::Write).unwrap();
         assert!(raw.answer().is_err());
     }

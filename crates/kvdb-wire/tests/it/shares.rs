@@ -87,7 +87,8 @@ fn changes_that_were_refused_never_become_longer_than_a_unit_may_be() {
     let scope = Scope::Served(transaction.clone());
     let (_, refused) = fill(&scope, dict, 40);
     assert!(matches!(refused, Err(kvdb::Error::NoSpace)), "{refused:?}");
-    // As much waits for the server as may wait, and a unit comes that would be taken by itself.
+    // The client holds as many unsent bytes as it may, and a change comes that would be accepted by
+    // itself.
     let put = |name: &str, megabytes: u8| {
         let mut batch = Batch::new();
         for i in 0..megabytes {
@@ -100,7 +101,7 @@ fn changes_that_were_refused_never_become_longer_than_a_unit_may_be() {
     }
     let refused = put("long", 60).unwrap_err();
     assert!(matches!(refused, kvdb::Error::NoSpace), "{refused}");
-    // What is removed reaches the server, and the transaction goes on.
+    // The deletion reaches the server, and the transaction goes on.
     let mut batch = Batch::new();
     batch.delete_range(dict, &b"fill"[..], &b"film"[..]);
     batch.put(dict, "kept", "value");

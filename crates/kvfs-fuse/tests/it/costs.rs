@@ -1,4 +1,4 @@
-//! What each operation costs in requests, on a whole KVFS and in both modes: the table of
+//! The requests that each operation costs on a whole KVFS, in both modes: the table of
 //! `docs/fuse.md`.
 
 use crate::real;
@@ -33,7 +33,7 @@ struct Operation {
     /// The file is there before.
     exists: bool,
     work: fn(&Path),
-    /// What it asks for when writes go through, and when they are gathered.
+    /// The requests when writes go through, and when they are gathered.
     through: &'static str,
     gathered: &'static str,
 }

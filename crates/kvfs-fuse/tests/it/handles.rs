@@ -105,7 +105,7 @@ fn reading_moves_the_access_time_unless_asked_otherwise() {
                 .open(&path)
                 .and_then(|f| f.set_times(times))
                 .expect("set the times");
-            // What the kernel has cached it reads without a word.
+            // The kernel reads cached data without a request.
             m.mounted
                 .invalidator()
                 .expect("mounted")

@@ -117,7 +117,7 @@ impl Lasting {
     fn end(mut self) {
         let Service { mut mounted, notifier, views, db } =
             self.served.take().expect("it is served");
-        // What the kernel forgets it says some time after the last program has closed it.
+        // The kernel reports a forgotten inode some time after the last program has closed it.
         let until = Instant::now() + Duration::from_secs(20);
         while views.mainline().verify().expect("it can be read").orphans > 0
             && Instant::now() < until

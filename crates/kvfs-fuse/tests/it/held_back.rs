@@ -1,6 +1,6 @@
-//! What the kernel holds back of files that programs have open: no program that looks at a file,
-//! renames it, begins a transaction or commits one is to see less of it than the program that
-//! writes it, whether writes go through at once or are gathered.
+//! Tests of the data that the kernel holds back of files that programs have open. A program that
+//! looks at a file, renames it, begins a transaction or commits one must see everything that the
+//! writing program sees, whether writes go through at once or are gathered.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -36,7 +36,7 @@ fn a_file_that_is_being_written_has_no_holes_where_there_is_data() {
             m.dir.path(),
             "cp --sparse=auto written copied; cmp written copied; tar -cSf tar written; tar -xOf tar | cmp - written",
         );
-        // What is a hole stays one.
+        // A hole remains a hole.
         writer.write_all_at(b"far", 64 * MIB as u64).expect("write");
         assert_eq!(seek(&other, 2 * MIB as i64, libc::SEEK_DATA), Some(64 * MIB as i64));
     }
@@ -362,7 +362,7 @@ mapping.close()";
     }
 }
 
-/// What a program asks for itself is an error when the view is over.
+/// A program gets an error for its own request when the view is over.
 #[test]
 fn whoever_sets_the_times_of_a_file_whose_view_is_over_is_told() {
     for write_back in BOTH {
@@ -504,7 +504,7 @@ fn what_is_held_back_behind_a_mount_that_is_out_of_sight_comes_as_well() {
             };
             assert_eq!(&read(b"/mapped", 3)[..], b"new", "{at}");
             assert_eq!(&read(b"/written", 7)[..], b"written", "{at}");
-            // What a commit changes is shown to who has it open.
+            // Programs that have a file open see the change of a commit.
             let ino = inside.resolve(b"/written").expect("there").ino;
             inside.write(ino, 0, b"changed and longer", Default::default()).expect("write");
             m.commit(id);
@@ -572,7 +572,8 @@ fn a_rollback_is_not_overwritten_by_a_page_that_was_read_before_it() {
 
 #[test]
 fn an_append_beside_a_commit_overwrites_none_of_it() {
-    // Where writes are gathered the kernel does not say that a page was appended to.
+    // Only a mount whose writes go through is tested: the kernel does not report appends that it
+    // gathers.
     let Some(m) = Real::new(false) else { return };
     let (mut conflicts, mut rounds) = (0, 0_u64);
     let until = Instant::now() + Duration::from_secs(8);

@@ -1,5 +1,5 @@
-//! What programs see of a view that takes the place of the mainline, of files that they run from
-//! while a commit changes them, and of commits when they watch.
+//! Tests of a view that takes the place of the mainline, of programs whose own files are changed by
+//! a commit, and of programs that watch for commits.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::memory::Memory;
 use kvfs_fuse::{MountOptions, NodeId, Unmount, mount, unmount};
 
-/// Where the daemon of the test mounts.
+/// The variable with the directory on which the test's daemon mounts.
 const DIRECTORY: &str = "KVFS_TEST_DIRECTORY";
 /// Making this in it never ends.
 const NEVER: &str = "never";
@@ -42,7 +42,7 @@ fn serve() {
     let cache = mounted.invalidator().expect("it is mounted");
     if std::env::var_os(ITSELF).is_some() {
         let path = Path::new(&directory).join(NEVER);
-        // As the daemon's own threads do that use the mount: without its descriptors.
+        // This thread uses the mount as the daemon's own threads do: without its descriptors.
         std::thread::spawn(move || {
             // SAFETY: the table of descriptors is this thread's alone from here on, and it has
             // opened none.
@@ -80,7 +80,7 @@ impl Drop for CleanUp<'_> {
     }
 }
 
-/// Whether a thread of the process waits in this function of the kernel's.
+/// Returns whether a thread of the process waits in this function of the kernel.
 fn waits_in(process: u32, function: &str) -> bool {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{process}/task")) else { return false };
     let stacks =
@@ -88,7 +88,7 @@ fn waits_in(process: u32, function: &str) -> bool {
     stacks.into_iter().any(|stack| stack.contains(function))
 }
 
-/// Whether this process may mount; says why not.
+/// Returns whether this process may mount; if not, prints the reason.
 fn may_mount() -> bool {
     let may = rustix::process::geteuid().is_root() && std::fs::File::open("/dev/fuse").is_ok();
     if !may {
@@ -152,7 +152,7 @@ fn watch_of(daemon: u32) -> rustix::process::Pid {
     rustix::process::Pid::from_raw(number.expect("a number")).expect("a process")
 }
 
-/// With the watch, and without it, as where the kernel does not let it be.
+/// Kills the daemon with the watch and without it, as on a kernel that does not permit the watch.
 #[test]
 fn killed_amid_a_call_on_its_own_mount() {
     if !may_mount() {

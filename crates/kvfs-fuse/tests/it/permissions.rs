@@ -15,14 +15,14 @@ use kvfs::{Fs, FsOptions, Views};
 use kvfs_fuse::{Error, FuseAdapter, MountOptions, mount};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
-/// What access(2) says of a path for each mask.
+/// Returns the answers of access(2) for a path, one for each mask.
 fn access(path: &Path) -> Vec<bool> {
     let path = CString::new(path.as_os_str().as_bytes()).expect("no NUL");
     // SAFETY: it takes a path that lives until it returns, and a number.
     (0..8).map(|mask| unsafe { libc::access(path.as_ptr(), mask) } == 0).collect()
 }
 
-/// What root may do with a file and a directory of a mode, by all ways to find out.
+/// Returns the permissions of root on a file and a directory of a mode, found out in all ways.
 fn allowed(dir: &Path, mode: u32) -> Vec<(String, Vec<bool>)> {
     let (file, directory) =
         (dir.join(format!("file {mode:o}")), dir.join(format!("directory {mode:o}")));

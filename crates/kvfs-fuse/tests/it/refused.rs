@@ -1,5 +1,5 @@
-//! What the kernel has accepted of a program and the store refuses: the program hears of it, and no
-//! later data stands behind a hole.
+//! Tests of data that the kernel has accepted from a program and the store refuses: the program is
+//! told, and no later data is stored after a hole.
 
 use std::fs::File;
 use std::io::{self, Write};

@@ -1,5 +1,5 @@
-//! What the kernel asks: the number of requests per operation is what a FUSE file system costs. A
-//! file system in memory answers.
+//! Counts the requests of the kernel for each operation, which are the cost of a FUSE file system.
+//! A file system in memory answers.
 
 use crate::way;
 use std::fs;
@@ -110,8 +110,9 @@ fn seen_once(write_back: bool) {
         }
     });
     assert_eq!(seen, [], "open, read and close of a cached file ask nothing");
-    // What was written, and a close where writes are gathered, makes the kernel doubt size and
-    // space, so the first stat behind it asks, if the read has not done so; the others do not.
+    // After a write, and after a close where writes are gathered, the kernel doubts the size and
+    // the space of the file. So the first stat asks, unless the read has done so, and the others do
+    // not.
     let seen = requests(&counters, || {
         for _ in 0..10 {
             assert_eq!(fs::metadata(m.path("a")).expect("stat").len(), 5);

@@ -1,5 +1,5 @@
-//! What is whole behind a daemon that was killed: names with the content that they were given, and
-//! write requests.
+//! Tests of the files that a killed daemon leaves: names have the content that they were given, and
+//! write requests are whole.
 
 use crate::real;
 use std::fs::{self, File};
@@ -18,7 +18,7 @@ use kvdb::Kvdb;
 use kvfs::{Fs, FsOptions, Views};
 use kvfs_fuse::{FuseAdapter, KernelNotifier, MountOptions, Unmount, mount, unmount};
 
-/// Where the daemon of a test has its store, and where it mounts.
+/// The variables with the store of the daemon of a test, and with its mount point.
 const STORE: &str = "KVFS_TEST_STORE";
 const DIRECTORY: &str = "KVFS_TEST_DIRECTORY";
 const WRITE_BACK: &str = "KVFS_TEST_WRITE_BACK";
@@ -44,7 +44,7 @@ fn serve() {
     let _herald = KernelNotifier::start(&views, &adapter, &mounted).expect("a notifier");
     say_ready(Path::new(&directory));
     if std::env::var_os(SAVES).is_some() {
-        // As programs do by the socket (SAVE), and with every transaction that begins.
+        // Syncs as programs do by the socket (SAVE), and as every beginning of a transaction does.
         let fs = views.mainline().clone();
         std::thread::spawn(move || while fs.sync_all().is_ok() {});
     }
@@ -100,7 +100,7 @@ impl Drop for Daemon {
     }
 }
 
-/// What a file holds in the store; `None`: there is none.
+/// Returns the content that the store has for a file, or `None` if there is no such file.
 fn content(dir: &Path, name: &str) -> Option<Vec<u8>> {
     let db = Kvdb::open_path(dir.join("store")).expect("a store that opens");
     let fs =
@@ -289,8 +289,8 @@ fn a_write_request_is_whole_or_not_there() {
     }
 }
 
-/// Where the kernel ends the requests of one long write at `offset`: at the end of the first page
-/// if it begins within one, then after each MiB.
+/// Returns the offsets at which the kernel ends the requests of one long write at `offset`: the end
+/// of the first page if it begins within one, then each MiB.
 fn ends_of_requests(offset: usize, length: usize) -> Vec<usize> {
     const MIB: usize = 1 << 20;
     let first = if offset.is_multiple_of(4096) { offset } else { offset.next_multiple_of(4096) };

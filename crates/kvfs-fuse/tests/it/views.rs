@@ -568,7 +568,8 @@ fn the_kernel_forgets_views_that_have_ended_but_for_what_is_open(write_back: boo
     await_numbers(&m.views, 1);
     fails(open.read(&mut [0; 4]), libc::ESTALE);
     drop(open);
-    // What was open when its view ended the kernel keeps for as long as it has memory.
+    // The kernel keeps an inode that was open when its view ended for as long as memory is
+    // plentiful.
     fs::write("/proc/sys/vm/drop_caches", "2").expect("root may");
     await_numbers(&m.views, 0);
 }

@@ -41,7 +41,7 @@ impl Drop for Real {
     }
 }
 
-/// Whether this process may mount; says why not.
+/// Returns whether this process may mount; if not, prints the reason.
 pub fn may_mount() -> bool {
     if let Err(e) = File::open("/dev/fuse") {
         eprintln!("SKIPPED: no FUSE here: cannot open /dev/fuse: {e}");
@@ -79,8 +79,8 @@ impl Real {
         MountOptions { allow_other: true, suid: true, ..MountOptions::default() }
     }
 
-    /// With a limit for how long a transaction that begins or commits waits for pages that are on
-    /// their way.
+    /// Mounts with a limit for the time that a transaction which begins or commits waits for pages
+    /// that are on their way.
     pub fn with_patience(patience: Duration) -> Option<Real> {
         let start = |views: &Views, adapter: &Arc<FuseAdapter>, mounted: &Mounted| {
             KernelNotifier::start_with_patience(views, adapter, mounted, patience)
@@ -163,8 +163,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // What is dirty is written back here, since munmap would do it with the address space
-        // locked, in which the daemon is, too. SAFETY: there is no reference into it.
+        // Dirty pages are written back here, since munmap would write them with the address space
+        // locked, in which the daemon runs, too. SAFETY: there is no reference into the mapping.
         unsafe {
             libc::msync(self.0.cast(), self.1, libc::MS_SYNC);
             libc::munmap(self.0.cast(), self.1);
@@ -172,7 +172,8 @@ impl Drop for Mapping {
     }
 }
 
-/// Where data or a hole begins, as the kernel says; `None`: nowhere.
+/// Returns the place at which the kernel says that data or a hole begins, or `None` if there is
+/// none.
 pub fn seek(file: &File, offset: i64, whence: i32) -> Option<i64> {
     // SAFETY: it takes a descriptor and numbers.
     match unsafe { libc::lseek(file.as_raw_fd(), offset, whence) } {

@@ -4,7 +4,8 @@
 
 use kvfs_fuse::{Policy, TransportChoice};
 
-/// Where writes are gathered it is always `/dev/fuse`: there is no other way then.
+/// Returns the policy of a mount. If writes are gathered the transport is always `/dev/fuse`, the
+/// only one then.
 pub fn policy(write_back: bool) -> Policy {
     let transport = match std::env::var("KVFS_TRANSPORT").as_deref() {
         Ok("uring") if !write_back => TransportChoice::Uring,
