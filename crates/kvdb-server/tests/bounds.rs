@@ -1,5 +1,5 @@
-//! What clients can pile up in the server, and the error that they meet then: each limit of
-//! `docs/resp.md`.
+//! Tests of the limits of `docs/resp.md`: the data that clients can pile up in the server, and the
+//! errors that they get at each limit.
 
 #[allow(dead_code, reason = "this program uses a part of it")]
 #[path = "it/served/mod.rs"]
@@ -227,8 +227,8 @@ fn loads() {
         before >> 20,
         peak >> 20
     );
-    // What this test itself reads of a reply, and what its allocator keeps of it; the replies; and
-    // the store's memory, which fills meanwhile.
+    // The bound adds up the reply that this test reads itself, with the bytes that its allocator
+    // keeps of it; the replies; and the store's memory, which fills at the same time.
     let most = before + 2 * (41 << 20) + Limits::default().whole_replies + MEMORY + (48 << 20);
     assert!(peak < most, "{} MiB, of {} MiB", peak >> 20, most >> 20);
 

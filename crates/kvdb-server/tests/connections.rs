@@ -60,7 +60,7 @@ fn info(client: &mut Raw, name: &str) -> u64 {
     line.and_then(|number| number.trim().parse().ok()).expect("INFO has it")
 }
 
-/// Whether a connection has nothing to read now.
+/// Returns whether a connection has nothing to read now.
 fn is_silent(client: &mut Raw) -> bool {
     let stream = client.0.get_mut();
     stream.set_nonblocking(true).expect("set");
@@ -81,7 +81,7 @@ fn a_command_that_waits_for_a_lock_holds_up_no_other_connection() {
     holder.expect(&[("SET k 0", "OK")]);
     let id = holder.run("TXN BEGIN SER").replace("(integer) ", "");
     holder.expect(&[(&format!("TXN JOIN {id}"), "OK"), ("SET k 1", "OK")]);
-    // As many as there are loops wait at least, so each of these has one that does.
+    // At least as many connections wait as there are loops, so each loop has one that waits.
     let mut waiting = many(&served);
     for client in &mut waiting {
         client.send(b"APPEND k x\r\n");
@@ -289,7 +289,7 @@ fn a_connection_that_is_killed_ends_whatever_it_is_at() {
             await_until("it blocks", || info(&mut killer, "blocked_clients") == 1);
         }
         assert_eq!(killer.run(&format!("CLIENT KILL ID {id}")), "(integer) 1", "{at}");
-        // What was sent before may still come.
+        // Replies that were sent before the kill may still arrive.
         while victim.reply().is_ok() {}
         await_until("it is gone", || info(&mut killer, "connected_clients") == 1);
     }

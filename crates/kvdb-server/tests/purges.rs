@@ -11,7 +11,7 @@ use kvdb::{CreateOptions, Kvdb, OpenOptions};
 use kvdb_server::ServerOptions;
 use served::{Raw, serve_db};
 
-/// What the store is told to take, and what a command may take besides, bytes.
+/// The memory that the store is told to take, and the bytes that a command may take in addition.
 const MEMORY: usize = 16 << 20;
 const BESIDE: u64 = 48 << 20;
 /// Elements, and bytes of each: 100 MiB.

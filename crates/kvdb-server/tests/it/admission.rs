@@ -1,4 +1,5 @@
-//! Who gets in, how many, with how much; and what happens to those who misbehave.
+//! Tests of admission: the clients that are let in, their number, their memory, and the treatment
+//! of those that misbehave.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -449,7 +450,7 @@ fn no_part_of_a_long_reply_leaves_before_the_write_is_on_disk() {
         let elements: Vec<String> = (0..300).map(|i| format!("element-{i:04}")).collect();
         let elements = elements.join(if *make == "APPEND" { "" } else { " " });
         assert!(c.run(&format!("{make} k {elements}")).starts_with("(integer)"));
-        // What is on disk is acknowledged in full.
+        // A durable copy is acknowledged in full.
         c.expect(&[("DURABLE yes", "OK"), ("COPY k copy", "(integer) 1")]);
         assert!(c.run(&take.replace(" k", " copy")).contains("element-0299"), "{take}");
         device.inject(Fault::always(Operation::Sync, FaultKind::Error));

@@ -146,7 +146,7 @@ fn what_is_not_committed_wakes_no_waiter() {
     let mut a = waiting(&served, &mut other, "BLPOP l 0", 1);
     run_all(&mut c, &["MULTI", "RPUSH l x", "DISCARD"]);
     run_all(&mut c, &["TXN JOIN", "RPUSH l x", "TXN ABORT"]);
-    // What is there and gone again at the end is not there.
+    // Elements that a transaction adds and removes again wake no client.
     run_all(&mut c, &["MULTI", "RPUSH l x", "DEL l", "EXEC"]);
     run_all(&mut c, &["SET l string", "DEL l", "SADD l member", "DEL l", "ZADD l 1 m", "DEL l"]);
     until_blocked(&mut other, 1);
@@ -276,7 +276,7 @@ fn in_a_transaction_others_of_it_are_waited_for() {
         a.send(b"BLPOP l 0\r\n");
         until_blocked(&mut other, 1);
         if isolation == "SI" {
-            // What is committed outside is not seen inside.
+            // A transaction does not see elements that are committed outside of it.
             assert_eq!(other.run("RPUSH l outside"), "(integer) 1");
             assert_eq!(other.run("DEL l"), "(integer) 1");
         }
@@ -393,7 +393,7 @@ fn who_waits_in_a_clone_hears_that_it_is_gone() {
         until_blocked(&mut other, clients);
         waiting.push(c);
     }
-    // By whatever way: a program may drop it as well.
+    // A program may drop the clone as well.
     served.db.drop_branch("copy").expect("dropped");
     for c in &mut waiting {
         assert!(reply(c).starts_with("(error) NOSNAPSHOT "), "it waits for nothing");

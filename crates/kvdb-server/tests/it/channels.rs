@@ -559,7 +559,7 @@ fn a_subscriber_that_does_not_read_is_closed_and_no_publisher_waits_for_it() {
     let mut slow = subscriber(&served, "*");
     let (mut fast, mut other) = (subscriber(&served, "*"), served.connect());
     let payload = "x".repeat(10_000);
-    // What the sockets hold is not counted, so it takes a while.
+    // The bytes in the sockets are not counted, so reaching the limit takes a while.
     let mut sent = 0;
     while other.run(&format!("PUBLISH c {payload}")) == "(integer) 2" {
         assert_eq!(message(&mut fast), format!("pmessage * c {payload}"));
@@ -569,7 +569,7 @@ fn a_subscriber_that_does_not_read_is_closed_and_no_publisher_waits_for_it() {
     assert_eq!(message(&mut fast), format!("pmessage * c {payload}"));
     slow.0.get_mut().set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
     let mut rest = Vec::new();
-    // What had left before arrives, and then the end.
+    // Messages that had left before the end arrive, and then the stream ends.
     slow.0.read_to_end(&mut rest).ok();
     assert!(rest.len() < sent * payload.len());
 }
@@ -607,7 +607,7 @@ fn a_transaction_keeps_so_many_messages_and_no_more() {
             "(error) LIMIT the messages of one transaction take more than 1000 bytes: publish them behind it",
         ),
     ]);
-    // What is written is written, but not all of it is told.
+    // All writes succeed, but the events of some are dropped.
     (0..20).for_each(|i| assert_eq!(c.run(&format!("SET key-{i} v")), "OK"));
     assert_eq!(c.run("TXN COMMIT"), "OK");
     let mut told = messages(&mut a, &mut other);
@@ -632,7 +632,7 @@ fn messages_come_to_a_client_that_wants_no_replies_and_waits() {
     assert_eq!(other.run("PUBLISH news one"), "(integer) 1");
     assert_eq!(message(&mut a), "message news one");
     assert_eq!(other.run("RPUSH queue taken"), "(integer) 1");
-    // What it was given is a reply.
+    // The next reply is that of this command.
     a.send(b"CLIENT REPLY ON\r\n");
     assert_eq!(show(&a.reply().expect("a reply")), "OK");
 }

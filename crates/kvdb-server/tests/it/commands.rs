@@ -1,5 +1,5 @@
-//! What each command does, in the notation of `redis-cli`: a command, and the reply that Redis
-//! gives (or, where the command is our own, the reply that it is documented to give).
+//! Tests of each command, in the notation of `redis-cli`: a command, and Redis's reply or, for a
+//! command of our own, the documented one.
 
 use crate::served;
 use crate::served::{serve, show};
@@ -541,7 +541,7 @@ fn dictionaries_say_and_change_how_they_keep_tuples() {
         ("DICT DROP plain", "(error) ERR there is no dictionary 'plain'"),
         ("DICT LIST", r#"["log"]"#),
     ]);
-    // What is wrong is said, and changes nothing.
+    // A command with a wrong argument returns an error and changes nothing.
     for wrong in [
         "DICT SET log separate-at -1",
         "DICT SET log separate-at 2147483648",

@@ -252,7 +252,7 @@ fn a_watched_key_that_expires_has_changed() {
         ("wait 51", ""),
         ("EXEC", "(nil)"),
         ("GET mine", "\"1\""),
-        // What had expired before is not there, and its removal no change.
+        // A key that had expired before `WATCH` does not exist, so its removal is no change.
         ("WATCH lock", "OK"),
     ]);
     run(&mut other, "DEBUG SWEEP");
@@ -368,7 +368,7 @@ fn a_value_keeps_its_bytes_for_other_doors() {
     c.expect(&[("SET k value EX 10", "OK"), ("USE :types:0", "(error) ERR dictionary ':types:0' has the deadlines and collections of another one: name that"), ("DICTS", "[\"0\"]")]);
     let dict = c.db.open_dictionary("0").expect("there");
     assert_eq!(dict.get("k").expect("read").as_deref(), Some(b"value".as_slice()));
-    // What a program writes is read, and one that the server never had beside it as well.
+    // The server reads values that a program puts, even under keys that the server never had.
     dict.insert("plain", "from outside").expect("put");
     assert_eq!(c.run("GET plain"), "\"from outside\"");
     c.expect(&[("DICT DROP 0", "OK"), ("GET k", "(nil)")]);
@@ -406,7 +406,7 @@ fn a_watch_sees_the_first_deadline_of_a_dictionary_that_is_no_longer_selected() 
     a.expect(&[("SET k v", "OK"), ("WATCH k", "OK"), ("USE elsewhere", "OK")]);
     b.expect(&[("EXPIRE k 100", "(integer) 1")]);
     a.expect(&[("MULTI", "OK"), ("SET x 1", "QUEUED"), ("EXEC", "(nil)"), ("GET x", "(nil)")]);
-    // Of a joined transaction as well.
+    // The same holds for a joined transaction.
     a.expect(&[("USE third", "OK"), ("SET k v", "OK")]);
     let id = a.run("TXN BEGIN");
     let join = format!("TXN JOIN {}", id.trim_start_matches("(integer) "));

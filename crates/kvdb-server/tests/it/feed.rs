@@ -61,7 +61,7 @@ fn keys_are_listed_whatever_they_are() {
     let (rows, next) = since(&mut c, &start, "");
     let want = [
         "0 key a (nil)",
-        // What it is called now, and is then listed with the rename.
+        // The row has the current name of the key, which is listed again with the rename.
         "0 key h (nil)",
         "0 key moved hash",
         "0 key moved hash",
@@ -193,7 +193,7 @@ fn commits_are_whole_and_come_in_pages() {
     ]);
     other.expect(&[("SET between 1", "OK"), ("MULTI", "OK"), ("SET e1 1", "QUEUED")]);
     other.expect(&[("SET e2 1", "QUEUED"), ("EXEC", "[OK OK]")]);
-    // What is not committed has not changed.
+    // Uncommitted changes are not listed.
     let (rows, _) = since(&mut other, &start, "");
     assert_eq!(rows, ["0 key between string", "0 key e1 string", "0 key e2 string"]);
     c.expect(&[("TXN COMMIT", "OK"), ("TXN LEAVE", "OK")]);
@@ -288,7 +288,7 @@ fn a_reader_that_waits_hears_of_the_next_commit() {
     for (block, key) in [(0, "first"), (600_000, "second")] {
         let position = now(&mut other);
         c.send(format!("PING\r\nCHANGES SINCE {position} BLOCK {block}\r\n").as_bytes());
-        // What was asked before is answered before.
+        // An earlier request is answered first.
         assert_eq!(show(&c.reply().expect("a reply")), "PONG");
         assert_eq!(other.run(&format!("SADD {key} m")), "(integer) 1");
         assert_eq!(rows(&c.reply().expect("a reply")).0, [format!("0 key {key} set")]);

@@ -13,7 +13,7 @@ use kvdb::{CreateOptions, Durability, Kvdb, OpenOptions, ReceiveOptions};
 use kvdb_server::{Limits, Reply, ServerOptions};
 use zones::MemoryDevice;
 
-/// What a key is and holds, by dictionary and key.
+/// The type and content of each key, by dictionary and key.
 type Copy = BTreeMap<(String, String), String>;
 
 const DICTIONARIES: [&str; 2] = ["0", "other"];
@@ -89,7 +89,7 @@ impl World {
         self.reader.run(command)
     }
 
-    /// What a key is now.
+    /// Returns the current type and content of a key.
     fn read(&mut self, key: &str) -> Option<String> {
         let kind = self.say(&format!("TYPE {key}"));
         let content = match &kind[..] {
@@ -134,7 +134,7 @@ impl World {
 
     /// Brings the copy up to the store, and looks whether it is the same.
     fn follow(&mut self, r: &mut Random) {
-        // What has expired is listed when it is removed.
+        // An expired key is listed when it is removed.
         while self.say("DEBUG SWEEP") != "(integer) 0" {}
         let mut looks = 0;
         loop {
@@ -226,7 +226,7 @@ impl World {
         }
     }
 
-    /// What is done to the store as a whole.
+    /// Does an operation on the store as a whole.
     fn whole(&mut self, r: &mut Random) {
         match r.below(6) {
             0 => {
@@ -262,7 +262,7 @@ impl World {
                 self.served.db.commit(batch, Durability::Buffered).expect("committed");
             }
             _ => {
-                // What is received by another store changes nothing here.
+                // A stream that another store receives changes nothing here.
                 self.say("SNAPSHOT CREATE sent");
                 let mut stream = Vec::new();
                 let db = &self.served.db;

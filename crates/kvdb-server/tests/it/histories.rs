@@ -32,7 +32,7 @@ fn list(reply: &Reply) -> Vec<u64> {
     match reply {
         Reply::Null => Vec::new(),
         Reply::Bulk(text) => numbers(text),
-        // Of a range the key stands in front.
+        // The reply of a range begins with the key.
         Reply::Array(all) => {
             let values = all.iter().filter_map(|value| match value {
                 Reply::Bulk(value) if value.starts_with(b"l") => None,
@@ -91,8 +91,7 @@ impl Client<'_> {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// What `MULTI` and `EXEC` do: reads and appends. `Ok(false)`: something that was watched has
-    /// changed.
+    /// Reads and appends by `MULTI` and `EXEC`. Returns `Ok(false)` if a watched key has changed.
     fn exec(&mut self, random: &mut Random, did: &mut Vec<Did>) -> Result<bool, ()> {
         self.ask("MULTI")?;
         let mut queued = Vec::new();
@@ -180,7 +179,7 @@ impl Client<'_> {
                 ("append", done.map(|_| true))
             }
             8 => {
-                // What only this thread pushes to is there to be taken.
+                // An element can be taken from a key that only this thread pushes to.
                 let (own, key) = (format!("own{thread}"), STRINGS + random.below(LISTS - STRINGS));
                 let number = self.number();
                 self.call(&format!("DEL {own}"));
@@ -204,7 +203,7 @@ impl Client<'_> {
         };
         let to = clock.fetch_add(1, Ordering::SeqCst);
         if done.is_err() {
-            // Whatever is open is over.
+            // A transaction that is still open is aborted.
             self.call("TXN ABORT");
         }
         self.call("RESET");

@@ -1,5 +1,5 @@
-//! What clients see of each other and of the server, and what they do to others: `CLIENT`,
-//! `SLOWLOG`, `CONFIG`, `LATENCY`, `INFO errorstats`.
+//! Tests of the commands by which clients see each other and the server, and act on others:
+//! `CLIENT`, `SLOWLOG`, `CONFIG`, `LATENCY`, `INFO errorstats`.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -135,7 +135,7 @@ fn slow_commands_are_kept() {
     let got = a.run("SLOWLOG GET -1");
     assert!(got.contains("[\"SET\" \"key\" \"value\"] \"unix\" \"me\""), "{got}");
     assert!(!got.contains("again"), "{got}");
-    // What a command waits for is not slow.
+    // The time for which a command waits does not count as slow.
     a.run("CONFIG SET slowlog-log-slower-than 30000");
     a.run("SLOWLOG RESET");
     b.run("BLPOP l 0.05");

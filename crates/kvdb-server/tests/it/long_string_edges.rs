@@ -36,7 +36,7 @@ fn states_that_were_changed_as_often_are_told_apart() {
         ("CLONE USE c SETRANGE k 0 X", "(integer) 13"),
         ("SETRANGE k 0 Y", "(integer) 13"),
         ("SNAPSHOT CREATE of-clone OF c", "OK"),
-        // With the clone as it is now; with the store.
+        // The first is compared with the current state of the clone, the second with the store.
         ("SNAPSHOT CHANGES of-clone", "[]"),
         ("SNAPSHOT CREATE of-store", "OK"),
         ("SNAPSHOT CHANGES of-clone of-store", "[[\"0\" \"k\" (integer) 13 (integer) 13]]"),

@@ -118,7 +118,7 @@ fn names_and_deadlines_of_long_strings() {
     ]);
     clock.advance(Duration::from_millis(2));
     assert_eq!(c.run("EXISTS l"), "(integer) 0");
-    // What has expired is not there, whatever has not been removed yet.
+    // An expired string does not exist, even if its pages have not been removed yet.
     c.expect(&[("DEBUG SET-ACTIVE-EXPIRE 0", "OK"), ("SET l a-long-string PX 1", "OK")]);
     clock.advance(Duration::from_millis(2));
     assert_eq!(c.run("STRLEN l"), "(integer) 0");
@@ -272,7 +272,7 @@ fn long_replies_are_sent_while_they_are_read() {
     assert_eq!(part, Reply::Bulk(whole[1_000_000..whole.len() - 1_000_000].to_vec()));
     let listed = client.call(&[b"RANGE", b"", b""]).expect("a reply");
     assert_eq!(listed, Reply::Array(vec![Reply::Bulk(b"k".to_vec()), Reply::Bulk(whole)]));
-    // What must be whole before it leaves has a bound.
+    // A reply that must be complete before it is sent has a limit.
     let mut c = served.connect();
     c.expect(&[("MULTI", "OK"), ("SET l 1", "QUEUED"), ("GET k", "QUEUED")]);
     assert!(c.run("EXEC").starts_with("(error) LIMIT the replies of this EXEC"));
@@ -372,7 +372,7 @@ fn of_two_transactions_that_change_one_string_the_first_to_commit_wins() {
             assert!(lost.starts_with("(error) CONFLICT"), "{first}, {second}: {lost}");
         }
     }
-    // Of two that make one, too, long or short.
+    // Two transactions that create the same key conflict as well, whatever the lengths.
     for (first, second) in [
         ("SET k short", "SET k a-long-string"),
         ("SET k a-long-string", "SET k short"),

@@ -209,7 +209,8 @@ impl World {
         }
         self.tell("TXN LEAVE");
     }
-    /// What is listed as changed is what differs; the same bytes put again may be listed, too.
+    /// Checks the review: it lists each difference, and may also list keys to which the same bytes
+    /// were put again.
     fn reviewed(&mut self, before: &Model) {
         let Reply::Array(listed) = self.say("TXN CHANGES BEFORE") else { panic!("no list") };
         let mut keys = BTreeMap::new();
@@ -274,7 +275,7 @@ impl World {
         if r.one_in(2) {
             self.tell("SYNC");
         } else {
-            // What of it survives is not known; that what survives is whole is.
+            // It is not known which steps survive the cut, but each that does is whole.
             self.tell("SYNC");
             let kept = self.model.clone();
             self.step(r);

@@ -5,7 +5,7 @@ use kvdb_server::{Client, Reply, ServerOptions};
 
 const SOCKET: &str = "KVDB_PEERS_SOCKET";
 
-/// What a process in a PID name space of its own does: it is this test again, as a child.
+/// Runs this test again as a child, in a PID name space of its own.
 fn in_a_name_space_of_its_own(socket: &str) {
     let mut client = Client::connect(socket.as_ref()).expect("the user of the server is known");
     assert_eq!(client.call(&[b"PING"]).expect("a reply"), Reply::Status("PONG".into()));

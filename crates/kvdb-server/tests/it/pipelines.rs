@@ -182,7 +182,7 @@ fn a_client_that_never_reads_is_closed_and_holds_up_no_other_one() {
     let one = request(&[b"GET", b"k1"]).repeat(1000);
     let closed = (0..10_000).any(|_| stream.write_all(&one).is_err());
     assert!(closed && begun.elapsed() < PATIENCE, "after {:?}", begun.elapsed());
-    // What it has not sent may be read by others.
+    // The disconnected client holds no memory that others need for their replies.
     all_before_the_first_reply(unix(&served), 2000, get, |_| Reply::Bulk(vec![b'v'; 1000]));
 }
 

@@ -208,7 +208,7 @@ fn a_clone_tells_those_alone_who_listen_in_it() {
         "__keyevent@photos__:delrange 0  ",
     ];
     assert_eq!(told(&mut b, &mut other), want);
-    // With its end all of its keys are gone.
+    // Dropping the clone removes all of its keys.
     c.expect(&[("CLONE USE c SET k 1", "OK"), ("CLONE DROP c", "OK")]);
     assert_eq!(told(&mut b, &mut other)[2..], want[6..]);
     assert_eq!(told(&mut a, &mut other), Vec::<String>::new(), "no key of the store has changed");
@@ -237,7 +237,7 @@ fn a_commit_to_a_clone_and_a_message_reach_whom_they_concern() {
     ]);
     assert_eq!(told(&mut b, &mut other), ["__keyspace@0__:k set"]);
     assert_eq!(told(&mut a, &mut other), Vec::<String>::new());
-    // Who subscribes anew hears of where it works then.
+    // A client that subscribes again gets the events of the branch that it uses then.
     b.run("SUBSCRIBE __keyspace@0__:k");
     // The confirmation comes after the ends that others have sent.
     told(&mut b, &mut other);
@@ -353,7 +353,7 @@ fn events_that_found_no_room_are_told_as_lost() {
     c.expect(&[("SET k v", "OK"), ("TXN SAVEPOINT s", "OK")]);
     (0..20).for_each(|i| assert_eq!(c.run(&format!("SET k{i} v")), "OK"));
     c.expect(&[("USE other", "OK"), ("SET k v", "OK"), ("TXN ROLLBACK s", "OK")]);
-    // What was lost behind the savepoint did not happen.
+    // Events that were dropped after the savepoint count as never raised.
     c.expect(&[("USE 0", "OK"), ("SET l v", "OK"), ("TXN SAVEPOINT t", "OK")]);
     (0..20).for_each(|i| assert_eq!(c.run(&format!("SET k{i} v")), "OK"));
     c.expect(&[("TXN COMMIT", "OK"), ("TXN LEAVE", "OK")]);

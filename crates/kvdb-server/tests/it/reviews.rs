@@ -275,7 +275,7 @@ const CHANGE_LONG_STRINGS: [(&str, &str); 10] = [
     ("PEXPIREAT stays 4102444800000", "(integer) 1"),
 ];
 
-/// How many pages there are, and how many heads.
+/// Returns the numbers of pages and of heads.
 fn stored(served: &Served) -> (usize, usize) {
     let types = served.db.dictionary(":types:0").expect("made");
     let view = served.db.view();

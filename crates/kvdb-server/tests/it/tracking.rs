@@ -109,7 +109,7 @@ fn a_client_may_hear_of_all_keys_with_a_prefix() {
         last = told(&mut c);
         assert!(last.contains("v:1") || last.contains("u:2"), "{last}");
     }
-    // Of a range of many keys, only that they are gone.
+    // For a range of many keys, the client is only told that all keys are invalid.
     other.expect(&[("DELRANGE u: v:", "OK")]);
     assert_eq!(told(&mut c), "[\"invalidate\" (nil)]");
 }

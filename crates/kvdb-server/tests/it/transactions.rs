@@ -431,7 +431,7 @@ fn two_transactions_that_count_one_key_both_commit() {
     ]);
     b.expect(&[("TXN COMMIT", "OK")]);
     c.expect(&[("GET n", "\"15\"")]);
-    // What was set in the transaction itself is no sum.
+    // A number that the transaction itself has set is not merged as a sum.
     a.expect(&[
         ("TXN BEGIN", "(integer) 3"),
         ("TXN JOIN 3", "OK"),
@@ -628,7 +628,7 @@ fn what_is_refused_between_multi_and_exec_keeps_all_of_it_from_being_run() {
         ("TXN BEGIN", "(error) ERR 'txn' is not possible between MULTI and EXEC"),
         ("EXEC", ABORTED),
         ("GET a", "(nil)"),
-        // As in Redis, a command that fails when it is run does not undo the others.
+        // A command that fails when it runs does not undo the others, as in Redis.
         ("MULTI", "OK"),
         ("SET a x", "QUEUED"),
         ("INCR a", "QUEUED"),
@@ -836,7 +836,7 @@ fn what_a_serializable_transaction_has_locked_is_waited_for() {
 
 #[test]
 fn what_a_serializable_transaction_has_read_as_absent_stays_absent() {
-    // Also where nothing is there to be locked: not the dictionary, or not that of its types.
+    // The same holds where there is nothing to lock: no dictionary, or no dictionary of its types.
     let served = serve(ServerOptions::default());
     let (mut a, mut plain) = (served.connect(), served.connect());
     let reads: [(&[&str], &str); 6] = [
@@ -1106,7 +1106,7 @@ fn what_is_watched_is_checked_at_the_commit_of_exec() {
     a.expect(&[("MGET lock k", r#"["taken" "0"]"#)]);
 }
 
-/// What `EXEC` only reads is as it says until its commit: it is as if it ran alone.
+/// Keys that `EXEC` only reads do not change until its commit, as if it ran alone.
 #[test]
 fn what_exec_reads_is_checked_at_its_commit() {
     for (read, before, after) in [

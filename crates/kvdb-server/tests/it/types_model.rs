@@ -351,7 +351,7 @@ fn command(r: &mut Random) -> Vec<String> {
         28 => format!("{} {k}", if r.one_in(2) { "LPOP" } else { "RPOP" }),
         29 => format!("LRANGE {k} 0 -1"),
         30 => format!("LINSERT {k} {} {a} {b}", if r.one_in(2) { "BEFORE" } else { "AFTER" }),
-        // What there is not is not waited for for long.
+        // The wait for elements is short, since there may be none.
         32 => format!("BLPOP {k} {other} 0.001"),
         33 => format!("BLMOVE {k} {other} LEFT RIGHT 0.001"),
         34 if r.one_in(2) => format!("ZMPOP 2 {k} {other} MIN COUNT 2"),
@@ -452,7 +452,7 @@ fn check(db: &Kvdb) -> usize {
     all.len()
 }
 
-/// What a review says of a key.
+/// The description of a key in a review.
 #[derive(Clone, Debug, Default)]
 struct Told {
     string: bool,
@@ -495,7 +495,7 @@ fn serve(db: &Kvdb, tuple: usize) -> (Served, Client) {
     let limits = Limits { tuple, ..Limits::default() };
     let served = serve_db(db.clone(), ServerOptions { limits, ..ServerOptions::default() });
     let mut client = Client::connect(&served.path).expect("connected");
-    // What expires goes when the history says so.
+    // Expired keys are removed only when the history says so.
     let done = client.call(&[b"DEBUG", b"SET-ACTIVE-EXPIRE", b"0"]).expect("a reply");
     assert_eq!(show(&done), "OK");
     (served, client)
@@ -557,7 +557,7 @@ impl World {
         assert_eq!(self.say("EXEC"), format!("[{}]", want.join(" ")));
     }
     fn transaction(&mut self, r: &mut Random) {
-        // What has expired and is stored is in the review, and not in the model.
+        // Expired keys that are still stored are in the review, and not in the model.
         let reviewed = r.one_in(2);
         while reviewed && self.say("DEBUG SWEEP") != "(integer) 0" {}
         let now = self.now();
@@ -636,7 +636,7 @@ impl World {
         }
         assert_eq!(self.say("SNAPSHOT DROP s"), "OK");
     }
-    /// What the review says must be what the model differs in from what it was before.
+    /// Compares the review with the differences of the model from its earlier state.
     fn reviewed(&mut self, command: &str, before: &Model) {
         let words: Vec<&[u8]> = command.split(' ').map(str::as_bytes).collect();
         let reply = self.client.call(&words).expect("a reply");

@@ -145,7 +145,7 @@ fn what_others_have_changed_since_is_named_by_its_key() {
     set(1).iter().for_each(|command| _ = c.run(command));
     assert_eq!(undo(&mut c), [] as [&str; 0]);
 
-    // What was made there since is of another kind: the two have no tuple in common.
+    // The key has another type since then, so the two states have no tuple in common.
     c.run("HSET k f 1");
     commit(&mut c, "delete", &["DEL k"]);
     c.run("SET k string");

@@ -44,7 +44,7 @@ pub fn pages_soon() -> ServerOptions {
     ServerOptions { limits, ..ServerOptions::default() }
 }
 
-/// How many tuples there are among the strings, and in the dictionary of their types.
+/// Returns the numbers of tuples among the strings and in the dictionary of their types.
 pub fn tuples(db: &Kvdb) -> (usize, usize) {
     let count = |name: &str| {
         let dict = db.dictionary(name);
