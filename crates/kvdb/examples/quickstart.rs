@@ -22,7 +22,7 @@ pub fn main() -> Result<()> {
     fruit.remove_range("b".."c")?;
     assert_eq!(fruit.iter().count(), 2);
 
-    // What was inserted is on disk within a second; after this call it is on disk now.
+    // An insertion is on disk within a second; after this call it is on disk already.
     db.sync()?;
     db.close()?;
     // One process at a time has a store open: the last handle lets go of it.

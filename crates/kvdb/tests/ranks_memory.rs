@@ -1,5 +1,5 @@
-//! What ranks cost a store that has many small ranges which are
-//! counted, as a server with ten thousand leaderboards has.
+//! Tests of the memory for ranks in a store with many small counted ranges, such as a server with
+//! ten thousand leaderboards.
 
 #[path = "bounded/counting.rs"]
 mod counting;

@@ -22,8 +22,9 @@ use kvdb::{
 
 /// The memory that the store is told to take, bytes.
 const MEMORY: usize = 1 << 20;
-/// What an operation may take beside that, however much it works on: buffers of the devices, a
-/// record of the journal, values that are being read or written, index nodes on the way to a key.
+/// Bytes that an operation may take in addition, however much data it works on: buffers of the
+/// devices, a record of the journal, values that are being read or written, index nodes on the way
+/// to a key.
 const BESIDE: usize = 15 << 20;
 /// Bytes that operations may take for arguments that come one by one: read keys of a transaction,
 /// and the second store of a stream.
@@ -47,7 +48,7 @@ pub struct World {
     pub small: DictionaryId,
     pub large: DictionaryId,
     pub free: DictionaryId,
-    /// How many times the usual data there is.
+    /// The amount of data, in multiples of the usual amount.
     pub times: u64,
 }
 
@@ -87,7 +88,7 @@ impl World {
         self.settled()
     }
 
-    /// What is due in the background is done.
+    /// Does all background work that is due.
     pub fn settled(&self) -> Result<()> {
         while self.db.step()? {}
         Ok(())
@@ -121,8 +122,8 @@ const SLOW: &[&str] = &["Kvdb::recover_path", "Kvdb::set_merge", "Kvdb::flush"];
 /// The operations that a step calls on much data, and the step.
 pub type Step = (&'static [&'static str], fn(&mut World) -> Result<()>);
 
-/// What works on a name, a number or one tuple, or only tells something: nothing that grows with
-/// the data is in its hands.
+/// Operations on one name, number or tuple, or that only report something: none of them handles
+/// data that grows with the store.
 const OF_ONE: &[&str] = &[
     "Kvdb::create",
     "Kvdb::create_path",

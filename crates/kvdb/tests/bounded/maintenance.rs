@@ -326,7 +326,8 @@ fn reopen(w: &mut World) -> Result<()> {
                 Kvdb::open(device, Arc::new(env::Machine::default()), options())?.0
             }
             _ => {
-                // With 256 MiB of memory, and what works in the background.
+                // Opens the store with the default of 256 MiB of memory, and with its background
+                // threads.
                 drop(Kvdb::open_path(&path)?);
                 Kvdb::open_path_with(&path, options())?
             }

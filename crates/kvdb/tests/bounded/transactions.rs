@@ -118,7 +118,7 @@ fn durable(w: &mut World) -> Result<()> {
     w.filled()
 }
 
-/// What a transaction changes that began before the store was opened is compared by values.
+/// A transaction that began before the store was opened compares its changes by values.
 fn restored(w: &mut World) -> Result<()> {
     // All is written anew in between, and is what it was.
     for others in [false, true] {
@@ -150,7 +150,7 @@ fn restored(w: &mut World) -> Result<()> {
     Ok(())
 }
 
-/// What two have changed, with nothing to join it.
+/// Two transactions change the same keys, without a rule that joins the changes.
 fn conflicts(w: &mut World) -> Result<()> {
     let t = begin(w, Isolation::Snapshot)?;
     let u = begin(w, Isolation::Snapshot)?;

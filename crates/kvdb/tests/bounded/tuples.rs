@@ -79,7 +79,7 @@ fn ranks(w: &mut World) -> Result<()> {
     for (key, value) in small(w.times, 4).step_by(10) {
         w.db.put(w.small, &key, &value, Durability::Buffered)?;
     }
-    // Of a state that many changes have left behind.
+    // The rank is taken in a state that lies many changes back.
     assert_eq!(w.db.rank::<&str>(&view, w.small, .., key(all / 3))?, all / 3);
     Ok(())
 }

@@ -71,7 +71,7 @@ fn step(t: &Transaction, dict: DictionaryId, verb: &str, args: &[String]) -> kvd
     }
 }
 
-/// What belongs to no transaction.
+/// Does a step that belongs to no transaction.
 fn plain(db: &Kvdb, dict: DictionaryId, verb: &str, args: &[String]) -> kvdb::Result<String> {
     match (verb, args) {
         ("put", [key, value]) => without_lock_waits(|| {
@@ -366,7 +366,7 @@ fn pmp_a_range_is_not_deleted_from_under_its_writer() {
          T2 commit -> conflict
          now x=20 y=30",
     );
-    // What comes into a deleted range in between is a conflict as well.
+    // A key that is put into a deleted range in between is a conflict as well.
     play(
         Snapshot,
         "begin T1 T2
@@ -679,7 +679,7 @@ fn plain_writes_respect_transactions() {
          T1 commit -> conflict x
          now x=11 y=20",
     );
-    // What a serializable transaction has read stays as it is; other writers go on.
+    // The keys that a serializable transaction has read do not change; other writers go on.
     play(
         Serializable,
         "begin T1

@@ -1,5 +1,5 @@
-//! What a user of the crate finds: stores by path, dictionaries in hand, ranges and prefixes from
-//! both ends, estimates, compaction of a range.
+//! Tests of the interface of the crate: stores by path, dictionaries in hand, ranges and prefixes
+//! from both ends, estimates, compaction of a range.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -33,7 +33,7 @@ fn a_store_is_made_where_none_is_and_found_where_one_is() {
     let read_only = || OpenOptions { read_only: true, ..OpenOptions::default() };
     assert!(Kvdb::open_path_with(&path, read_only()).is_err(), "nothing is made for reading");
     assert!(!path.exists());
-    // What an interrupted attempt left behind does not stand in the way.
+    // A file that an interrupted attempt has left does not stand in the way.
     std::fs::write(directory.path().join("my.kvfs.partial"), b"half").unwrap();
     let db = Kvdb::open_path(&path).unwrap();
     assert!(!directory.path().join("my.kvfs.partial").exists());
@@ -256,7 +256,7 @@ fn an_estimate_is_as_good_as_it_says_and_reads_no_tuples() {
     assert_eq!(read(&db), before);
     assert_eq!(d.estimate(number(5)..number(5)).unwrap(), kvdb::Estimate::default());
     assert_eq!(d.estimate(number(9)..number(5)).unwrap(), kvdb::Estimate::default());
-    // What is in memory counts too.
+    // Data in memory counts as well.
     d.insert(number(count), "one more").unwrap();
     assert_eq!(d.estimate::<&[u8]>(..).unwrap().items, count + 1);
     for i in 1..5000 {

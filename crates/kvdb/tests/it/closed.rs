@@ -1,5 +1,5 @@
-//! What a store that was closed takes of the host: its data, and no space for more. What it gave
-//! back it takes again when it is opened.
+//! Tests of the space that a closed store takes of the host: its data, and no room for more. It
+//! takes the released space again when it is opened.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -88,7 +88,7 @@ fn a_closed_store_takes_little_more_than_what_is_in_it() {
     check(&path);
 }
 
-/// What was given back is there again for the commits after the next opening.
+/// After the next opening, commits have the released space again.
 #[test]
 fn the_journal_has_its_space_again_when_a_store_is_opened() {
     let directory = tempfile::tempdir().unwrap();
@@ -115,8 +115,8 @@ fn the_journal_has_its_space_again_when_a_store_is_opened() {
     db.close().unwrap();
 }
 
-/// How long synced puts take after a store was made and after it was opened again; run with
-/// `--ignored --nocapture`.
+/// Prints how long synced puts take after a store was created and after it was opened again; run
+/// with `--ignored --nocapture`.
 #[test]
 #[ignore = "a measurement: make measurements"]
 fn synced_puts_after_an_opening() {

@@ -63,7 +63,7 @@ impl Lab {
         collected(&self.place(), &*fresh()).expect("collected")
     }
 
-    /// What is dead now is found, and deleted after the grace.
+    /// Finds the objects that are dead now, and deletes them after the grace period.
     fn settle(&self) -> u64 {
         let first = self.collect().deleted.objects;
         self.clock.advance(GRACE);
@@ -184,7 +184,7 @@ fn forks_of_states_that_are_changes_to_one_object_keep_what_they_began_as() {
     let mut lab = Lab::new();
     let newest = |lab: &Lab| lab.to.head().expect("read").expect("a head").state.expect("a state");
     let mut forks = Vec::new();
-    // As much as lets a head have the changes, and not all of a state.
+    // The limits let a head contain the changes, but not all of a state.
     for in_head in (100..4000).step_by(20) {
         lab.to = lab.to.clone().with_state_in_head(in_head);
         let model = lab.publish();
@@ -246,7 +246,7 @@ fn a_fork_is_kept_whenever_it_registers_during_a_collection() {
             let lab = &mut *other.lock().unwrap();
             let was = contents(&lab.db).expect("read");
             let device = lab.fork(&ForkOptions::default()).0;
-            // What it began as is replaced at once, and found by another collector.
+            // The state that the fork began as is replaced at once, and found by another collector.
             lab.publish();
             lab.collect();
             lab.clock.advance(GRACE);

@@ -29,7 +29,7 @@ fn fresh() -> Arc<Simulated> {
 struct Publisher {
     to: RemoteStore,
     db: Kvdb,
-    /// What may be the newest state there; `None`: nothing.
+    /// The states that may be the newest one there; `None` stands for no state.
     possible: Vec<Option<Model>>,
     /// The fork that it is.
     fork: Option<ForkId>,
@@ -38,7 +38,7 @@ struct Publisher {
 struct Fork {
     of: RemoteStore,
     id: ForkId,
-    /// As it was made: nothing is fetched yet.
+    /// The device as it was created: no data has been fetched yet.
     device: Arc<MemoryDevice>,
     model: Model,
     expires: Duration,
@@ -215,7 +215,7 @@ impl World {
         }
     }
 
-    /// What a fork has not published, it may not publish any more.
+    /// A fork may no longer publish the data that it has not published so far.
     fn without(&mut self, fork: ForkId) {
         let is_whole = |p: &Publisher| p.possible.iter().all(Option::is_some);
         self.publishers.retain(|p| p.fork != Some(fork) || is_whole(p));
@@ -312,7 +312,7 @@ fn collect(world: &Arc<Mutex<World>>, badly: bool) -> u64 {
         }
     });
     let done = collected(&RemotePlace::new(seen.clone()));
-    // What is stopped by nothing comes to an end.
+    // A collection that nothing stops succeeds.
     assert!(done.is_ok() || badly || cut.is_some(), "{done:?}");
     done.map_or(0, |done| done.deleted.objects)
 }

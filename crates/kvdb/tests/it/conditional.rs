@@ -1,5 +1,5 @@
-//! What a conditional commit promises: it is made if nothing that it was made of has changed, and
-//! changes nothing otherwise.
+//! Tests of conditional commits: a commit takes effect if none of the data that it is based on has
+//! changed, and otherwise changes nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

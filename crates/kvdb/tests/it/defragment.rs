@@ -150,8 +150,8 @@ fn clients_go_on_meanwhile_and_it_can_be_stopped_and_begun_again() {
     });
     assert!(contents(&db).unwrap() == expected);
     assert!(db.defrag_progress().bytes_moved > 0, "it moved something while the writer went on");
-    // What was written during it is flushed and merged behind it, which may leave holes too. In the
-    // end there is nothing to gain.
+    // Data that was written during the defragmentation is flushed and merged after it, which may
+    // leave holes, too. In the end there is nothing to gain.
     let begun = std::time::Instant::now();
     loop {
         if db.defragment(DefragOptions { fullest_percent: 99, ..DefragOptions::default() }).unwrap()

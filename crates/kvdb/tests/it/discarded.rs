@@ -100,7 +100,7 @@ fn a_torn_journal_ends_before_a_value_that_it_does_not_hide() {
     let device = Arc::new(CrashDevice::new());
     let (db, dict) = create(device.clone());
     put(&db, dict, "k", &OLD);
-    // What was discarded lets the rest wait, so that it is written together.
+    // Discarded values let the rest wait, so that it is written together.
     put(&db, dict, "first", &OLD);
     // Behind one that a caller waits for it would be written early.
     db.sync_at_interval().unwrap();

@@ -1,6 +1,6 @@
-//! What is dropped, replaced or made by an edit of the manifest is on disk by itself. It never is
-//! without the commits before it: tuples that were copied elsewhere before their dictionary was
-//! dropped are found in one of the two places, whenever the power fails.
+//! An edit of the manifest that drops, replaces or makes something reaches the disk by itself, but
+//! never without the commits before it: tuples that were copied elsewhere before their dictionary
+//! was dropped are found in one of the two places, whenever the power fails.
 
 use std::sync::Arc;
 

@@ -55,7 +55,7 @@ impl World {
         self.db.get(self.d, key.as_bytes()).unwrap().map(|v| String::from_utf8(v.to_vec()).unwrap())
     }
 
-    /// As the store is after a crash now: what was synced is there.
+    /// Returns the store as it is after a crash at this moment: all synced data is there.
     fn crash(&self) -> World {
         self.db.sync().unwrap();
         let device = Arc::new((*self.device).clone());
@@ -380,7 +380,7 @@ fn savepoints_stay_when_the_transaction_cannot_go_back() {
     assert!(matches!(outcome, Err(Error::ReadOnly(_))), "{outcome:?}");
 }
 
-/// What is committed is on disk within the interval, whatever else is done at it and fails.
+/// Commits are on disk within the interval, even if other work at the same time fails.
 #[test]
 fn commits_are_synced_at_the_interval_though_a_log_cannot_be_read() {
     let world = World::new();
@@ -395,7 +395,7 @@ fn commits_are_synced_at_the_interval_though_a_log_cannot_be_read() {
     assert!(db.transactions().is_empty(), "it cannot go on now");
     db.put(world.d, b"k", b"v", Durability::Buffered).unwrap();
     env.advance(Duration::from_secs(2));
-    // Whether or not the step succeeds.
+    // The step may fail.
     let _ = db.step();
     let image = Arc::new((*memory).clone());
     let (again, _) = Kvdb::open(image, env, options()).unwrap();

@@ -37,7 +37,7 @@ fn lived(seed: u64, close: bool) -> (MemoryDevice, Model) {
         db.close().unwrap();
     } else {
         db.sync().unwrap();
-        // What the clock does: it notes that everything was synced.
+        // The timer would do this: it writes a mark which records that everything was synced.
         env.advance(Duration::from_secs(1));
         while db.step().unwrap() {}
         env.advance(Duration::from_secs(1));
@@ -94,7 +94,7 @@ fn flip(close: bool, count: u64) {
     for n in 0..count {
         let (image, model) = &stores[(n % 4) as usize];
         let device = Arc::new(image.clone());
-        // Where something was written: most of a device is holes.
+        // The place must have been written: most of a device is holes.
         let (addr, sector) = loop {
             let len = zones::Device::len(&*device).unwrap();
             let addr = random.below(len);

@@ -64,7 +64,7 @@ fn what_was_rehearsed_is_read_without_a_request() {
     let reader_of = || reader(&device, &bucket);
     read_some(&reader_of());
     assert_eq!(bucket.gets() - before, 2, "the head and the state");
-    // Also when it is opened anew, as of the same state.
+    // Another opening of the same state fetches nothing either.
     read_some(&reader_of());
     assert_eq!(bucket.gets() - before, 2);
     assert!(asked(&bucket, |db| drop(contents(db).unwrap())) > 0);

@@ -1,5 +1,5 @@
-//! What others do while a flush is under way: what it still needs, and what the manifest still
-//! names, is not given to them.
+//! Tests of work that is done while a flush is in progress: zones that the flush still needs, or
+//! that the manifest still names, are not given to others.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -111,7 +111,7 @@ fn a_dictionary_that_is_dropped_while_it_is_flushed_hinders_nothing() {
     }
 }
 
-/// Who asks for a flush waits for what was committed before, however fast others commit.
+/// A caller of a flush waits only for earlier commits, however fast others commit.
 #[test]
 fn a_flush_ends_although_others_go_on_committing() {
     let device = Arc::new(HeldSync::over(MemoryDevice::new()));

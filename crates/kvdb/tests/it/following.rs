@@ -211,7 +211,7 @@ fn readers_of_the_feed_are_told_which_keys_have_changed() {
     push(&source, &bucket.store("fruit"));
     assert!(follows.follow().unwrap());
     assert!(db.commits_since(recent.up_to, 100).expect("followed").commits.is_empty());
-    // Of very many there is no list, and that is said.
+    // Very many changes are not listed, and the caller is told so.
     for n in 0..70_000 {
         source.put(fruit.id(), format!("k{n}").as_bytes(), b"", Durability::Buffered).unwrap();
     }
@@ -252,7 +252,7 @@ fn what_cannot_follow_says_so() {
     };
     refused(&source);
     refused(&open_with(forked(&store, 4), bucket.zones(), small()).unwrap());
-    // Of another store, and one that is written.
+    // Refused are also a copy of another store, and a file that is written.
     push(&source_of("other"), &bucket.store("other"));
     refused(&reader(&copied(&bucket.store("other"), 5), &bucket));
     let device = copied(&store, 6);

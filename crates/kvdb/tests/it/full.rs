@@ -88,7 +88,7 @@ fn cycle(
         most = most.max(held);
         assert!(held > most * 3 / 4, "round {round}: only {held} bytes of {most} fit again");
         expect(&db, d, count);
-        // Also when full, a small deletion works.
+        // A small deletion works in a full store, too.
         delete(&db, d, 3, 4);
         expect(&db, d, count - 1);
         if round % 2 == 1 {

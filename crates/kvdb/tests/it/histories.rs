@@ -36,7 +36,7 @@ use crate::history::epoch::{Epoch, Lists, OBSERVER, Rollback, judge};
 use crate::history::{Attempt, Did, End, Figures, check, decode, encode, extent};
 
 const THREADS: u64 = 6;
-/// Of transactions in a life, about.
+/// The approximate number of transactions in a life.
 const LIFE: u64 = 1200;
 /// Lists that transactions append to.
 const LISTS: u64 = 10;
@@ -47,7 +47,7 @@ const INGESTED: u64 = 1_000_000;
 /// The kinds that must occur.
 const KINDS: [&str; 6] = ["view", "batch", "ingest", "watch", "durable", "transaction"];
 
-/// What a sync takes in some lives, so that much happens while one is under way.
+/// The duration of a sync in some lives, so that much happens while one is in progress.
 const SYNC: Duration = Duration::from_micros(300);
 
 /// The store in one of its lives.
@@ -57,7 +57,7 @@ struct Life {
     number: u64,
     isolation: Isolation,
     clock: AtomicU64,
-    /// Given out, over all lives.
+    /// The last number that was given out, over all lives.
     numbers: AtomicU64,
     fresh: AtomicU64,
     ingested: AtomicU64,
@@ -70,7 +70,7 @@ struct Life {
     left: Mutex<Vec<(kvdb::TransactionId, Vec<Did>)>>,
 }
 
-/// Where a read goes.
+/// The target of a read.
 enum Reader<'a> {
     Transaction(&'a Transaction),
     View(&'a kvdb::View),
@@ -297,8 +297,8 @@ impl Life {
         Ok(())
     }
 
-    /// What `WATCH`, reads and `EXEC` are: the reads come first, outside of any transaction; the
-    /// commit depends on them.
+    /// Does the same as `WATCH`, reads and `EXEC`: the reads come first, outside of any
+    /// transaction, and the commit depends on them.
     fn watch(
         &self,
         durability: Durability,
@@ -323,7 +323,7 @@ impl Life {
         let t = self.db.begin(Isolation::Snapshot)?;
         t.depend_on(&watch)?;
         if random.one_in(2) {
-            // What EXEC itself reads.
+            // These are the reads of EXEC itself.
             let (from, to) = (random.below(LISTS), LISTS);
             let dict = self.place(from).0;
             t.read_conflict_range(dict, &self.name(from), &self.name(to))?;

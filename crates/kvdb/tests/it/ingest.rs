@@ -285,8 +285,8 @@ fn a_transaction_that_began_before_it_finds_a_conflict_and_one_that_begins_after
     );
 }
 
-/// Whatever the journal's replay has flushed: an ingest is above all that was committed before it,
-/// also when the store is opened again.
+/// An ingest lies above everything that was committed before it, whatever the replay of the journal
+/// has flushed, and also when the store is opened again.
 #[test]
 fn an_ingest_after_a_replay_that_has_flushed_lasts() {
     for len in (40_000..280_000).step_by(8_000) {

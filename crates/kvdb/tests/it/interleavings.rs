@@ -1,6 +1,6 @@
-//! What others do while a rollback or an ingest makes itself durable, and becomes visible. The
-//! device holds the sync of its edit in the manifest, so that each of these orders of events
-//! happens every time; and schedules of a seed try the moments around it.
+//! Tests of the actions of other threads while a rollback or an ingest becomes durable and then
+//! visible. The device holds the sync of its edit in the manifest, so that each of these orders of
+//! events happens every time; and schedules of a seed try the moments around it.
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -35,7 +35,7 @@ fn get(db: &Kvdb, d: DictionaryId, key: &str) -> Option<String> {
 /// Does `during` while the sync of the manifest's edit of `step` is under way, which must be its
 /// first edit.
 fn while_synced<T>(device: &HeldSync, step: impl FnOnce() + Send, during: impl FnOnce() -> T) -> T {
-    /// Also when the test fails.
+    /// Releases the sync even if the test fails.
     struct Release<'a>(&'a HeldSync);
     impl Drop for Release<'_> {
         fn drop(&mut self) {
@@ -277,7 +277,7 @@ fn read_and_written_beside(step: Step, isolation: Isolation, seed: u64) -> &'sta
         let transacted = transact();
         let stepped = steps.join().unwrap();
         let left = get(&db, d, "k").unwrap();
-        // Of one that has failed nothing is seen.
+        // A failed one has no visible effect.
         match (&transacted, &stepped) {
             (Ok(read), Ok(())) if read == "old" => assert_eq!(left, "step", "the step came behind"),
             (Ok(read), Ok(())) => {
@@ -365,7 +365,7 @@ fn a_commit_to_a_dictionary_that_is_dropped_meanwhile_is_made_whole_or_refused()
     assert!((10..590).contains(&refused), "both happen: {refused} were refused");
 }
 
-/// What a transaction has written does not come to a dropped dictionary, however it is committed.
+/// The changes of a transaction do not reach a dropped dictionary, however it is committed.
 #[test]
 fn a_transaction_does_not_commit_to_a_dictionary_that_is_gone() {
     for count in [1, 20_000] {

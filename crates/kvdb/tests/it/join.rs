@@ -51,7 +51,7 @@ fn each_rule_joins_and_without_one_the_first_to_commit_wins() {
     let d = dictionary(&db, "plain", Join::None);
     assert!(matches!(two(&db, d, "10", ["15", "7"]), Err(Error::Conflict { .. })));
     assert_eq!(get(&db, d).as_deref(), Some("15"));
-    // What a rule cannot join is a conflict, too.
+    // Values that a rule cannot join are a conflict, too.
     let sums = db.dictionaries().into_iter().find(|info| info.name == "add").unwrap().id;
     assert!(matches!(two(&db, sums, "10", ["fifteen", "7"]), Err(Error::Conflict { .. })));
 }

@@ -1,5 +1,5 @@
-//! What stays for as long as it can be asked for: values behind tuples, values under a second
-//! key, versions that a view reads.
+//! Tests of data that is kept for as long as it can be read: values of tuples, values under a
+//! second key, versions that a view reads.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use kvdb::{Batch, DictionaryId, DictionaryOptions, Durability, Isolation, Kvdb};
 use zones::MemoryDevice;
 
 const BUFFERED: Durability = Durability::Buffered;
-/// Of one value; so many of them that they fill zones of their own.
+/// The length of a value, and the number of values, which fill zones of their own.
 const LEN: usize = 2 << 20;
 const COUNT: u64 = 12;
 
@@ -51,7 +51,7 @@ impl Store {
         d
     }
 
-    /// What nothing refers to any more gives its space back, and other data is written there.
+    /// Data that nothing refers to any more gives back its space, and other data is written there.
     fn write_over(&self) {
         self.db.reclaim();
         for _ in 0..100 {
@@ -182,7 +182,7 @@ fn a_view_sees_what_it_saw_however_many_ranges_are_deleted_above_it() {
     }
 }
 
-/// What newer versions hide is forgotten as others come, but for what a view reads.
+/// Versions that newer ones hide are dropped as others come, except for those that a view reads.
 #[test]
 fn a_view_sees_what_it_saw_however_often_it_is_overwritten() {
     let s = Store::new();

@@ -1,5 +1,5 @@
-//! What a clone and the branch that it was made of have in common: which states, for how long, and
-//! what taking over the changes of one in the other does.
+//! Tests of the states that a clone and its origin have in common: which they are, how long they
+//! are kept, and what happens to them when the changes of one branch are taken over by the other.
 
 use std::sync::Arc;
 

@@ -8,7 +8,7 @@ use env::Simulated;
 use kvdb::{CreateOptions, DictionaryId, DictionaryOptions, Durability, Kvdb, OpenOptions};
 use zones::{CrashDevice, Device, Fault, FaultDevice, FaultKind, MemoryDevice, Operation, Purpose};
 
-/// What a chunk of it begins with.
+/// The first bytes of a chunk of the manifest.
 const MANIFEST_CHUNK: &[u8] = b"KVMC";
 
 fn options() -> OpenOptions {
@@ -122,7 +122,7 @@ fn a_manifest_that_goes_on_behind_a_close_is_searched_again() {
     device.clear();
     db.set_stitch_at(world.d, 77).unwrap();
     db.put(world.d, b"k", b"later", Durability::Synced).unwrap();
-    // As a kill leaves it.
+    // The device as a kill would leave it.
     let killed = (*closed).clone();
     let opened = |image: &MemoryDevice| {
         let image = Arc::new(image.clone());

@@ -69,8 +69,8 @@ fn used() -> Used {
 }
 
 impl Used {
-    /// What the next process finds when this one is killed now, and how many commits only the
-    /// mirror had.
+    /// Returns the store that the next process finds if this one is killed now, and the number of
+    /// commits that only the mirror had.
     fn killed(&self) -> (Kvdb, u64, Place) {
         let place = self.place.copy();
         let (db, mirrored) = open(&Arc::new(MemoryDevice::clone(&self.device)), &place);
@@ -203,7 +203,7 @@ fn a_note_is_there_with_its_commit_and_stays() {
     assert_eq!(mirrored, 1);
     let all = [(2, 1002), (3, 1003), (4, 1004)];
     assert_eq!(notes, all.into_iter().collect(), "the slot of the first was used again");
-    // Those of before stay where slots are used again by the next process.
+    // Earlier notes stay when the next process uses their slots again.
     commit(&db, 2, 5);
     let notes = place.copy().mirror().notes().expect("read");
     assert_eq!(notes.len(), 4, "{notes:?}");

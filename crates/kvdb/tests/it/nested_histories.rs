@@ -33,7 +33,7 @@ fn apply(map: &mut Map, ops: &[Op]) {
     }
 }
 
-/// What two lists of changes have in common.
+/// The overlap of two lists of changes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Overlap {
     Nothing,

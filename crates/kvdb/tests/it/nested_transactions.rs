@@ -1,5 +1,5 @@
-//! What a transaction within another one promises: it reads the state in which it found that one,
-//! and what it commits is a part of that one from then on, for all others when that one commits.
+//! Tests of a transaction within another one: it reads the state in which it found the outer one.
+//! Its commit becomes a part of the outer one, and is visible to others when that one commits.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,7 +53,7 @@ impl World {
         self.db.get(self.d, key.as_bytes()).unwrap().map(text)
     }
 
-    /// What a transaction sees, by a scan and by single reads.
+    /// Returns the tuples that a transaction sees, by a scan and by single reads.
     fn seen(&self, t: &Transaction) -> Vec<(String, String)> {
         let all = t.scan(self.d, b"", b"", usize::MAX).unwrap();
         for (key, value) in &all {
@@ -62,7 +62,7 @@ impl World {
         all.into_iter().map(|(key, value)| (text(key), text(value))).collect()
     }
 
-    /// As the store is after a crash now: what was synced is there.
+    /// Returns the store as it is after a crash at this moment: all synced data is there.
     fn crash(&self) -> World {
         self.db.sync().unwrap();
         let device = Arc::new((*self.device).clone());
@@ -276,7 +276,7 @@ fn what_it_depends_on_is_compared_with_the_one_around_it_and_then_with_the_store
     commit(&child);
     w.put("read", "3");
     conflicts(&parent, &["read"]);
-    // What one within another has read is told to no others.
+    // The reads of a nested transaction are reported to no others.
     let (parent, other) = (w.begin(), w.begin());
     let child = w.within(&parent);
     child.read_conflict_key(w.d, b"read").unwrap();

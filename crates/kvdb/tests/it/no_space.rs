@@ -164,7 +164,7 @@ fn host_refuses(seed: u64) -> u64 {
         }
         assert_eq!(contents(&db).unwrap(), model, "seed {seed}, round {round}");
         if random.one_in(3) {
-            // Also while the host refuses.
+            // Closing works even while the host refuses space.
             db.close().unwrap_or_else(|e| panic!("seed {seed}, round {round}: closing: {e}"));
             drop(db);
             let report = kvdb::check(memory.clone(), &mut |_, _| {});
@@ -232,7 +232,7 @@ fn a_manifest_that_the_host_has_no_space_for_is_refused_and_leaves_nothing_behin
             }
             if random.one_in(8) {
                 db.sync().unwrap();
-                // As a kill would leave it.
+                // The device as a kill would leave it.
                 let image = Arc::new((*memory).clone());
                 let report = kvdb::check(image.clone(), &mut |_, _| {});
                 assert!(report.is_clean(), "{what}: {:?}", report.faults);
@@ -310,7 +310,7 @@ fn power_fails_when_full(seed: u64, limit: Option<u64>) {
         });
         assert_eq!(count(&db, d), there, "seed {seed}, life {life}");
         device.cut_power_after(20 + random.below(300));
-        // What the next life may find, when the last deletions were not acknowledged any more.
+        // The states that the next life may find if the last deletions were not acknowledged.
         let mut possible = there;
         for _ in 0..200 {
             if there < 40 {

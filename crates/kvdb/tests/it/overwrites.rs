@@ -1,5 +1,5 @@
-//! Where large values are overwritten at full speed, the store grows by a bounded part of what is
-//! alive, however few their keys are.
+//! Tests that a store whose large values are overwritten at full speed grows by a bounded share of
+//! its live data, however few keys there are.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,8 +36,8 @@ fn overwriting_values_of_a_mebibyte_takes_a_few_times_what_is_alive() {
         done.store(true, Ordering::Release);
         watcher.join().unwrap()
     });
-    // What is alive, what overwrites it and waits for a flush, and what waits for a merge; and the
-    // journal.
+    // The bound adds up the live data, the overwrites that wait for a flush, the data that waits
+    // for a merge, and the journal.
     assert!(most <= 5 * alive + 100, "{most} MiB of zones in use for {alive} MiB");
     let length = device.len().unwrap() / MIB;
     println!("{most} MiB of zones in use at most, a device of {length} MiB, for {alive} MiB");

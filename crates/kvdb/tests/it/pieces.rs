@@ -99,7 +99,7 @@ struct TwoWriters {
 }
 
 fn number(thread: ThreadId) -> u64 {
-    // What it prints is all that is stable of it.
+    // Only the printed form of a thread id is stable.
     format!("{thread:?}")
         .chars()
         .filter(char::is_ascii_digit)

@@ -94,7 +94,8 @@ fn zones_that_were_not_written_are_not_read_again() {
     assert!(each <= 4 * ZONE_SIZE, "{each} bytes were read for each publication");
     assert_is_there(&db, &bucket, "words", 1);
 
-    // What another process has done meanwhile is not known here.
+    // This process does not know what another one has published in the time between, so it reads
+    // everything.
     drop(publisher);
     let before = read(&db);
     publish(&mut db.publisher(&bucket.store("words")).unwrap());
@@ -125,7 +126,7 @@ fn an_object_with_a_state_that_is_damaged_there_is_replaced_by_the_next_claim() 
     let elsewhere = bucket.store("fruit");
     let copied = elsewhere.copy_to(Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(6)));
     assert!(matches!(copied, Err(Error::Corrupt(_))));
-    // As after an hour, or by the publisher of another process.
+    // The same happens after an hour, or with the publisher of another process.
     publisher.take();
     publish(&mut publisher);
     assert!(!is_changed());

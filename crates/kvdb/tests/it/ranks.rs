@@ -1,4 +1,4 @@
-//! How many keys come before one, and which one is the nth: always what a walk would count.
+//! Tests of ranks: the number of keys before a key, and the nth key, are always those of a walk.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,5 @@
-//! What reading costs the device, and that readahead never changes what is read.
+//! Tests of the cost of reads on the device, and that readahead never changes the data that is
+//! read.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
@@ -101,7 +102,7 @@ struct Waiting {
 struct Host {
     pages: HashSet<u64>,
     waits: u64,
-    /// What it says of its memory.
+    /// The memory that the device reports.
     memory: Option<u64>,
 }
 
@@ -280,7 +281,7 @@ fn values_that_were_patched_are_read_ahead_as_others_are() {
     }
     let waits = s.device.waits();
     assert!(waits < s.tuples.len() as u64 / 50, "{waits} waits for {} tuples", s.tuples.len());
-    // What is not asked for is not read.
+    // Values that are not asked for are not read.
     let before = s.io(Purpose::Pages);
     let mut cursor = s.cursor();
     while let Some(tuple) = cursor.next().unwrap() {
@@ -378,7 +379,7 @@ fn a_short_range_reads_little_in_vain() {
         let after = s.io(Purpose::Pages);
         assert_eq!(after.read_bytes - before.read_bytes, 10 * 4096);
         let ahead = after.ahead_bytes - before.ahead_bytes;
-        // As many values as there are in the first window; and small gaps between them.
+        // The bound covers the values of the first window, and the small gaps between them.
         assert!(ahead <= 128 << 10 << 1, "{ahead} bytes announced");
     }
 }

@@ -30,7 +30,7 @@ fn what_is_published_is_what_was_there() {
         change(&db, &mut random, 50);
         let was = all(&db);
         push(&db, &bucket.store("fruit"));
-        // What comes later is not in it.
+        // Later changes are not in the publication.
         change(&db, &mut random, 20);
 
         let device = copied(&bucket.store("fruit"), seed);
@@ -50,7 +50,7 @@ fn a_state_is_there_after_two_requests_and_read_as_it_is_needed() {
     for i in 0..2_000 {
         words.insert(format!("{i:08}"), bytes(&mut random, 8_000)).unwrap();
     }
-    // Where the head has the state, it is the first request.
+    // If the head contains the state, reading the head is the first request.
     push(&db, &bucket.store("small"));
     let before = bucket.gets();
     copied(&bucket.store("small"), 2);
@@ -409,7 +409,7 @@ fn a_local_file_is_not_opened_without_its_place() {
     let refused = Kvdb::open(device.clone(), Arc::new(Simulated::new(1)), small());
     let error = refused.err().unwrap().to_string();
     assert!(error.contains("object storage"), "{error}");
-    // With one that has not its zones, reading is what fails.
+    // If the place lacks the zones of the store, reading fails.
     let elsewhere = RemoteZones::new(Arc::new(MemoryObjects::new()));
     let options = OpenOptions { read_only: true, ..small() };
     let copy = open_with(device, elsewhere, options).unwrap();

@@ -83,7 +83,7 @@ impl Machine {
         self.device = device;
     }
 
-    /// As an unmount does.
+    /// Closes the store as an unmount does.
     fn close(&mut self) -> kvdb::Result<()> {
         self.publish()?;
         let (db, publisher) = self.open.take().unwrap();
@@ -630,7 +630,7 @@ fn an_older_copy_of_the_file_does_not_go_on_without_what_the_journal_has() {
     let older = Arc::new(MemoryDevice::clone(&machine.device));
     insert(machine.db(), "told").unwrap();
     drop(machine);
-    // As of a virtual machine that is brought back to yesterday.
+    // This is a virtual machine that is restored to yesterday's state.
     let mut back = Machine { device: older, open: None };
     let opened = back.try_open(&bucket, false);
     if opened.is_ok() && insert(back.db(), "later").is_ok() {

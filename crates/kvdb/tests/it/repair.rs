@@ -95,7 +95,7 @@ fn all_that_have_a_damaged_run_have_the_repaired_one_at_once() {
             "{i} in the snapshot"
         );
         assert_eq!(main.get(in_clone, &key).unwrap().map(|v| v.to_vec()), old, "{i} in the clone");
-        // What lies above the damage is there.
+        // Versions above the damage are there.
         let new = if i % 3 == 0 { Some(value(i + 1000)) } else { old };
         assert_eq!(main.get(d, &key).unwrap().map(|v| v.to_vec()), new, "{i}");
     }
@@ -103,7 +103,7 @@ fn all_that_have_a_damaged_run_have_the_repaired_one_at_once() {
     assert_eq!(main.get(d, b"new").unwrap().as_deref(), Some(&b"value"[..]));
 }
 
-/// What was lost in a newer run is not answered by an older one.
+/// A version that was lost in a newer run is not replaced by an older one.
 #[test]
 fn an_older_value_does_not_come_back() {
     let device = made();

@@ -135,7 +135,7 @@ impl Device for Writes {
     }
 }
 
-/// Of a store that is open for writing: what it has written and not yet merged or flushed away.
+/// Tests a store that is open for writing, with data that it has not merged or flushed yet.
 #[test]
 fn what_an_open_store_has_written_is_compared() {
     let device = Arc::new(Writes { inner: MemoryDevice::new(), written: Mutex::default() });
@@ -160,7 +160,7 @@ fn what_an_open_store_has_written_is_compared() {
     }
     db.commit(batch, Durability::Synced).unwrap();
     db.flush().unwrap();
-    // What the flush has left in the journal is alive no more.
+    // The data that the flush has left in the journal is dead now.
     device.written.lock().unwrap().retain(|(purpose, _)| *purpose != Purpose::Journal);
     let mut batch = Batch::new();
     batch.put(d, "small", value(1, 300));
@@ -175,7 +175,8 @@ fn what_an_open_store_has_written_is_compared() {
     assert_eq!(scrub(), []);
     let mut seen = std::collections::BTreeMap::<Purpose, u64>::new();
     let mut written = device.written.lock().unwrap().clone();
-    // Of the manifest, what was written since its last checkpoint; of the superblock, both copies.
+    // Checked are the bytes of the manifest since its last checkpoint, and both copies of the
+    // superblock.
     let last = written.iter().rposition(|(purpose, _)| *purpose == Purpose::Superblock).unwrap();
     written = written.split_off(last - 1);
     for (purpose, range) in written {
@@ -212,7 +213,7 @@ fn what_an_open_store_has_written_is_compared() {
     assert_eq!(scrub(), []);
 }
 
-/// What is deleted since a snapshot was made lies in runs that the snapshot alone has.
+/// Data that was deleted after a snapshot lies in runs that only the snapshot has.
 #[test]
 fn what_only_a_snapshot_has_is_compared() {
     let device = Arc::new(Writes { inner: MemoryDevice::new(), written: Mutex::default() });

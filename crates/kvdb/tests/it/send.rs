@@ -376,7 +376,8 @@ fn what_is_committed_to_a_branch_while_a_stream_comes_is_not_replaced() {
     );
 }
 
-/// What came stays when the last step fails, and a stream that begins where it ended goes on.
+/// Received data stays when the last step fails, and a stream that begins where the first ended
+/// goes on.
 #[test]
 fn what_was_received_stays_when_it_cannot_take_the_place_of_the_branch() {
     let (db, other) = (store(1), store(2));
@@ -402,7 +403,7 @@ fn what_was_received_stays_when_it_cannot_take_the_place_of_the_branch() {
     assert_eq!(names, ["d"]);
 }
 
-/// What a commit has changed before the branch was replaced is not there any more.
+/// Changes of a commit before the branch was replaced are gone.
 #[test]
 fn what_was_committed_before_the_branch_was_replaced_cannot_be_undone() {
     let (db, other) = (store(1), store(2));
@@ -438,8 +439,8 @@ fn changes_bring_the_options_of_dictionaries_with_them() {
     assert_eq!(other.dictionaries()[0].options, options);
 }
 
-/// What came of one stream of a snapshot is no part of another one, though as many tuples of the
-/// same size are in each chunk of both.
+/// The data of one stream of a snapshot is no part of another stream, even if each chunk of both
+/// has as many tuples of the same size.
 #[test]
 fn what_came_of_a_whole_stream_is_no_part_of_the_changes_and_the_other_way_round() {
     let db = store(1);
@@ -514,7 +515,7 @@ fn a_position_goes_with_the_base_of_its_stream() {
         assert!(other.receive(&stream[..stream.len() / 3], &into(to)).is_err());
         let new = other.receiving().unwrap().into_iter().find(|came| !before.contains(came));
         let new = new.expect("a part has come");
-        // As it is printed and given to the sender.
+        // The bytes are those that are printed and given to the sender.
         assert_eq!(kvdb::Received::from_bytes(&new.to_bytes()).unwrap(), new);
         new
     };
@@ -589,7 +590,7 @@ fn a_stream_of_which_nothing_came_keeps_no_space() {
     other.receive(&one[..], &into("")).unwrap();
     let hidden = |db: &Kvdb| db.view().dictionaries().iter().any(|d| !d.branch.is_empty());
 
-    // As a kill leaves it, when the branch is there and nothing has come.
+    // The image is that of a kill when the branch exists and no data has arrived.
     let mut image = None;
     let copy = || image = Some(MemoryDevice::clone(&device));
     // All but the end of the only chunk, and the end.

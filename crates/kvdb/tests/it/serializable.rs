@@ -1,5 +1,5 @@
-//! What a serializable transaction promises: as if it ran alone, whatever others read and write
-//! at the same time.
+//! Tests of serializable transactions: each has the result that it would have alone, whatever
+//! others read and write at the same time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -51,7 +51,7 @@ fn what_it_has_read_stays_as_it_was_until_it_ends() {
         };
         scope.spawn(write(b"a"));
         scope.spawn(write(b"l"));
-        // What is not locked is free, for plain writes and for other transactions.
+        // Keys without a lock are free, for plain writes and for other transactions.
         db.put(d, b"m", b"2", Durability::Buffered).unwrap();
         let s = db.begin(Isolation::Snapshot).unwrap();
         s.put(d, "n", "2").unwrap();
@@ -238,7 +238,7 @@ fn every_read_of_a_dictionary_that_is_gone_says_so() {
     }
     assert!(before.get(d.id(), b"k").unwrap().is_some(), "a view keeps what it has");
     assert!(old.get(d.id(), b"k").unwrap().is_some(), "and so does what a transaction reads");
-    // What is made since is there, and empty, for a transaction that began before.
+    // A dictionary that was made later exists, and is empty, for a transaction that began before.
     let made = db.open_dictionary("made").unwrap();
     made.insert("k", "v").unwrap();
     assert_eq!(old.get(made.id(), b"k").unwrap(), None);

@@ -59,7 +59,7 @@ impl Store {
         self.db.commit(batch, Durability::Buffered).unwrap();
     }
 
-    /// As much background work as there is.
+    /// Does all background work that is due.
     fn work(&self) {
         while self.db.step().unwrap() {}
     }
@@ -308,7 +308,7 @@ fn a_clone_goes_on_sharing_values_that_are_gathered_in_what_it_was_cloned_from()
     store.settle();
     assert_eq!(store.bytes_outside(store.dict), 0);
     assert!(store.bytes_outside(clone) > COUNT * VALUE as u64 / 2);
-    // What is written to it lies inside, however much that is.
+    // Values that are put into a clone lie inside, however many they are.
     let before = store.bytes_outside(clone);
     let mut of_clone = Store { dict: clone, ..store };
     of_clone.put_all(0..COUNT);
@@ -365,7 +365,7 @@ fn a_store_without_room_for_them_leaves_values_outside_and_works_on() {
     store.put(0);
 }
 
-/// What a history has met: times that values went outside, and that they were all gathered.
+/// Counts how often in a history values went outside, and how often all of them were gathered.
 #[derive(Default)]
 struct Met {
     outside: u64,

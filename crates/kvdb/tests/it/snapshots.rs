@@ -11,7 +11,7 @@ use zones::{CrashDevice, MemoryDevice, Purpose, ZONE_SIZE};
 
 type Tuples = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// What a state of a store has, by the names of its dictionaries.
+/// The content of a state of a store, by the names of its dictionaries.
 type ManifestState = BTreeMap<String, Tuples>;
 
 fn of_view(view: &View) -> ManifestState {
@@ -212,7 +212,7 @@ fn a_rollback_undoes_everything_since_and_nothing_else() {
     };
     now(&db);
     assert_eq!(old.get(a.id(), b"k").unwrap().unwrap(), "1");
-    // What comes after it counts, also when it is replayed together with what is void.
+    // Later changes count, even if they are replayed together with void ones.
     a.insert("l", "5").unwrap();
     db.sync().unwrap();
     let db = {
@@ -373,7 +373,7 @@ fn the_list_tells_what_a_snapshot_holds_before_any_merge() {
     assert!(about(whole / 4 * 3).contains(&alone("first")), "{}", alone("first"));
     db.flush().unwrap();
     assert!(about(whole / 4 * 3).contains(&alone("first")), "flushed: {}", alone("first"));
-    // What both have is given back by neither alone; what the second one has for itself is.
+    // Dropping one snapshot does not free data that both have; dropping the second frees its own.
     db.snapshot("second").unwrap();
     d.remove_range(key(2400)..).unwrap();
     assert!(about(whole / 4 * 3).contains(&alone("first")), "{}", alone("first"));

@@ -1,5 +1,5 @@
-//! What a store takes in addition to its live data, while it is written and after it has settled.
-//! In memory and step by step: nothing here depends on time.
+//! Tests of the space that a store takes in addition to its live data, while it is written and
+//! after it has settled. In memory and step by step: nothing here depends on time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,7 +40,7 @@ impl Bench {
         self.db.put(self.dict, key(number).as_bytes(), &value, Durability::Buffered).unwrap();
     }
 
-    /// As much background work as there is, every so often: merges keep up with writers.
+    /// Does all background work that is due, at intervals, so that merges keep up with writers.
     fn work(&mut self) {
         while self.db.step().unwrap() {
             self.most = self.most.max(self.held());
@@ -132,7 +132,7 @@ fn what_is_overwritten_is_found_by_a_sample_and_does_not_pile_up() {
         live >> 20
     );
     bench.settle();
-    // What stitching has left of older zones; with threads this begins by itself.
+    // Moves the data that stitching has left in older zones; with threads this begins by itself.
     bench.db.defragment(DefragOptions::default()).unwrap();
     assert!(
         bench.held() <= live / 100 * 105 + 3 * ZONE_SIZE,

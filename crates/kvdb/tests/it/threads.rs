@@ -10,7 +10,7 @@ use env::{Machine, Random};
 use kvdb::{Batch, CreateOptions, DictionaryOptions, Durability, Kvdb, OpenOptions};
 use zones::{Device, FileDevice, MemoryDevice, Purpose, SlowSyncDevice};
 
-/// What a sync takes, as on a disk.
+/// The duration of a sync, as on a disk.
 const SYNC: Duration = Duration::from_millis(3);
 
 fn open(memory: usize) -> OpenOptions {
@@ -223,7 +223,8 @@ fn a_device_that_takes_no_more_runs_stops_the_store_and_nobody_waits_for_ever() 
             writers.into_iter().map(|w| w.join().unwrap()).collect::<Vec<_>>()
         });
         for e in failed {
-            // Of one that had happened when the store stopped, the other.
+            // A write fails with one of two errors, depending on the moment at which the store
+            // stopped.
             let told = matches!(e, Some(kvdb::Error::ReadOnly(_) | kvdb::Error::NotSynced(_)));
             assert!(told, "{purpose}: {e:?}");
         }

@@ -1,5 +1,5 @@
-//! What a transaction promises under snapshot isolation: it sees a frozen store and its own
-//! changes, no other reader sees those before it commits, and then all readers see all of them.
+//! Tests of transactions under snapshot isolation: a transaction sees a frozen store and its own
+//! changes; no other reader sees these before it commits, and then all readers see all of them.
 
 use std::sync::Arc;
 
@@ -165,7 +165,7 @@ fn a_plain_write_counts_as_a_commit_of_its_own() {
     t.put(d, "a", "t").unwrap();
     put(&db, d, "a", "plain");
     assert!(matches!(t.commit(Durability::Buffered), Err(Error::Conflict { .. })));
-    // What was written before the beginning is no conflict, wherever it lies.
+    // Data that was written before the beginning is no conflict, wherever it lies.
     for flush in [false, true] {
         put(&db, d, "a", "before");
         if flush {
@@ -323,7 +323,7 @@ fn a_merge_routine_joins_what_two_have_changed() {
     }
     assert_eq!(get(&db, d, "n").as_deref(), Some("25"));
     assert_eq!(db.view().iter(e).count(), 5);
-    // What it cannot join is a conflict.
+    // Values that the rule cannot join are a conflict.
     let t = db.begin(Isolation::Snapshot).unwrap();
     t.delete(d, "n").unwrap();
     put(&db, d, "n", "1");
@@ -407,7 +407,7 @@ fn of_many_runs_the_newest_counts() {
     check(&db.view());
 }
 
-/// What came by [`kvdb::Transaction::bulk`] is kept and undone as what came by puts, wherever the
+/// Tuples of [`kvdb::Transaction::bulk`] are kept and undone as those of puts are, wherever the
 /// savepoints stand.
 #[test]
 fn a_savepoint_keeps_the_runs_that_were_there_and_undoes_those_that_came() {
@@ -420,7 +420,8 @@ fn a_savepoint_keeps_the_runs_that_were_there_and_undoes_those_that_came() {
     let names = |t: &kvdb::Transaction| {
         all(&t.view().unwrap(), d).into_iter().map(|(k, _)| k).collect::<Vec<_>>().join(" ")
     };
-    // What is done before, between and behind two savepoints: p: put, b: bulk, -: nothing.
+    // The operations before, between and after two savepoints: p stands for a put, b for a bulk
+    // load.
     for before in ["", "p", "b", "pb", "bp"] {
         for between in ["", "p", "b", "pb", "bp", "bb"] {
             for behind in ["p", "b", "pb", "bp"] {
@@ -495,7 +496,7 @@ fn one_larger_than_memory_is_committed_whole_and_its_data_stays_where_it_is() {
         assert_eq!(n, N - 100);
     };
     look(&db);
-    // As a crash leaves it: the journal binds the runs again.
+    // The device as a crash leaves it: the journal binds the runs again.
     let crashed = Arc::new((*device).clone());
     let options = OpenOptions { memory: 4 << 20, threads: false, ..Default::default() };
     let (again, recovery) =

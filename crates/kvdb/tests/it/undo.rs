@@ -299,7 +299,7 @@ fn a_label_of_any_length_is_cut_and_read_again() {
     }
 }
 
-/// What it costs: commits of one small change on a file, with and without, in turn.
+/// Prints the cost: commits of one small change on a file, with and without undo, in turn.
 #[test]
 #[ignore = "a measurement: make measurements"]
 fn what_a_commit_that_can_be_undone_costs_more() {

@@ -57,7 +57,7 @@ impl Machine {
         publisher.publish(&mut |_| Ok(())).map(drop)
     }
 
-    /// As an unmount does.
+    /// Closes the store as an unmount does.
     fn close(&mut self) -> kvdb::Result<()> {
         self.publish()?;
         let (db, mut publisher) = self.open.take().unwrap();

@@ -10,7 +10,7 @@ use zones::{MemoryDevice, Purpose};
 const KEY: usize = 16;
 
 struct Written {
-    /// Of all purposes, for each byte of keys and values.
+    /// Bytes written for all purposes, for each byte of keys and values.
     amplification: f64,
     journal: f64,
     index: f64,

@@ -132,7 +132,7 @@ pub fn all(db: &Kvdb) -> BTreeMap<String, Model> {
 #[derive(Debug)]
 pub struct Gate {
     objects: Arc<dyn Objects>,
-    /// How many requests may pass.
+    /// The number of requests that may still pass.
     stop: AtomicU64,
     state: std::sync::Mutex<(u64, bool)>,
     changed: std::sync::Condvar,

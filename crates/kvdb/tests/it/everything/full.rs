@@ -6,7 +6,7 @@ use kvdb::{Batch, DictionaryId, Durability};
 use super::oracle::BALLAST;
 use super::world::{Dead, World};
 
-/// What room is promised of: with less left it is refused before.
+/// Data is refused when less room than this would be left.
 const MARGIN: u64 = 8 << 20;
 /// Keys of the ballast.
 const KEYS: u64 = 4000;

@@ -264,7 +264,7 @@ pub fn checkpoint(w: &mut World) -> Result<(), Dead> {
 pub fn push(w: &mut World) -> Result<(), Dead> {
     let published = if w.random.one_in(2) {
         w.call("Kvdb::push");
-        // Whoever has published before is overtaken.
+        // An earlier publisher is overtaken.
         w.publisher = None;
         w.db.push(&w.bucket, &mut |_| Ok(()))
     } else {

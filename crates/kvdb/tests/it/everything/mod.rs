@@ -33,7 +33,7 @@ use oracle::{History, observe};
 use steps::{Steps, random_of, random_of_life};
 use world::{Dead, World};
 
-/// Whose operations are wanted.
+/// The types whose operations must be called.
 const TYPES: [&str; 15] = [
     "Kvdb",
     "Dictionary",
@@ -180,7 +180,7 @@ fn run(seed: u64, steps: &Steps) -> (BTreeSet<&'static str>, u64) {
         }
         transactions::restored(&mut w, before).expect("the power is on");
         transactions::undoable_again(&mut w).expect("the power is on");
-        // What was committed is known again from here.
+        // From here on the newest committed state is known again.
         w.replaced("", "");
         let from = w.committed.len();
         w.open.iter_mut().for_each(|open| open.begins_at(from));

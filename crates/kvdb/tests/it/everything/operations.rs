@@ -86,7 +86,8 @@ fn batch(w: &mut World) -> Result<(), Dead> {
         let mut reads = Reads::default();
         reads.key(first, b"k");
         reads.range(second, b"", b"");
-        // Where flushes are under way, versions come and go.
+        // While flushes are in progress, the version may change between two calls, so the commit is
+        // repeated.
         return w.change(changes, false, |w| {
             while !w.db.commit_if_unchanged(batch.clone(), w.db.view(), reads.clone())? {}
             Ok(())
@@ -121,7 +122,7 @@ fn known(w: &mut World) -> Result<(), Dead> {
     })
 }
 
-/// By a dictionary in hand.
+/// Calls the operations of a `Dictionary`.
 fn dictionary(w: &mut World) -> Result<(), Dead> {
     let Some((branch, dict, id)) = w.place() else { return Ok(()) };
     for name in [
@@ -262,7 +263,7 @@ fn dictionary(w: &mut World) -> Result<(), Dead> {
                 assert!(ingest.written() < 1 << 20);
                 ingest.finish().map(drop)
             })?;
-            // Of nothing, and one that is given up.
+            // One ingest has no tuples, and one is given up.
             assert_eq!(w.ok(d.ingest(Vec::<(Vec<u8>, Vec<u8>)>::new()))?.tuples, 0);
             if let Some(mut given_up) = w.unless_full(d.begin_ingest())? {
                 w.unless_full(given_up.push("k", "given up"))?;
@@ -288,7 +289,7 @@ fn ingest(w: &mut World) -> Result<(), Dead> {
         w.call(name);
     }
     w.change(changes, true, |w| w.db.ingest(id, tuples).map(drop))?;
-    // What is not sorted changes nothing.
+    // An ingest of unsorted keys changes nothing.
     let Some(mut wrong) = w.unless_full(w.db.begin_ingest(id))? else { return Ok(()) };
     let pushed = wrong.push("k2", "wrong");
     if w.unless_full(pushed)?.is_none() {

@@ -1,5 +1,5 @@
-//! What a store must hold: branches and snapshots, by name, with their dictionaries; and what
-//! changes do to that.
+//! The expected content of a store: branches and snapshots, by name, with their dictionaries; and
+//! the effect of changes on it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub type Branch = BTreeMap<String, Arc<Tuples>>;
 pub struct ManifestState {
     /// The main one is `""`.
     pub branches: BTreeMap<String, Branch>,
-    /// With the branch that each is of.
+    /// Each snapshot has the name of its branch next to its content.
     pub snapshots: BTreeMap<String, (String, Branch)>,
 }
 
@@ -51,13 +51,13 @@ impl Change {
         }
     }
 
-    /// Whether the store must have space for it.
+    /// Returns whether the store must have space for the change.
     pub fn adds(&self) -> bool {
         matches!(self.kind, Kind::Put(..) | Kind::Update(..))
     }
 
-    /// Whether it is an update of a key that `all`, the changes of its transaction, change only by
-    /// updates that commute with what others do.
+    /// Returns whether the change is an update of a key that `all`, the changes of its transaction,
+    /// change only by updates that commute with those of others.
     pub fn commutes(&self, all: &[Change]) -> bool {
         matches!(self.kind, Kind::Update(..))
             && all
@@ -66,20 +66,20 @@ impl Change {
                 .all(|change| matches!(&change.kind, Kind::Update(_, u) if u.commutes()))
     }
 
-    /// Whether an addition to what its key has in this state would have an effect.
+    /// Returns whether an addition to the value of the key in this state would have an effect.
     pub fn is_of_number(&self, state: &ManifestState) -> bool {
         let (key, _) = self.span();
         let value = state.table(&self.branch, &self.dict).and_then(|table| table.get(&key));
         value.is_none_or(|value| Update::add(1).apply(Some(value)) != value[..])
     }
 
-    /// Whether it touches any key at all.
+    /// Returns whether the change touches any key at all.
     pub fn is_any(&self) -> bool {
         let (start, end) = self.span();
         start < end
     }
 
-    /// Whether both touch some key.
+    /// Returns whether both changes touch some key.
     pub fn meets(&self, other: &Change) -> bool {
         let ((a, b), (c, d)) = (self.span(), other.span());
         self.branch == other.branch && self.dict == other.dict && a < d && c < b && a < b && c < d
@@ -111,7 +111,7 @@ impl ManifestState {
         }
     }
 
-    /// What differs, for a message.
+    /// Describes the differences, for a message.
     pub fn differs(&self, other: &ManifestState) -> String {
         let names = |s: &ManifestState| {
             (
@@ -191,14 +191,15 @@ pub fn observe(db: &Kvdb) -> kvdb::Result<ManifestState> {
         state.branches.insert(name, branch);
     }
     for info in db.snapshots() {
-        // Whatever its branch is, its dictionaries are listed as of the main one.
+        // The dictionaries of a snapshot are listed as those of the main branch, whichever branch
+        // it is of.
         let branch = branch_of(&db.open_snapshot(&info.name)?, "")?;
         state.snapshots.insert(info.name, (info.branch, branch));
     }
     Ok(state)
 }
 
-/// What may be found when the power comes back.
+/// The states that may be found when the power returns.
 pub type History = Possible<ManifestState>;
 
 impl History {

@@ -1,5 +1,5 @@
-//! What may be found when the power comes back: the state after each step since the last one that
-//! is certain.
+//! The states that may be found when the power returns: the state after each step since the last
+//! one that is certain.
 
 pub struct Possible<S> {
     /// Oldest first, never empty.

@@ -58,7 +58,7 @@ pub fn snapshot(w: &mut World) -> Result<(), Dead> {
     differences(w)
 }
 
-/// What differs between a snapshot and now.
+/// Compares a snapshot with the current state.
 pub fn differences(w: &mut World) -> Result<(), Dead> {
     let Some((name, (branch, content))) = pick_snapshot(w) else { return Ok(()) };
     let (before, after) = (w.ok(w.db.open_snapshot(&name))?, w.db.view());

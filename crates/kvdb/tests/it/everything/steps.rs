@@ -44,7 +44,7 @@ impl Steps {
         Steps { only: Some(steps.to_vec()), reached: Cell::new(0) }
     }
 
-    /// As `KVFS_STEPS` gives them: numbers and ranges, both ends included.
+    /// Parses the steps in the form of `KVFS_STEPS`: numbers and ranges, both ends included.
     pub fn parse(text: &str) -> Option<Steps> {
         let mut steps = Vec::new();
         for part in text.split(',').filter(|part| !part.is_empty()) {
@@ -64,13 +64,13 @@ impl Steps {
         }
     }
 
-    /// Whether this step is run. Asked once for each, in order.
+    /// Returns whether this step is to be run. Must be called once for each step, in order.
     pub fn take(&self, step: u64) -> bool {
         self.reached.set(step);
         self.only.as_ref().is_none_or(|only| only.binary_search(&step).is_ok())
     }
 
-    /// Those up to where the history came.
+    /// Returns the steps up to the one that the history has reached.
     fn taken(&self) -> Vec<u64> {
         let upto = self.reached.get();
         match &self.only {
@@ -101,12 +101,12 @@ thread_local! {
     static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Whether a failure is one of many attempts, of which nothing should be printed.
+/// Returns whether failures are attempts of which nothing is to be printed.
 pub fn is_quiet() -> bool {
     QUIET.get()
 }
 
-/// Where this panics; `None`: it does not.
+/// Returns the place where `work` panics, or `None` if it does not.
 fn place_of_panic(work: impl FnOnce()) -> Option<String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

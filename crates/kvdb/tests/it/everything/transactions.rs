@@ -14,7 +14,8 @@ use super::world::{Dead, World};
 /// An open one.
 pub struct Open {
     pub t: Transaction,
-    /// What it reads, its own changes included, and as it was after each of its calls.
+    /// The state that the transaction sees, with its own changes, and that state after each of its
+    /// calls.
     pub sees: ManifestState,
     stages: Vec<ManifestState>,
     base: ManifestState,
@@ -28,8 +29,8 @@ pub struct Open {
     /// It has lived through a restart: what it compares is values.
     restored: bool,
     checks: bool,
-    /// Where it looks for none, it looks for them in this dictionary of the main branch all the
-    /// same.
+    /// The dictionary of the main branch in which conflicts are looked for even if the transaction
+    /// checks for none.
     alone: Option<String>,
 }
 
@@ -120,7 +121,7 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
     let mut base =
         ManifestState { branches: w.history.newest().branches.clone(), ..ManifestState::default() };
     if durable {
-        // What it reads is kept of the main branch alone.
+        // Only the main branch of the state that a durable transaction reads is kept.
         base.branches.retain(|name, _| name.is_empty());
     }
     let open = Open {
@@ -314,8 +315,8 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
             compare(w, open)?;
         }
         13 => {
-            // What a nested batch changes is not seen in the transaction, nor the other way round,
-            // until it is made.
+            // Changes in a nested batch are not visible in the transaction until the batch takes
+            // effect, nor the other way round.
             for name in [
                 "Transaction::nested_batch",
                 "NestedBatch::apply",
@@ -327,7 +328,7 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
             let mut nested = w.ok(t.nested_batch())?;
             let (changes, batch) = w.batch(&[(branch.clone(), dict.clone(), id)], !open.durable);
             match nested.apply(batch) {
-                // With little memory that is soon; nothing is changed then.
+                // The limit is reached soon if the memory is small; then nothing is changed.
                 Err(Error::Limit(_)) => return compare(w, open),
                 applied => {
                     if w.unless_full(applied)?.is_none() {
@@ -452,7 +453,7 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
             assert!(w.db.lost_to_another(t.id()).is_none(), "it is open, and so not lost");
             w.call("Transaction::user");
             assert!(t.user().is_none_or(|user| user == 1000), "it is whose it was said to be");
-            // Of one with several runs a list is a run, too.
+            // The list of changes of a transaction with several runs is written as a run, too.
             let Some(changed) = w.unless_full(t.changes())? else { return Ok(()) };
             let changed = w.ok(changed.collect::<kvdb::Result<Vec<_>>>())?;
             assert_eq!(changed.is_empty(), open.changes.is_empty() || changed.is_empty());
@@ -550,13 +551,15 @@ fn within(
     compare(w, open)
 }
 
-/// What removes something in a transaction is refused for want of space only where it is logged.
+/// Returns whether a removal in a transaction was done. It may be refused for lack of space only if
+/// the transaction is logged.
 fn removed(w: &mut World, open: &Open, done: kvdb::Result<()>) -> Result<bool, Dead> {
     if open.durable { Ok(w.unless_full(done)?.is_some()) } else { w.ok(done).map(|()| true) }
 }
 
-/// Whether others have touched since it began what these do, but for what commutes with it: an
-/// addition to what is a number now, or to what went with its dictionary.
+/// Returns whether others have touched the keys of these changes since the transaction began.
+/// Changes that commute do not count: additions to a value that is a number now, and changes of a
+/// dictionary that is gone.
 fn meets(w: &World, open: &Open, mine: &[Change]) -> bool {
     let now = w.history.before_newest();
     let commutes = |change: &Change| {
@@ -581,7 +584,7 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
         return Ok(());
     }
     let durability = w.durability();
-    // What it has changed of a dictionary that was dropped is dropped with that.
+    // Changes of a dropped dictionary are dropped with it.
     let there = |change: &&Change| !w.made_since(&change.branch, &change.dict, open.since);
     let mine: Vec<Change> = open.changes.iter().filter(there).cloned().collect();
     w.history.attempt(|state| state.apply(&mine));
@@ -679,7 +682,8 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
     }
 }
 
-/// What is kept of the newest commit, if it is: the states of the main branch around it.
+/// Keeps the states of the main branch before and after the newest commit, if the commit can be
+/// undone.
 fn keep(w: &mut World) {
     let around = |w: &World| {
         let main = |state: &ManifestState| state.branches.get("").cloned().unwrap_or_default();

@@ -27,20 +27,20 @@ pub struct World {
     pub device: Arc<CrashDevice>,
     pub db: Kvdb,
     pub history: History,
-    /// What was committed, in order; transactions remember where they began.
+    /// The committed changes, in order. Transactions remember their position in it.
     pub committed: Vec<Change>,
-    /// Where in it dictionaries were made, dropped or replaced.
+    /// The positions in `committed` at which dictionaries were made, dropped or replaced.
     events: Vec<(usize, String, String)>,
     pub open: Vec<Open>,
-    /// Of commits that can be undone the main branch before and after.
+    /// The main branch before and after each commit that can be undone.
     pub undoable: BTreeMap<u64, (Branch, Branch)>,
     /// From where on recent commits to a branch are followed, here and in `committed`.
     pub followed: BTreeMap<String, (CommitPosition, usize)>,
     /// Views that are held, and what they must show for ever.
     pub views: Vec<(View, ManifestState)>,
-    /// Where the store is published.
+    /// The place to which the store is published.
     pub bucket: RemoteStore,
-    /// Who publishes it again and again in this life.
+    /// The publisher of this life, which publishes the store repeatedly.
     pub publisher: Option<Publisher>,
     /// Another machine, which follows what is published, over all lives of this one.
     pub reader: Option<(Kvdb, Follower)>,
@@ -49,7 +49,7 @@ pub struct World {
     /// The store is small, and may be full: what adds to it may be refused for want of space, what
     /// removes may not.
     pub limited: bool,
-    /// How often it was refused.
+    /// The number of refusals.
     pub full: u64,
     /// The public operations that were called.
     pub called: BTreeSet<&'static str>,

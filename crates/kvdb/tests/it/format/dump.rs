@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-/// What was read so far, as the page shows it.
+/// The bytes read so far, in the form of the page.
 #[derive(Default)]
 pub struct Dump(pub String);
 

@@ -36,7 +36,7 @@ pub fn read(image: &[u8]) -> (Tuples, String) {
     (reader.tuples, reader.dump.0)
 }
 
-/// Where a stream begins: its zone, and the epoch of its chunks.
+/// The start of a stream: its zone, and the epoch of its chunks.
 struct Stream {
     zone: u64,
     epoch: u64,

@@ -15,10 +15,10 @@ pub const OBSERVER: u64 = 1 << 20;
 /// Every list by its number.
 pub type Lists = BTreeMap<u64, Vec<u64>>;
 
-/// What happened between two rollbacks, or until the end.
+/// The events between two rollbacks, or until the end.
 #[derive(Default)]
 pub struct Epoch {
-    /// What the rollback before has left.
+    /// The state after the previous rollback.
     pub began: Lists,
     pub attempts: Vec<Attempt>,
     /// The one that ended it.

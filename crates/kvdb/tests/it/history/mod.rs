@@ -1,5 +1,5 @@
-//! What concurrent transactions did, and whether that is possible at the isolation level that they
-//! were promised: checked with `adya`.
+//! Records the actions of concurrent transactions, and checks with `adya` that they are possible at
+//! the promised isolation level.
 //!
 //! A key holds a list; a transaction reads lists and appends numbers that are used once, so that a
 //! list tells who wrote it, in which order.
@@ -121,8 +121,8 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|v| v.parse().ok())
 }
 
-/// How many transactions a test is to run, and the seed that it begins with: `KVFS_TRANSACTIONS`,
-/// or `usual`; `KVFS_SEED_BASE` (or `KVFS_SEED`), or 1.
+/// Returns the number of transactions that a test is to run, and its first seed:
+/// `KVFS_TRANSACTIONS`, or `usual`; `KVFS_SEED_BASE` (or `KVFS_SEED`), or 1.
 pub fn extent(usual: u64) -> (u64, u64) {
     (
         number("KVFS_TRANSACTIONS").unwrap_or(usual),
@@ -130,7 +130,7 @@ pub fn extent(usual: u64) -> (u64, u64) {
     )
 }
 
-/// What a run has done, so that the next one can go on behind it.
+/// The actions of a run, so that the next one can continue from them.
 #[derive(Default)]
 pub struct Figures {
     pub done: u64,

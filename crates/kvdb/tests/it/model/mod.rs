@@ -12,7 +12,7 @@ use kvdb::{
 };
 use zones::Device;
 
-/// What the store should hold.
+/// The expected content of a store.
 pub type Model = BTreeMap<DictionaryId, BTreeMap<Vec<u8>, Vec<u8>>>;
 
 #[derive(Clone, Debug)]
@@ -210,8 +210,8 @@ pub fn unless_full<T>(result: kvdb::Result<T>) -> kvdb::Result<Option<T>> {
     }
 }
 
-/// What may be found after the power comes back: the state after each commit that was attempted
-/// since the last one that is certain.
+/// The states that may be found when the power returns: the state after each commit that was
+/// attempted since the last one that is certain.
 pub struct History {
     /// States, oldest first; the first one is certain.
     pub possible: Vec<Model>,

@@ -26,7 +26,7 @@ impl Late {
         Late { memory, clock, state: Mutex::new((Random::new(seed), HashMap::new(), false)) }
     }
 
-    /// Whether lists are late from now on.
+    /// Sets whether lists are late from now on.
     pub fn set_late(&self, late: bool) {
         self.state.lock().unwrap().2 = late;
     }
@@ -66,7 +66,7 @@ impl Objects for Late {
     }
 }
 
-/// What happens before a request.
+/// An action that is done before a request.
 type Action = Box<dyn FnOnce() + Send>;
 
 /// Objects as one caller sees them, who is cut off after some requests, or before one of whose

@@ -14,7 +14,7 @@ use crate::model::seeds;
 
 const CAPACITY: u64 = 160 * MIB;
 
-/// What is removed of a full store.
+/// The data that is removed from a full store.
 #[derive(Clone, Copy, Debug)]
 enum Removal {
     /// Three keys of four, one by one, all over it.
@@ -100,7 +100,7 @@ fn gets_full_and_empty_again(shape: &Shape, len: u64, removal: Removal) {
     });
     // The rest is the reserve, the journal, and what merges are about to give back.
     assert!(put > CAPACITY / 8, "{}: {} MiB were put", what("filling a store up"), put / MIB);
-    // What is refused again and again costs next to nothing.
+    // Writes that are refused repeatedly cost next to nothing.
     store.to_rest(&what("writes that are refused"), CAPACITY, |db| {
         for _ in 0..20 {
             fill(db, dict, len, keys, 2 * MIB);

@@ -138,7 +138,7 @@ impl Shape {
             memory: self.memory,
             flush_interval: Duration::from_millis(5),
             idle_flush: Duration::from_millis(40),
-            // As fast as it goes: what is written is counted, not when.
+            // The rate is not limited: bytes are counted, not time.
             defrag_rate: 1 << 40,
             merge_threads: 1,
             ..OpenOptions::default()
@@ -182,7 +182,8 @@ impl Shape {
             writer.put(&dicts, number, &mut random);
         }
         writer.commit();
-        // Of one that does not get full: a snapshot would keep what must go before anything fits.
+        // Only a store that does not get full has a snapshot, which would keep data that must go
+        // before anything else fits.
         if self.snapshot && !self.full {
             db.snapshot("before").unwrap();
             if self.clone {
@@ -247,7 +248,7 @@ struct Writer<'a> {
 
 impl Writer<'_> {
     fn put(&mut self, dicts: &[DictionaryId], number: u64, random: &mut Random) {
-        // What there is no room for once is not written again and again.
+        // A write that found no room once is not repeated for every number.
         if self.full && !number.is_multiple_of(16) {
             return;
         }

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 pub const REGISTERS: usize = 3;
 pub type Values = [Option<u64>; REGISTERS];
 
-/// What an operation did.
+/// The outcome of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// At one moment: these registers held these values, and then those got those.
@@ -67,7 +67,7 @@ impl ManifestState {
 struct Search<'a> {
     operations: &'a [Operation],
     seen: HashSet<(u128, ManifestState)>,
-    /// What must have happened when this state is found.
+    /// The operations that must have happened when this state is found.
     goal: Option<(u128, Values)>,
 }
 

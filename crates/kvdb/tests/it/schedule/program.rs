@@ -1,4 +1,4 @@
-//! What the threads of a run do: a few operations each, drawn from the seed.
+//! The programs of the threads of a run: a few operations each, drawn from the seed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ fn key(register: usize) -> Vec<u8> {
 }
 
 fn encode(value: u64) -> Vec<u8> {
-    // Of two lengths, so that values lie in their blocks and outside of them.
+    // Values have one of two lengths, so that some lie in their blocks and others outside.
     let mut bytes = value.to_be_bytes().to_vec();
     if value.is_multiple_of(3) {
         bytes.resize(3000, 7);
@@ -48,11 +48,11 @@ fn decode(bytes: Option<bytes::Bytes>) -> Option<u64> {
     bytes.map(|b| u64::from_be_bytes(b[..8].try_into().expect("eight bytes")))
 }
 
-/// What all threads of a run share.
+/// The state that all threads of a run share.
 struct World {
     db: Kvdb,
     dict: DictionaryId,
-    /// Of what only makes transactions large.
+    /// The dictionary of data that only makes transactions large.
     ballast: DictionaryId,
     shared: Option<Transaction>,
     device: Arc<SlowSync>,
@@ -171,8 +171,8 @@ impl World {
             t.abort();
         }
         let (mut read, wrote) = did?;
-        // What a transaction under snapshot isolation reads and does not change belongs to its
-        // beginning.
+        // Under snapshot isolation, data that a transaction reads and does not change is that of
+        // its beginning.
         if isolation == Isolation::Snapshot && !wrote.is_empty() {
             read.retain(|(register, _)| wrote.iter().any(|(w, _)| w == register));
         }

@@ -19,11 +19,11 @@ pub const LONG: Duration = Duration::from_secs(60);
 /// A step, ready to be taken on any thread; gives its outcome.
 pub type Step = Box<dyn FnOnce() -> String + Send>;
 
-/// What a script is about.
+/// The subject of a script.
 pub trait Stage {
     fn begin(&mut self, who: &str);
     fn step(&self, who: &str, verb: &str, args: &[String]) -> Step;
-    /// Whether a step of `who` waits for another.
+    /// Returns whether a step of `who` waits for another one.
     fn waits(&self, who: &str) -> bool;
     fn now(&self) -> String;
 }
