@@ -1,5 +1,5 @@
-//! What holds for the undoing of a commit to the mainline holds in a clone: the tests of `undo`
-//! once more, there.
+//! Undoing a commit to a clone follows the rules of the mainline: the tests of `undo` are run
+//! again, in a clone.
 
 #[path = "it/undo.rs"]
 mod undo;

@@ -1,5 +1,6 @@
-//! What holds for a transaction of the mainline holds for one within another: the tests of `views`
-//! once more, in a transaction, but for those that are serializable, which none is there.
+//! A transaction within another one follows the rules of a transaction of the mainline: the tests
+//! of `views` are run again, in a transaction, except for serializable ones, which do not exist
+//! there.
 
 #[path = "it/views.rs"]
 mod views;

@@ -1,5 +1,5 @@
-//! What holds for a transaction of the mainline holds for one of a clone: the tests of `views` once
-//! more, in a clone.
+//! A transaction of a clone follows the rules of a transaction of the mainline: the tests of
+//! `views` are run again, in a clone.
 
 #[path = "it/views.rs"]
 mod views;

@@ -81,7 +81,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// As a writer makes it.
+    /// Returns the node that a writer would make.
     pub fn sound(kind: u8, parent: u64) -> Node {
         let links = if kind == 1 { 2 } else { 1 };
         Node {

@@ -17,7 +17,7 @@ const USER: Caller = Caller { uid: 1000, gid: 100, pid: 7 };
 /// Steps of a walk: names may lead in circles.
 const STEPS: usize = 300;
 
-/// What a walk has found: each entry with its directory.
+/// The entries that a walk has found, each with its directory.
 type Found = Vec<(Ino, Vec<u8>, Ino)>;
 
 /// Looks at everything that can be reached, through the calls that a mount makes.
@@ -66,7 +66,7 @@ fn look(fs: &Fs, known: &[Ino]) -> Found {
     }
     for from in [ROOT, 2] {
         if let Ok(mut walk) = fs.walk(from) {
-            // Whatever it meets on the way, it ends.
+            // The walk ends, whatever it meets.
             while !matches!(walk.next(), Ok(None)) {}
         }
     }
@@ -156,14 +156,14 @@ fn change(fs: &Fs, random: &mut Random, found: &Found) {
 }
 
 pub fn all(random: &mut Random, db: &Kvdb, env: &Arc<dyn Env>, known: &[Ino]) {
-    // As `kvfs check` does.
+    // Checks the store as `kvfs check` does.
     let _ = kvfs::verify(db);
-    // As `kvfs diff` does, of snapshots.
+    // Compares snapshots as `kvfs diff` does.
     let (sound, hostile) =
         (db.open_snapshot("sound").expect("there"), db.open_snapshot("hostile").expect("there"));
     let _ = kvfs::difference_of_states(&sound, &hostile, Default::default());
     let _ = kvfs::difference_of_states(&hostile, &sound, Default::default());
-    // As the unmounted commands and a read-only mount do.
+    // Opens the files as the commands without a mount and a read-only mount do.
     if let Ok(fs) = Fs::open(db.clone(), env.clone(), FsOptions { read_only: true, ..options() }) {
         look(&fs, known);
         let views = Views::new(db.clone(), fs);
@@ -179,7 +179,7 @@ pub fn all(random: &mut Random, db: &Kvdb, env: &Arc<dyn Env>, known: &[Ino]) {
             received(&other, &env, &bytes, known);
         }
     }
-    // As a mount does.
+    // Opens the files as a mount does.
     if let Ok(fs) = Fs::open(db.clone(), env.clone(), options()) {
         let views = Views::new(db.clone(), fs.clone());
         let found = look(&fs, known);

@@ -22,7 +22,7 @@ use kvdb::{CreateOptions, Kvdb, OpenOptions};
 use kvfs::{Fs, FsOptions};
 use zones::MemoryDevice;
 
-/// What the store is told that it may take.
+/// The memory that the store is told to take.
 const MEMORY: usize = 16 << 20;
 const WRITE_BUFFER: usize = 4 << 20;
 const INODES: usize = 1 << 20;

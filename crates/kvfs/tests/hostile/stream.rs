@@ -154,7 +154,7 @@ pub fn make(random: &mut Random) -> Vec<u8> {
 
 pub fn receive(random: &mut Random, db: &Kvdb, env: &Arc<dyn Env>, bytes: &[u8]) {
     if !exercise::received(db, env, bytes, &[1, 2, 3, 50]) {
-        // What came of it stays, and does no harm: a sound stream is taken afterwards.
+        // The part that was received stays and does no harm: a sound stream is accepted afterwards.
         let _ = db.receiving();
         if random.one_in(2) {
             db.receiving()

@@ -1,4 +1,4 @@
-//! Where the files of a tree lie that was not made directory by directory.
+//! Tests of the places of files in a tree that was not made directory by directory.
 //!
 //! `KVFS_MEASURE=1 cargo test -p kvfs --test it aged_tree:: -- --nocapture` prints what reading
 //! takes.
@@ -36,7 +36,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Of another seed each time: the numbers that a store takes for unique must be.
+    /// Each environment has another seed: numbers that a store takes for unique must be unique.
     pub fn env(&self) -> Arc<Simulated> {
         Arc::new(Simulated::new(self.opened.fetch_add(1, Relaxed)))
     }
@@ -66,7 +66,7 @@ impl Disk {
     }
 }
 
-/// What reading has taken.
+/// The cost of reading.
 #[derive(Clone, Copy, Debug)]
 pub struct Counted {
     pub seeks: u64,
@@ -165,7 +165,7 @@ fn round_robin(zone_size: u64) -> Arc<Disk> {
     disk
 }
 
-/// As `kvfs defrag` does.
+/// Defragments as `kvfs defrag` does.
 fn defragment(disk: &Arc<Disk>) {
     let open = OpenOptions { threads: true, ..options(MEMORY) };
     let db = Kvdb::open(disk.clone(), Arc::new(Machine::default()), open).unwrap().0;
@@ -187,7 +187,7 @@ pub fn defragment_by_name(disk: &Arc<Disk>) -> u64 {
     disk.written.load(Relaxed) - written
 }
 
-/// As `grep -r` does.
+/// Reads as `grep -r` does.
 pub fn read_all(disk: &Arc<Disk>, zone_size: u64, top: &str) -> Counted {
     let (_db, fs) = cold(disk, zone_size);
     let mut read = 0;
@@ -202,7 +202,7 @@ pub fn read_all(disk: &Arc<Disk>, zone_size: u64, top: &str) -> Counted {
     disk.counted()
 }
 
-/// As `ls -lR` does: names and nodes of everything.
+/// Lists as `ls -lR` does: names and nodes of everything.
 fn list_all(disk: &Arc<Disk>, zone_size: u64, top: &str) -> Counted {
     let (_db, fs) = cold(disk, zone_size);
     let mut listed = 0;
@@ -213,7 +213,7 @@ fn list_all(disk: &Arc<Disk>, zone_size: u64, top: &str) -> Counted {
     disk.counted()
 }
 
-/// As `ls -l` does, of one directory.
+/// Lists one directory as `ls -l` does.
 fn list_one(disk: &Arc<Disk>, zone_size: u64, top: &str) -> Counted {
     let (_db, fs) = cold(disk, zone_size);
     let dir = fs.resolve(&directory(top, 20)).unwrap().ino;

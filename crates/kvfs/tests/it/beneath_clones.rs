@@ -124,7 +124,7 @@ fn a_dictionary_that_the_parent_drops_stays_in_the_clone_and_comes_back_if_it_wa
     store.w.db.flush().expect("flushed");
     assert_eq!(store.key(""), None);
     assert_eq!(store.key("c").as_deref(), Some(&b"base"[..]));
-    // What has changed nothing there takes nothing back.
+    // A clone that has changed nothing in the dictionary does not bring it back.
     make(&store.fs("c"), "new", b"new");
     store.merge("c", None).expect("merged");
     assert_eq!(store.key(""), None);

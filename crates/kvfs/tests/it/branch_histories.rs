@@ -47,7 +47,7 @@ struct Store {
     numbers: AtomicU64,
 }
 
-/// Where an attempt reads and appends.
+/// The place at which an attempt reads and appends.
 struct Site<'a> {
     store: &'a Store,
     fs: Fs,

@@ -68,7 +68,7 @@ fn a_copy_is_equal_and_of_its_own() {
     assert_eq!(world.stat("/copy/sub/outside").nlink, 1, "a link that leads outside");
     assert_eq!(world.stat("/").nlink, 4);
     is_sound(&world);
-    // What is changed in one is not changed in the other.
+    // A change of one copy does not change the other.
     world.write(world.stat("/copy/sub/large").ino, 50_000, b"changed");
     world.write(world.stat("/top/sub/holes").ino, 0, b"changed");
     world.fs.fsync(world.stat("/copy/sub/large").ino, false).unwrap();
@@ -390,8 +390,8 @@ fn a_copy_between_two_savepoints_is_there_when_the_transaction_goes_back_to_the_
     is_sound(&world);
 }
 
-/// With the freeze lock held shared, a copy would wait for the very commit that has to take it
-/// alone.
+/// A copy that held the freeze lock shared would wait for the very commit that needs the lock
+/// exclusively.
 #[test]
 fn a_copy_does_not_stand_in_the_way_of_a_transaction_that_has_looked_for_its_name() {
     let world = World::new();
@@ -416,14 +416,14 @@ fn a_copy_does_not_stand_in_the_way_of_a_transaction_that_has_looked_for_its_nam
 
 #[test]
 fn links_among_several_places_of_one_state_are_links_among_the_copies() {
-    // Also where the copies are built straight into runs.
+    // The same holds where the copies are built straight into runs.
     for files in [0, 3000] {
         let world = World::new();
         let top = make(&world);
         for n in 0..files {
             world.file_with(top, &format!("many-{n}"), format!("content {n}").as_bytes());
         }
-        // Of one file names in two directories and beside them, with a long attribute.
+        // One file has names in two directories and outside of them, and a long attribute.
         let other = world.dir(ROOT, "other");
         let file = world.file_with(other, "a", &content(7, 50_000));
         world.fs.setxattr(file, b"user.long", &content(4, 30_000), Default::default()).unwrap();
@@ -504,7 +504,7 @@ fn names_that_come_back_one_by_one_are_names_of_one_file_again() {
 
 #[test]
 fn what_an_earlier_state_had_is_copied_out_of_it_and_outlives_it() {
-    // Also where the copies are built straight into runs.
+    // The same holds where the copies are built straight into runs.
     for files in [0, 3000] {
         let world = World::new();
         let top = make(&world);

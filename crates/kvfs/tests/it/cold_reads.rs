@@ -1,4 +1,4 @@
-//! How often the device is asked when a tree is read of which nothing is in memory.
+//! Counts the reads of the device when a tree is read of which nothing is in memory.
 //!
 //! `KVFS_MEASURE=1 cargo test -p kvfs --test it cold_reads:: -- --nocapture` prints the figures.
 
@@ -35,8 +35,8 @@ impl Host {
         Arc::new(Simulated::new(self.opened.fetch_add(1, Relaxed)))
     }
 
-    /// What of a range is not there comes from the device, each gap by a read. `true`: there
-    /// was any.
+    /// Fetches the missing parts of a range from the device, each gap by one read. Returns whether
+    /// there were any.
     fn fetch(&self, offset: u64, len: u64) -> bool {
         let mut cached = self.cached.lock().unwrap();
         let (mut fetched, mut inside) = (0, false);
@@ -142,7 +142,7 @@ impl Tree {
         Tree { host, profile, directories: names }
     }
 
-    /// What `work` asks of the device, in a store just opened.
+    /// Returns the reads of the device that `work` causes in a store that was just opened.
     fn cold(&self, what: &str, work: impl FnOnce(&Fs)) -> (u64, u64) {
         let db = Kvdb::open(self.host.clone(), self.host.env(), options()).unwrap().0;
         assert_eq!(db.stats().profile, self.profile);
@@ -179,7 +179,7 @@ fn content(ino: Ino, size: usize) -> Vec<u8> {
     (0..size).map(|_| next()).collect()
 }
 
-/// As a kernel lists: so many entries a call.
+/// Lists a directory as the kernel does: a number of entries with each call.
 fn list(fs: &Fs, dir: Ino, plus: bool) -> Vec<Ino> {
     let (mut all, mut cookie) = (Vec::new(), 0);
     loop {

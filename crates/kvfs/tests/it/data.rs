@@ -103,7 +103,8 @@ fn reading_behind_the_end_gives_nothing() {
     fails(w.fs.read(fifo, 0, 1), libc::EINVAL);
 }
 
-/// What `du` says of a tree of small files is about what they take, and not a page each.
+/// The size that `du` reports for a tree of small files is about the size of their data, and not a
+/// page for each.
 #[test]
 fn a_small_file_takes_no_whole_page() {
     let mut w = World::new();

@@ -1,4 +1,4 @@
-//! What a transaction would change, in paths.
+//! Tests of the changes of a transaction, listed by paths.
 
 use std::sync::Arc;
 
@@ -173,7 +173,7 @@ fn a_deep_tree_takes_one_line_whether_it_is_made_moved_or_removed() {
     assert_eq!(paths(&told), ["moved", "top"]);
     assert_eq!(told[0].moved.as_deref(), Some(&b"top"[..]));
     assert_eq!(told[0].below, Below { moved: depth + 1, ..Below::default() });
-    // Whatever else differs in it has its line.
+    // All other differences in it have lines of their own.
     fs.write(deep, 0, b"other", Default::default()).unwrap();
     let told = list(id);
     let has_moved = |change: &&kvfs::FileChange| change.moved.is_some() && change.content;

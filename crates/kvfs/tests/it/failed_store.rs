@@ -89,7 +89,7 @@ fn after_a_failed_sync_nothing_is_taken_and_what_was_taken_is_said_to_be_lost() 
         (before, 0),
         "nothing gathers in memory"
     );
-    // What is there is still read.
+    // Existing data can still be read.
     assert_eq!(&fs.read(f, 0, 14).unwrap()[..], b"not to be lost");
     fails(fs.fsync(f, false), libc::EIO);
 }
@@ -170,7 +170,7 @@ fn of_a_file_that_cannot_be_staged_no_part_is_committed_with_others() {
     device.inject(Fault::always(Operation::Read, FaultKind::Error));
     fails(fs.sync_all(), libc::EIO);
     device.clear();
-    // As a kill would leave it: another file system over what is committed.
+    // Another file system is opened over the committed data, as after a kill.
     let again = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
     assert_eq!(again.verify().unwrap().findings, []);
     assert_eq!(&again.read(later, 0, 100).unwrap()[..], b"committed in one group with it");
@@ -178,7 +178,7 @@ fn of_a_file_that_cannot_be_staged_no_part_is_committed_with_others() {
         (again.getattr(program).unwrap().uid, &again.getxattr(program, name).unwrap()[..]),
         (USER.uid, &capability[..])
     );
-    // What could not be read can be now.
+    // Data that could not be read before can be read now.
     fs.sync_all().unwrap();
     let again = Fs::open(db, Arc::new(Simulated::new(8)), FsOptions::default()).unwrap();
     assert_eq!(again.verify().unwrap().findings, []);
@@ -192,7 +192,7 @@ fn of_a_file_that_cannot_be_staged_no_part_is_committed_with_others() {
 fn a_truncation_that_cannot_read_changes_nothing() {
     const PAGE: u64 = 4096;
     const PAGES: u64 = 12_000;
-    // What cannot be compressed lies outside of the block with its key.
+    // Data that cannot be compressed lies outside of the block with its key.
     let content = |page: u64| {
         let mut random = env::Random::new(page);
         (0..PAGE / 8).flat_map(|_| random.number().to_le_bytes()).collect::<Vec<u8>>()
@@ -211,7 +211,7 @@ fn a_truncation_that_cannot_read_changes_nothing() {
     let kept = PAGES / 2 - 100;
     let size = 2 * kept * PAGE + 100;
     for after in 0.. {
-        // With nothing in memory.
+        // The store is opened with nothing in memory.
         let options = OpenOptions {
             memory: 16 << 20,
             threads: false,

@@ -99,7 +99,7 @@ fn what_is_in_memory_is_as_the_writer_has_it() {
         views.watch(&watcher);
         for step in 0..12 {
             let at = format!("seed {seed}, step {step}");
-            // What a kernel would know: some names, and what they lead to.
+            // The kernel would know some names, and the inodes that they lead to.
             let before = names(&fs);
             for (dir, name) in before.keys().filter(|_| random.one_in(2)) {
                 fs.lookup(*dir, name).expect("there");

@@ -11,7 +11,7 @@ use kvfs::{Caller, FileKind, Fs, FsOptions, Ino, ROOT, WriteHints};
 use zones::CrashDevice;
 
 const SMALL: usize = 4096;
-/// What an fsync may write in addition to the file's own bytes.
+/// The bytes that an fsync may write in addition to the file's own.
 const MORE: u64 = 16 << 10;
 
 struct Store {
@@ -71,7 +71,7 @@ impl Store {
     }
 }
 
-/// What other files get.
+/// The data that other files get.
 #[derive(Clone, Copy, Debug)]
 enum Bulk {
     Stream { mib: u64 },

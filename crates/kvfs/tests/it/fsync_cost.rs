@@ -1,4 +1,4 @@
-//! What the fsync of a small file writes to the device. Counted, not timed.
+//! Tests of the bytes and flushes of the fsync of a small file. They are counted, not timed.
 
 use crate::world::World;
 use kvfs::{FSync, ROOT, RenameFlags};
@@ -56,8 +56,8 @@ fn several_that_share_a_sync_share_the_write() {
     }
 }
 
-/// What a mail server calls: a delivery costs two flushes, a removal one, and a sync of what is on
-/// disk already none.
+/// The calls of a mail server: a delivery costs two flushes, a removal one, and a sync of data that
+/// is on disk already none.
 #[test]
 fn a_name_costs_a_flush_once() {
     let w = world();

@@ -313,7 +313,7 @@ impl Life {
         }
     }
 
-    /// What an error says of an attempt that has not begun to commit.
+    /// Returns the end that an error means for an attempt that has not begun to commit.
     fn failed(&self, e: &Error) -> End {
         let expected = matches!(e.errno(), libc::EDEADLK | libc::ESTALE | libc::ENOENT);
         assert!(expected || self.device.is_dead(), "{e} (errno {})", e.errno());

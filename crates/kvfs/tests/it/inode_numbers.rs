@@ -39,7 +39,7 @@ fn open(device: &Arc<MemoryDevice>, memory: usize) -> (Kvdb, Fs, Views) {
     (db, fs, views)
 }
 
-/// As it is after a kill.
+/// Returns the device as it is after a kill.
 fn crash(device: &Arc<MemoryDevice>) -> Arc<MemoryDevice> {
     Arc::new((**device).clone())
 }
@@ -119,7 +119,7 @@ fn numbers_of_files_that_are_gone_are_not_given_again() {
     let (db, fs, views) = open(&device, 16 << 20);
     let new = file(&fs, "new", b"new");
     assert!(new > gone, "{new} was {gone}");
-    // Also behind a rollback, which brings back the store's note of them as it was.
+    // The same holds after a rollback, which restores the store's earlier record of the numbers.
     views.snapshot(&ViewId::Mainline, "s", Durability::Synced).unwrap();
     let mut last = new;
     for i in 0..70_000 {

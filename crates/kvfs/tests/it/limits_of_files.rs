@@ -134,7 +134,7 @@ fn copies_and_removals_of_trees_count_as_a_whole() {
     assert_eq!(fill(&inside, "f"), 5);
     inside.remove_tree(ROOT, b"one").unwrap();
     assert_eq!(fill(&inside, "g"), 10);
-    // What was there before is no room.
+    // Removing files of the snapshot gives no room.
     inside.remove_tree(ROOT, b"tree").unwrap();
     assert_eq!(fill(&inside, "h"), 0);
     b.views.commit(id, Durability::Synced).unwrap();
@@ -163,7 +163,7 @@ fn attempts_within_one_have_what_is_left_of_it() {
     let (one, first) = b.begin(within());
     let (two, second) = b.begin(TransactionOptions { limit_of_files: Some(3), ..within() });
     assert_eq!((fill(&first, "one"), fill(&second, "two")), (5, 3));
-    // What the one around it has made gives room there alone.
+    // Removing files of the surrounding transaction gives room only there.
     remove(&first, "own");
     assert_eq!(fill(&first, "more"), 1);
     remove(&second, "own");
@@ -239,7 +239,7 @@ fn a_transaction_of_a_clone_takes_what_the_clone_has_room_for() {
     }
     let (id, view) = b.of_clone();
     assert_eq!(fill(&view, "g"), 2);
-    // What the clone has made is given back to it.
+    // Removing files of the clone gives the room back to the clone.
     remove(&view, "f0");
     remove(&view, "a");
     assert_eq!(fill(&view, "h"), 1);
@@ -291,7 +291,7 @@ fn what_was_merged_is_not_of_the_clone_alone_any_more() {
     assert!(merged.conflicts.is_empty());
     b.views.commit(merged.transaction, Durability::Synced).unwrap();
     assert_eq!(fill(&inside, "g"), 4);
-    // What comes from the parent is none of its own, either.
+    // Files from the parent do not count as the clone's own, either.
     for n in 0..10 {
         make(&b.w.fs, &format!("theirs{n}")).unwrap();
     }

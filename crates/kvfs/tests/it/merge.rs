@@ -250,7 +250,8 @@ fn times_that_one_side_has_changed_take_nothing_of_the_other_away() {
     }
     chmod(&main, "f", 0o600);
     main.setxattr(ino(&main, "f"), b"user.x", &[7; 2000], Default::default()).expect("set");
-    // As `rsync -t` and `cp -p` leave a file: other content, and the times of before.
+    // The files are left as `rsync -t` and `cp -p` leave them: with other content and the times of
+    // before.
     for path in ["g", "large"] {
         let times = main.getattr(ino(&main, path)).expect("there");
         main.write(ino(&main, path), 0, b"!", Default::default()).expect("written");
@@ -295,7 +296,7 @@ fn a_clone_is_merged_again_with_what_it_has_changed_since() {
     two.merge(&of("c"));
     assert_eq!(content(&main, "f").expect("there"), b"secnd");
     assert_eq!(content(&main, "made").expect("there"), b"secnd");
-    // What the parent has changed since the last time is its change.
+    // A change by the parent since the last merge is a change of its own.
     write(&main, "made", b"main!");
     two.merge(&of("c"));
     assert_eq!(content(&main, "made").expect("there"), b"main!");
@@ -400,7 +401,7 @@ fn conflicts_name_the_path_and_what_each_side_has_done() {
         .map(|one| String::from_utf8_lossy(&one.path).into_owned())
         .collect();
     assert_eq!(turned, ["a", "a/f", "a/here", "b/f", "f", "new"]);
-    // What was refused changes nothing: the same is refused again.
+    // A refused merge changes nothing, so it is refused again.
     assert_eq!(two.conflicts(&of("c")), found);
     assert!(two.w.db.lineage("c").expect("known").kept.is_empty());
 }
@@ -638,7 +639,7 @@ fn a_file_of_which_each_side_has_removed_the_name_that_the_other_has_left() {
 fn a_file_that_is_replaced_is_the_same_path() {
     let two = Two::new();
     let (main, clone) = two.sides();
-    // As editors write.
+    // Replaces a file as editors do.
     let replace = |fs: &Fs, path: &str, data: &[u8]| {
         make(fs, "tmp", data);
         mv(fs, "tmp", path);
@@ -785,7 +786,7 @@ fn a_clone_is_merged_into_its_sibling_and_both_into_their_parent() {
     assert_eq!(content(&d, "f").as_deref(), Some(&b"C"[..]));
     assert_eq!(content(&d, "g").as_deref(), Some(&b"D"[..]));
     assert_eq!((content(&d, "a/f"), content(&c, "from-d")), (None, None));
-    // What was made since the state that both come from stays where it is.
+    // Files that were made since the common state stay in place.
     assert_eq!(content(&d, "theirs").as_deref(), Some(&b"of the store"[..]));
     assert_eq!(content(&two.fs(""), "from-c"), None);
     // Again, with what has changed since: what the other has made of it is no conflict.
@@ -830,7 +831,7 @@ fn a_clone_of_a_clone_is_merged_past_its_parent() {
     make(&two.fs(""), "outside", b"outside");
     two.merge(&into("e", ""));
     let main = two.fs("");
-    // What it has from its parent comes with it.
+    // Files that it has from its parent come with it.
     assert_eq!(content(&main, "of-c").as_deref(), Some(&b"c"[..]));
     assert_eq!(content(&main, "of-e").as_deref(), Some(&b"e"[..]));
     assert_eq!(content(&main, "later"), None);

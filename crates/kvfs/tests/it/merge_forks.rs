@@ -327,7 +327,8 @@ fn each_path_is_what_the_store_or_the_fork_has_made_of_it() {
         let found = store.merge(&fork, &options(None));
         let paths: Vec<_> =
             found.iter().map(|one| String::from_utf8_lossy(&one.path).into_owned()).collect();
-        // As for clones: what one side has made anew as it was, the other one has removed.
+        // A path that one side has removed and made again as it was counts as removed by the other,
+        // as for clones.
         let anew = |path: &String| {
             let of = |tree: &Tree| tree.get(path).map(|t| (t.content.clone(), t.perm));
             let alike = of(&base) == of(&main) || of(&base) == of(&mine);
@@ -457,7 +458,7 @@ fn a_fork_is_merged_into_a_later_fork_of_the_same_store() {
         assert!(read(&later.w.fs, &format!("a/main{n}")) == Some(noise(2000 + n, 5_000)));
     }
 
-    // What comes back from there is what both forks have changed, and nothing else.
+    // The merge back brings the changes of both forks, and nothing else.
     make(main, "meanwhile", b"of the store");
     assert_eq!(store.merge(&later, &options(None)), []);
     assert_eq!(read(main, "a/own").as_deref(), Some(&b"of the later fork"[..]));
@@ -543,7 +544,7 @@ fn forks_that_are_merged_into_later_ones_at_random_have_the_changes_of_both() {
                 act(&store, &mut random);
             }
             let later = bucket.fork(&store, "store");
-            // As a rebase: what both have changed, the fork has.
+            // In a conflict the change of the fork wins, as in a rebase.
             let left = later.merge(&fork, &options(Some(Choice::Theirs)));
             if !left.is_empty() {
                 assert_eq!(later.merge(&fork, &options(Some(Choice::Ours))), [], "seed {seed}");

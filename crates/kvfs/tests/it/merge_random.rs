@@ -103,7 +103,7 @@ fn branches_that_have_changed_other_things_give_one_tree_in_any_order() {
                 store.act("", "z/", &mut random, Calls::All);
             }
             for clone in order {
-                // What lies elsewhere may have been linked to.
+                // Files outside of the directory may have been linked to.
                 let conflicts = store.merge(&options(clone, Some(Choice::Theirs)));
                 assert_eq!(conflicts, [], "seed {seed}");
                 let once = store.tree("");
@@ -145,8 +145,8 @@ fn each_path_is_what_one_side_has_made_of_it() {
             let found = store.merge(&options("c", None));
             let paths: Vec<String> =
                 found.iter().map(|one| String::from_utf8_lossy(&one.path).into_owned()).collect();
-            // What one side has made anew as it was, the other one has removed: by its path alone
-            // it was left as it is.
+            // A path that one side has removed and made again as it was counts as removed by the
+            // other; by the path alone it would count as unchanged.
             let anew = |path: &String| {
                 let of = |tree: &Tree| tree.get(path).map(|t| (t.content.clone(), t.perm));
                 let alike = of(&base) == of(&main) || of(&base) == of(&clone);

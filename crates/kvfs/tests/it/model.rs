@@ -442,7 +442,8 @@ impl Model {
             return self.node(ino).now.truncate(0);
         }
         if self.nodes[&ino].now.pages.is_none() && data_end <= INLINE && blocks <= 1 {
-            // Whether it lies in its node or in a page cannot be seen: it is written anew.
+            // The content is written again, since it cannot be seen whether it lies in the node or
+            // in a page.
             let data = self.nodes[&ino].now.data.clone();
             for size in [0, size as u64] {
                 let cut = SetAttr { size: Some(size), ..Default::default() };
@@ -503,7 +504,7 @@ impl Model {
 
     fn commit(&mut self) {
         match self.below(8) {
-            // What the store has in memory goes into runs, and all of that into one.
+            // The data in memory goes into runs, and all runs are merged into one.
             6 | 7 => {
                 self.w.db.flush().unwrap();
                 if self.below(2) == 0 {

@@ -18,7 +18,7 @@ fn is_clean(w: &World) {
     assert!(report.findings.is_empty(), "{:?}", report.findings);
 }
 
-/// How many sequences of successive numbers these are.
+/// Returns the number of sequences of successive numbers.
 fn sequences(numbers: &[Ino]) -> usize {
     let sorted: BTreeSet<Ino> = numbers.iter().copied().collect();
     assert_eq!(sorted.len(), numbers.len(), "no number is given twice");
@@ -70,7 +70,7 @@ fn small_directories_lie_with_what_they_are_in() {
     for n in 0..4 {
         let dir = w.dir(top, &format!("small{n}"));
         below.push(dir);
-        // What others make has no part in it.
+        // Files of other directories have no part in it.
         w.file(ROOT, &format!("other{n}"));
         below.extend(files(&w, dir, "f", 5));
     }
@@ -295,7 +295,7 @@ fn directories_of_an_older_store_reserve_numbers_from_their_next_file_on() {
     let dir = w.dir(ROOT, "dir");
     let old = files(&w, dir, "old", 100);
     w.fs.shutdown().unwrap();
-    // As version 2 left it: the record's version, and a bound of numbers alone.
+    // The store as version 2 left it: the record's version, and only a bound of numbers.
     let imap = w.db.dictionary("imap").unwrap();
     let key = |name: &[u8]| [&[0; 8][..], name].concat();
     let mut record = w.db.get(imap, &key(b"s")).unwrap().unwrap().to_vec();

@@ -198,7 +198,7 @@ fn files_that_were_made_within_are_those_of_the_one_around_it_from_then_on() {
     let (inner, i) = b.begin(Some(outer));
     let made = make(&i, ROOT, "f", &[7; 50_000]);
     b.commit(inner);
-    // What it makes later has other numbers, and what it removes leaves nothing.
+    // Later files have other numbers, and a removed one leaves nothing.
     let others: Vec<Ino> = (0..100).map(|n| make(&o, ROOT, &format!("o{n}"), b"x")).collect();
     assert!(!others.contains(&made));
     o.unlink(ROOT, b"f").unwrap();

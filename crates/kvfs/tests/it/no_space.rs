@@ -243,7 +243,7 @@ fn power_cuts_in_a_full_file_system_keep_what_was_synced() {
             drop((fs, db));
             let report = kvdb::check(Arc::new(image.clone()), &mut |_, _| {});
             assert!(report.is_clean(), "seed {seed}, life {life}: {:?}", report.faults);
-            // What came after the last sync may be there or not.
+            // Data that was written after the last sync may be there or not.
             let device = Arc::new(MemoryDevice::clone(&image));
             let (db, _) = Kvdb::open(device.clone(), env.clone(), open_options(false)).unwrap();
             let fs = Fs::open(db.clone(), env.clone(), fs_options()).unwrap();

@@ -64,7 +64,7 @@ fn content(i: usize) -> Vec<u8> {
     (0..i * 20).map(|line| format!("file {i} line {line}\n")).collect::<String>().into_bytes()
 }
 
-/// What the script that made the stores has put into both.
+/// Checks the content that the script which made the stores has put into both.
 fn has_everything(db: &Kvdb, fs: &Fs) {
     for i in 0..40 {
         let path = format!("tree/d{}/f{i}", i % 5);
@@ -94,7 +94,7 @@ fn has_everything(db: &Kvdb, fs: &Fs) {
         let found = db.get(keys, format!("key{i}").as_bytes()).expect("read");
         assert_eq!(found.map(|bytes| bytes.to_vec()), value.map(String::into_bytes), "key{i}");
     }
-    // As of the snapshot.
+    // The content of the snapshot is read.
     let before = db.open_snapshot("before").expect("there");
     assert_eq!(before.get(keys, b"key1").expect("read").as_deref(), Some(&b"value1"[..]));
     assert_eq!(fs.verify().expect("checked").findings, []);
@@ -111,7 +111,7 @@ fn a_store_of_format_4_opens_and_becomes_one_of_today() {
             if name == "killed" {
                 assert_eq!(read(&fs, "tree/late").expect("it was synced"), b"durable\n");
             }
-            // What versions since then have: updates, a patched page; and merges of old and new.
+            // Later versions have updates and patched pages, and merge old data with new.
             let keys = db.dictionary("0").expect("there");
             let mut batch = kvdb::Batch::new();
             batch.update(keys, &b"count"[..], kvdb::Update::add(5));

@@ -45,7 +45,7 @@ impl Cold {
         Cold { memory, device, env, db, fs }
     }
 
-    /// With a file `f` of this content, of which nothing is in memory.
+    /// Returns a store with a file `f` of this content, of which nothing is in memory.
     fn with(content: &[u8]) -> (Cold, Ino) {
         let mut cold = Cold::new();
         let ino = cold.make("f");
@@ -375,7 +375,7 @@ fn parts_of_pages_are_a_transactions_own_until_it_commits_and_conflict_as_pages_
                 other => panic!("{other:?}"),
             }
         } else {
-            // What is locked is not written to.
+            // A locked file is not written to.
             let written = cold.fs.write(f, 5 * PAGE, b"no", WriteHints::default());
             assert!(matches!(written, Err(Error::Store(kvdb::Error::Locked(_)))), "{written:?}");
             views.commit(id, Durability::Buffered).expect("committed");
@@ -455,7 +455,7 @@ fn copies_snapshots_and_rollbacks_have_parts_of_pages() {
     cold.check();
 }
 
-/// Where the device has these bytes.
+/// Returns the place of these bytes on the device.
 fn place_of(device: &dyn Device, wanted: &[u8]) -> u64 {
     let len = device.len().expect("known");
     let mut all = vec![0; len as usize];

@@ -54,7 +54,7 @@ impl Store {
         Store::open(device)
     }
 
-    /// As a kill would end it, when all was committed.
+    /// Ends the store as a kill would, when everything was committed.
     fn crash(self) -> Store {
         self.fs.sync_all().unwrap();
         let Store { device, db, fs } = self;
@@ -125,7 +125,7 @@ impl Store {
     }
 }
 
-/// What does not compress, by where it lies.
+/// Returns bytes that do not compress, determined by their place.
 fn noise(at: u64, len: usize) -> Vec<u8> {
     let mut random = Random::new(at);
     let mut bytes: Vec<u8> = std::iter::repeat_with(|| random.number().to_le_bytes())
@@ -328,7 +328,7 @@ fn more_is_not_promised_than_there_is() {
 
 #[test]
 fn a_snapshot_or_a_clone_promises_nothing_again() {
-    // What they take, and what a rollback takes, with a promise or without.
+    // Returns the space that they take, and that a rollback takes, with a promise or without.
     let taken = |promised: bool| {
         let store = Store::new(24);
         let views = Views::new(store.db.clone(), store.fs.clone());

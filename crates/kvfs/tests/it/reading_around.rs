@@ -1,4 +1,4 @@
-//! What is fetched from the device around the page that was asked for.
+//! Tests of the data that is fetched from the device around the page that was asked for.
 
 use std::io;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ struct Waiting {
 impl Device for Waiting {
     fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let begun = Instant::now();
-        // What takes longer than memory would have come from the device.
+        // A read that takes longer than one from memory would have come from the device.
         while begun.elapsed() < Duration::from_nanos(20_000 + buf.len() as u64) {
             std::hint::spin_loop();
         }

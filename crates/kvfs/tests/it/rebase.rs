@@ -299,7 +299,7 @@ fn large_content_is_taken_by_reference_and_stays_when_the_old_one_is_gone() {
         inside.write(large, (n as u64) << 20, part, Default::default()).expect("written");
     }
     write(&s.w.fs, "f", 0, b"F");
-    // What waits in memory is written in any case.
+    // Data that waits in memory is written in any case.
     s.views.savepoint(id).expect("marked");
     let written = || s.w.db.stats().io.written_by_job.iter().sum::<u64>();
     let before = written();

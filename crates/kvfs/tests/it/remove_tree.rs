@@ -61,7 +61,7 @@ fn stored(db: &Kvdb) -> Vec<Vec<(Vec<u8>, Vec<u8>)>> {
     ["nmap", "imap", "dmap"].map(|name| owned(scan(name))).into()
 }
 
-/// As programs do it.
+/// Removes a tree with single calls, as programs do.
 fn call_by_call(fs: &Fs, parent: Ino, name: &[u8]) {
     let (ino, kind) = fs.peek(parent, name).unwrap().unwrap();
     if kind != FileKind::Dir {
@@ -187,7 +187,7 @@ fn what_is_open_keeps_its_content_until_it_is_closed() {
         for ino in [top, sub, small, large, symlink] {
             assert_eq!(fs.getattr(ino).unwrap().nlink, 0);
         }
-        // What is open is written to, and nothing is made in a directory that is gone.
+        // An open file can be written to, and nothing can be made in a removed directory.
         world.write(large, 50_000, b"changed");
         world.write(small, 0, &content(9, 5000));
         assert_eq!(world.read(large, 50_000, 7), b"changed");
@@ -402,7 +402,7 @@ fn what_a_serializable_transaction_has_read_is_not_removed_before_its_end() {
     assert_eq!(world.contents("/top/sub/large"), content(1, 100_000));
     views.commit(id, Durability::Buffered).unwrap();
 
-    // What it removes others neither change nor see removed.
+    // Others neither change the removed files nor see them removed.
     let id = views.begin(options).unwrap();
     views.remove_tree(&ViewId::Transaction(id), b"top").unwrap();
     let small = world.stat("/top/small").ino;
@@ -448,7 +448,7 @@ fn a_tree_goes_while_others_work_in_it() {
     let rounds = 60;
     let done = std::sync::atomic::AtomicBool::new(false);
     let (mut removed, worked) = (0, std::sync::atomic::AtomicU64::new(0));
-    /// Whatever fails, the workers end.
+    /// The workers end, whatever fails.
     struct End<'a>(&'a std::sync::atomic::AtomicBool);
     impl Drop for End<'_> {
         fn drop(&mut self) {

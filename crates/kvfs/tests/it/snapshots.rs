@@ -227,7 +227,7 @@ fn what_is_open_over_a_rollback_is_never_another_file() {
     fails(w.fs.read(b, 0, 6), libc::ESTALE);
     fails(w.fs.getattr(b), libc::ESTALE);
     assert_eq!(w.contents("a"), b"monday");
-    // What was left behind is there again with a state that has it.
+    // A removed file is there again in a state that has it.
     w.fs.forget(b, 1);
 }
 

@@ -28,8 +28,8 @@ impl Watcher for Cache {
     fn changed(&self, _: u16, _: &Fs, _: &ChangeSet) {}
 }
 
-/// What a file holds in which a commit has made every `a` a `b`, when a cache is told of that and
-/// `step` happens in the same time.
+/// Returns the content of a file in which a commit has made every `a` a `b`, when a cache is told
+/// of that while `step` happens.
 fn content_after(length: usize, step: impl FnOnce(&Fs, Ino) + Send + 'static) -> Vec<u8> {
     let (w, views): (World, Views) = World::with_views(FsOptions::default());
     let f = w.file_with(ROOT, "f", &vec![b'a'; length]);

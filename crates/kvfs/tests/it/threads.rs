@@ -76,7 +76,7 @@ fn a_tree_stays_sound_under_many_threads() {
             flush_interval: std::time::Duration::from_millis(4),
             ..Default::default()
         };
-        // With its own thread that flushes.
+        // The file system has its own thread that flushes.
         let fs = Fs::open(db.clone(), Arc::new(Machine::default()), options).unwrap();
         std::thread::scope(|s| {
             for thread in 0..4u64 {

@@ -253,7 +253,7 @@ fn the_same_name_and_the_same_file_conflict() {
         let f = b.w.file_with(ROOT, "f", b"some content");
         let (id, t) = b.begin();
         mine(&t, f);
-        // What only waits in the mainline's memory counts.
+        // Data that only waits in the mainline's memory counts.
         theirs(&b.w.fs, f);
         b.conflicts(id);
         // The other way round, between two transactions.
@@ -327,7 +327,7 @@ fn what_is_open_here_and_removed_there_lives_until_its_last_user_goes() {
     assert_eq!((report.orphans, report.pages), (0, 0));
 }
 
-/// What it was when the transaction removed it is not what it is here, where it was not changed.
+/// The state in which the transaction removed it is not the state here, where it was not changed.
 #[test]
 fn what_is_open_here_and_changed_and_removed_there_is_here_as_it_was() {
     let (w, views) = World::with_views(FsOptions::default());
@@ -460,7 +460,7 @@ fn files_that_are_made_whole_in_a_transaction_come_with_it() {
     let again = [whole("new", content(4)), whole("7-7", content(4))];
     assert!(matches!(fs.make_whole(&again), Err(Error::Exists)));
     assert_eq!(read(&fs, "/new"), None);
-    // What was made is replaced as any other file.
+    // A file that was made is replaced as any other one.
     fs.unlink(ROOT, b"3-1").unwrap();
     fs.make_whole(&[whole("3-1", content(9))]).unwrap();
     let check = |fs: &Fs| {
@@ -664,7 +664,8 @@ fn what_a_serializable_transaction_has_read_stays_as_it_is() {
     fails(b.w.fs.setattr(f, &SetAttr { size: Some(0), ..Default::default() }, USER), libc::EDEADLK);
     fails(b.w.fs.unlink(dir, b"f"), libc::EDEADLK);
     fails(b.w.fs.mknod(dir, b"none", FileKind::File, 0o644, 0, USER), libc::EDEADLK);
-    // What it has not read is free, names in a directory that it has only walked through included.
+    // Data that it has not read is free, including names in a directory that it has only walked
+    // through.
     b.w.write(g, 0, b"changed");
     b.w.file_with(dir, "other", b"");
     b.w.fs.sync_all().unwrap();

@@ -127,7 +127,7 @@ fn store(n: u64) -> MemoryDevice {
     (*device).clone()
 }
 
-/// As many as there are ways to leave a store.
+/// Returns one store for each way to leave a store.
 pub fn stores() -> Vec<MemoryDevice> {
     (0..4).map(store).collect()
 }

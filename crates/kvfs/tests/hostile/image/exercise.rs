@@ -1,5 +1,5 @@
-//! What is done with a whole image that is not sound: it is checked, opened, read through, written
-//! to, merged, sent, and opened again.
+//! The exercise of an image that is not sound: it is checked, opened, read through, written to,
+//! merged, sent, and opened again.
 
 use std::sync::Arc;
 
@@ -126,7 +126,7 @@ pub fn all(random: &mut Random, device: Arc<MemoryDevice>) -> bool {
     }
     let _ = db.close();
     drop(db);
-    // As it was left.
+    // The image is opened as it was left.
     if let Ok(db) = open(false) {
         look(&db.view(), &db.dictionaries());
     }

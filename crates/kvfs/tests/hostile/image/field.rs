@@ -111,7 +111,7 @@ pub fn take<'a>(input: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {
     Some(head)
 }
 
-/// Where the list that begins behind `form` ends.
+/// Returns where the list ends that begins after `form`.
 fn list(form: &str) -> usize {
     let mut depth = 1;
     form.bytes()

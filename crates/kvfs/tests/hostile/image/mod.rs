@@ -139,7 +139,7 @@ fn put_pieces(
         position += len as u64;
         rest = &rest[len..];
     }
-    // What is left of what lay there before.
+    // These sectors still have the content that lay there before.
     while offset + SECTOR <= ZONE_SIZE
         && read(device, zone * ZONE_SIZE + offset, SECTOR as usize)
             .is_some_and(|s| s.iter().any(|b| *b != 0))
@@ -271,7 +271,7 @@ impl<'a> Image<'a> {
         self.edits.iter().filter_map(segment).collect()
     }
 
-    /// Where the journal begins: segment, offset.
+    /// Returns the segment and the offset at which the journal begins.
     fn start(&self) -> (u64, u64) {
         let start = |edit: &Record| match (edit.kind, &edit.fields[..]) {
             (5, [Field::Varint(segment), Field::Varint(offset), ..]) => Some((*segment, *offset)),
@@ -369,8 +369,8 @@ pub fn spoil(random: &mut Random, device: &MemoryDevice) {
     image.write(random);
 }
 
-/// What is only taken apart and sealed again is the same store: the generator knows the format, and
-/// reaches all of it.
+/// A store that is only taken apart and sealed again stays the same: the generator knows the
+/// format, and reaches all of it.
 #[test]
 fn a_store_that_is_taken_apart_and_sealed_again_is_sound() {
     let mut bound = 0;

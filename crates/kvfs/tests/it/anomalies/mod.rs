@@ -583,7 +583,7 @@ fn g_single_a_reader_does_not_stand_on_both_sides_of_a_commit() {
          T2 read y -> locked
          now x=12 y=18",
     );
-    // What is in no transaction is a transaction of one step.
+    // A step outside of any transaction counts as a transaction of one step.
     play(
         Snapshot,
         "begin T1
@@ -838,7 +838,7 @@ fn plain_writes_respect_transactions() {
          T1 commit -> conflict x
          now x=11 y=20",
     );
-    // What a serializable transaction has read stays as it is; other writers go on.
+    // Data that a serializable transaction has read does not change; other writers go on.
     play(
         Serializable,
         "begin T1

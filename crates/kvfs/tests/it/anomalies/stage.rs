@@ -39,7 +39,7 @@ struct Store {
     places: BTreeMap<String, Place>,
 }
 
-/// Where a step is taken.
+/// The place at which a step is done.
 #[derive(Clone)]
 struct Place {
     views: Views,
@@ -135,7 +135,7 @@ impl Place {
                 for (key, value) in self.keys()? {
                     all.push(format!("#{}={}", text(&key), text(&value)));
                 }
-                // By name; of one name the file comes first.
+                // The words are sorted by name; of one name the file comes first.
                 all.sort_by_key(|word| {
                     word.trim_start_matches('#').split('=').next().map(str::to_owned)
                 });

@@ -62,7 +62,7 @@ pub fn snapshot(w: &mut World) -> Result<(), Dead> {
     Ok(())
 }
 
-/// What a snapshot shows, and what differs since.
+/// Reads a snapshot, and lists the differences since.
 pub fn see(w: &mut World) -> Result<(), Dead> {
     let Some((name, branch, tree)) = any_snapshot(w) else { return snapshot(w) };
     w.note(format!("see {name}"));
@@ -81,7 +81,7 @@ pub fn see(w: &mut World) -> Result<(), Dead> {
         all
     };
     if w.history.newest().branches.contains_key(&branch) {
-        // What waits is committed first.
+        // Uncommitted changes are committed first.
         let differs = match w.views.difference_of_snapshots(&name, None, Default::default()) {
             Ok(differs) => differs,
             Err(e) => return w.judge(&mainline(), e, "difference_of_snapshots", &[]),
@@ -227,7 +227,7 @@ pub fn rollback(w: &mut World) -> Result<(), Dead> {
         return Ok(());
     }
     w.will_end_those_of(&branch);
-    // What is in memory may be committed before.
+    // Data in memory may be committed before.
     w.settle(&branch);
     let alter = |s: &mut State| {
         s.branches.insert(branch.clone(), tree.clone());
@@ -396,7 +396,7 @@ fn follow(w: &mut World) -> Result<(), Dead> {
     let followed = reader.views.follow(&mut reader.follower);
     assert!(followed.expect("memory does not fail"), "{}: there is a newer state", w.what());
     let found = observe(&reader.db, &reader.views).expect("memory does not fail");
-    // Of durable transactions a store that is open for reading only knows nothing.
+    // A store that is opened for reading only knows nothing of durable transactions.
     let expected = State { durable: Default::default(), ..w.history.newest().clone() };
     let matched = expected.matches(&found, &w.bases, Exactly::Stored, &w.inos);
     matched.map(drop).unwrap_or_else(|e| panic!("{}: what was followed: {e}", w.what()));

@@ -13,7 +13,7 @@ use super::world::{Dead, Site, USER, World};
 
 const PAGE: usize = 4096;
 
-/// What a call is made on.
+/// The object of a call.
 pub struct Target {
     pub id: Id,
     pub ino: Ino,
@@ -160,7 +160,7 @@ pub fn write(w: &mut World, site: &Site) -> Result<(), Dead> {
         FileKind::Dir => Err(libc::EISDIR),
         _ => Err(libc::EINVAL),
     };
-    // Of an append it does not count where the caller believes the end to be.
+    // An append does not depend on the place where the caller believes the end to be.
     let given = if hints.append && !hints.from_cache { 7 } else { at as u64 };
     let (ino, what) = (on.ino, format!("write {len} at {at} {hints:?}"));
     w.call(&[
@@ -215,7 +215,7 @@ pub fn small_writes(w: &mut World, site: &Site) -> Result<(), Dead> {
         let mut bytes = vec![0; 1 + w.random.below(9) as usize];
         w.random.fill(&mut bytes);
         let tree = w.tree(site);
-        // As it is now: written to, and perhaps refused.
+        // The node is the current one, which was written to, perhaps with a refusal.
         let node = match w.nameless.get(&(site.clone(), on.id)) {
             Some(node) => node.clone(),
             None => match tree.nodes.get(&on.id) {
@@ -401,7 +401,7 @@ impl World {
     }
 }
 
-/// What is there, by every way of asking.
+/// Reads the content in every way.
 pub fn read(w: &mut World, site: &Site) -> Result<(), Dead> {
     let tree = w.tree(site);
     let Some(on) = w.target(site, &tree, |_| true)? else { return Ok(()) };
@@ -468,7 +468,7 @@ pub fn read(w: &mut World, site: &Site) -> Result<(), Dead> {
         let found = match w.random.one_in(2) {
             true => fs.read_for(on.ino, at as u64, len as u32, hints).map(Vec::from),
             false => {
-                // What was there before is not to be seen.
+                // The earlier bytes of the buffer must not be visible.
                 let mut room = vec![0xa5; len];
                 fs.read_into_for(on.ino, at as u64, &mut room, hints).map(|length| {
                     room.truncate(length);

@@ -1,4 +1,4 @@
-//! What each call on names makes of a tree, or how it must fail.
+//! The effects of calls on names: the changes of the tree, or the errors.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ impl Tree {
         over.nodes.insert(id, if last { None } else { self.settled(id) });
     }
 
-    /// What is made in a directory, as it is at first.
+    /// Returns the first state of an object that is made in a directory.
     pub fn newborn(
         &self,
         dir: Id,

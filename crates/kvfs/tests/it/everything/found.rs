@@ -1,4 +1,4 @@
-//! What is found on a file system, and how it is compared with what should be there.
+//! The content that is found on a file system, and its comparison with the expected content.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ pub struct Thing {
     pub rdev: u32,
     pub nlink: u32,
     pub size: u64,
-    /// Of a directory: what `..` leads to.
+    /// The target of `..`, for a directory.
     pub above: Ino,
     pub own: Own,
 }
@@ -28,14 +28,14 @@ pub struct Found {
     pub keys: BTreeMap<Key, Vec<u8>>,
 }
 
-/// What is to be compared.
+/// The properties that are to be compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exactly {
-    /// What waits in memory may be there or not.
+    /// Changes that wait in memory may be there or not.
     Stored,
-    /// As it is now.
+    /// The current state.
     Now,
-    /// As it is now, but for times, links and sizes of directories.
+    /// The current state, except for times, links and sizes of directories.
     ButForDirectories,
 }
 
@@ -128,7 +128,7 @@ fn shown(own: &Own) -> String {
     format!("{perm:o} {owner:?} {}.{:09} {xattrs:?} {} bytes", mtime.secs, mtime.nanos, data.len())
 }
 
-/// Where two contents differ first.
+/// Returns the first place at which two contents differ.
 fn first_difference(a: &[u8], b: &[u8]) -> Option<usize> {
     a.iter()
         .zip(b)
@@ -138,7 +138,8 @@ fn first_difference(a: &[u8], b: &[u8]) -> Option<usize> {
 
 pub type Matched = BTreeMap<Id, (Ino, Arc<Own>)>;
 
-/// Whether this is what was found, else why not. `inos`: numbers that are known.
+/// Checks that this is the content that was found, and returns the reason if it is not. `inos` are
+/// numbers that are known.
 pub fn is(
     tree: &Tree,
     found: &Found,
@@ -162,7 +163,7 @@ pub fn is(
     }
     let mut matched = Matched::new();
     for (path, id) in &paths {
-        // What a commit would come to that meets a conflict need not be a file system.
+        // The result of a commit that meets a conflict need not be a file system.
         let Some(node) = tree.nodes.get(id) else {
             return Err(format!("node {id} has a name and is not there"));
         };

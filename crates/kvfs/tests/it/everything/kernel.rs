@@ -13,7 +13,7 @@ use super::tree::{Id, TOP, Tree};
 use super::world::{Dead, Site, World, mainline};
 use super::{branches, names, store, transactions};
 
-/// What was told of a view, by its number.
+/// The notifications about a view, by its number.
 #[derive(Clone, Default)]
 pub struct Told {
     names: BTreeSet<(Ino, Vec<u8>)>,
@@ -37,7 +37,7 @@ impl Held {
 #[derive(Default)]
 pub struct Kernel {
     held: Mutex<Vec<Held>>,
-    /// What changed, and which views have ended.
+    /// The changes, and the views that have ended.
     told: Mutex<(BTreeMap<u16, Told>, BTreeSet<u16>)>,
 }
 
@@ -53,7 +53,7 @@ impl Kernel {
         !self.held.lock().expect("no one has panicked").is_empty()
     }
 
-    /// What was told since this was asked last.
+    /// Returns the notifications since the last call.
     fn heard(&self) -> (BTreeMap<u16, Told>, BTreeSet<u16>) {
         std::mem::take(&mut self.told.lock().expect("no one has panicked"))
     }
@@ -153,7 +153,7 @@ impl World {
 
 /// A program has written, and the kernel holds it back; something is done that must have it.
 pub fn held_write(w: &mut World, site: &Site) -> Result<(), Dead> {
-    // What cannot be handed over stands in the way.
+    // Data that cannot be handed over stands in the way.
     let possible = w.lost.is_empty()
         && !w.limited
         && !w.open.iter().any(|open| open.isolation == kvdb::Isolation::Serializable);
@@ -193,12 +193,12 @@ pub struct Listing {
     dir: Id,
     cookie: u64,
     seen: Vec<Vec<u8>>,
-    /// What was there when it began, and was never taken away since.
+    /// The names that existed when the listing began, and were never removed since.
     there: BTreeMap<Vec<u8>, Id>,
 }
 
 impl World {
-    /// What a listing need not show any more.
+    /// Removes the names that a listing need not show any more.
     pub fn listing_lost(&mut self, site: &Site, tree: &Tree) {
         if let Some(listing) = self.listing.as_mut().filter(|l| l.site == *site) {
             let dir = listing.dir;
@@ -213,7 +213,7 @@ pub fn list(w: &mut World, site: &Site) -> Result<(), Dead> {
         Site::Transaction(label) => !w.open.iter().any(|open| open.label == *label),
         Site::Branch(name) => !w.history.newest().branches.contains_key(name),
     };
-    // Who lists a directory has it open.
+    // A caller that lists a directory has it open.
     let is_open = |w: &World, site: &Site, dir: Id| {
         dir == TOP || w.references.contains_key(&(site.clone(), dir))
     };
@@ -266,7 +266,7 @@ pub fn list(w: &mut World, site: &Site) -> Result<(), Dead> {
             Some(known) => assert_eq!(*known, child, "{}: {}", w.what(), name.escape_ascii()),
             None => w.is_new(&site, id, child),
         }
-        // What another transaction has locked is named without its attributes.
+        // An entry that another transaction has locked is listed without its attributes.
         let locked = w.exactly(&site) == Exactly::ButForDirectories;
         assert!(attr.is_some() == plus || plus && locked, "{}: {}", w.what(), name.escape_ascii());
         if let Some(attr) = attr {

@@ -44,7 +44,7 @@ use tree::{Overlay, Tree};
 use world::{Dead, Site, World};
 
 pub const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
-/// Whose operations are wanted, and what else is drawn.
+/// The types whose operations must be called, and the other draws.
 const TYPES: [&str; 4] = ["Fs", "Views", "Report", "FileChange"];
 const FUNCTIONS: [&str; 2] = ["verify", "difference_of_states"];
 /// By which a file system goes on in another process. No history does that yet: `views::in_use` has
@@ -236,7 +236,7 @@ fn close(w: &mut World) {
     }
 }
 
-/// As by the ioctl: nothing goes on, and what was asked for is on disk.
+/// Goes down as by the ioctl: all calls end, and the data that was asked for is on disk.
 fn go_down(w: &mut World) {
     let how =
         [GoingDown::Synced, GoingDown::Committed, GoingDown::AsItIs][w.random.below(3) as usize];
@@ -254,7 +254,7 @@ fn go_down(w: &mut World) {
             return;
         }
     }
-    // What is locked may wait.
+    // Locked data may still wait.
     if how == GoingDown::Synced && !locked {
         for open in &mut w.open {
             open.over.settle();
@@ -397,7 +397,7 @@ fn reopened(w: &mut World) {
     });
     w.history = History::new(state);
     w.inos.extend(numbers);
-    // What a kernel held back is gone with it.
+    // Data that a kernel held back is gone with it.
     w.kernel = Arc::default();
     let watcher: Arc<dyn Watcher> = w.kernel.clone();
     w.views.watch(&watcher);

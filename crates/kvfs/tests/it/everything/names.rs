@@ -29,7 +29,7 @@ impl World {
         self.pick(&dirs).expect("there is the root")
     }
 
-    /// Where a name may be or not.
+    /// Returns a place where a name may exist or not.
     pub fn somewhere(&mut self, tree: &Tree) -> Entry {
         (self.dir(tree), self.some_name())
     }
@@ -114,7 +114,7 @@ pub fn make_whole(w: &mut World, site: &Site) -> Result<(), Dead> {
     }
     let (mut all, mut over, mut ids) = (Vec::new(), super::tree::Overlay::default(), Vec::new());
     let mut effect = Ok(());
-    // Of what is wrong with a call the names come first, whatever is there.
+    // Wrong names are reported before all other errors of a call.
     let mut wrong = None;
     for _ in 0..1 + w.random.below(4) {
         let at = w.somewhere(&tree);
@@ -358,7 +358,7 @@ pub fn clone_tree(w: &mut World, site: &Site) -> Result<(), Dead> {
     w.fresh = fresh;
     let what = format!("clone_tree {from} {}/{}", at.0, at.1.escape_ascii());
     let (Some(source), Some(dir)) = (w.ino(site, from)?, w.ino(site, at.0)?) else { return Ok(()) };
-    // Of what the kernel holds the file system itself knows nothing.
+    // The file system itself does not know the data that the kernel holds.
     if !w.kernel.holds() && w.random.one_in(2) {
         w.call(&["Fs::clone_tree"]);
         w.act(site, what, effect, |fs| fs.clone_tree(source, dir, &at.1))?;
@@ -461,7 +461,7 @@ pub fn walk(w: &mut World, site: &Site) -> Result<(), Dead> {
         let (node, own) = (&tree.nodes[id], tree.nodes[id].now());
         let what = format!("{}: {}", w.what(), path.escape_ascii());
         assert_eq!(attr.kind, node.kind, "{what}");
-        // What is locked may wait, and what is dirty in a full store.
+        // Locked data may wait, and so may dirty data in a full store.
         if node.kind == FileKind::File && !locks && !w.limited && w.lost.is_empty() {
             assert_eq!(
                 (attr.size, attr.perm, (attr.uid, attr.gid)),

@@ -15,14 +15,14 @@ use super::tree::{Id, Node, Overlay, Tree};
 pub struct State {
     /// The mainline is `""`.
     pub branches: BTreeMap<String, Arc<Tree>>,
-    /// With the branch that each is of.
+    /// Each snapshot has the name of its branch next to its tree.
     pub snapshots: BTreeMap<String, (String, Arc<Tree>)>,
     /// Durable transactions that are open, by label: what they have changed.
     pub durable: BTreeMap<String, Arc<Overlay>>,
 }
 
 pub type History = Possible<State>;
-/// What durable transactions read, by label.
+/// The states that durable transactions read, by label.
 pub type Bases = BTreeMap<String, Arc<Tree>>;
 
 /// The branch that a transaction is of, which is in its label.
@@ -83,8 +83,8 @@ fn collapse(tree: &Tree, matched: &Matched) -> Tree {
 }
 
 impl State {
-    /// Whether this is what was found: then exactly so, with the numbers that were not known. Else
-    /// why not.
+    /// Compares this state with the one that was found. Returns the found state with its inode
+    /// numbers, or the reason why the two differ.
     pub fn matches(
         &self,
         found: &FoundState,

@@ -13,7 +13,7 @@ use super::tree::{Key, Overlay};
 use super::world::{Dead, Site, World, mainline};
 
 impl World {
-    /// Of the model's dictionaries, one that there is here.
+    /// Returns a dictionary of the model that exists in the site.
     fn dictionary(&mut self, site: &Site) -> Option<(String, DictionaryId)> {
         let branch = self.branch_of(site);
         let there = DICTIONARIES.iter().filter_map(|name| {
@@ -237,7 +237,7 @@ fn fsync(w: &mut World, site: &Site) -> Result<(), Dead> {
         false => whole(),
         true => fs.begin_fsync(ino).and_then(|begun| match begun {
             FSync::Done => Ok(()),
-            // By the mainline's as well, and with whatever else began before.
+            // The sync of the mainline covers this one as well, with all others that began before.
             FSync::WithNext => w.views.mainline().sync_store(),
             FSync::Alone => whole(),
         }),
@@ -246,7 +246,7 @@ fn fsync(w: &mut World, site: &Site) -> Result<(), Dead> {
         return w.judge(site, e, "fsync", &[]);
     }
     let named = w.tree(site).nodes.get(&id).cloned();
-    // What has no name cannot be found after a crash.
+    // A file without a name cannot be found after a crash.
     let Some(node) = named else { return Ok(()) };
     let over =
         Overlay { nodes: [(id, Some(Arc::new(node.settled())))].into(), ..Overlay::default() };
@@ -258,7 +258,7 @@ fn fsync(w: &mut World, site: &Site) -> Result<(), Dead> {
         }
         Site::Transaction(label) => {
             let open = w.running_mut(label);
-            // What it has not changed it has not committed.
+            // A transaction does not commit a node that it has not changed.
             if open.over.nodes.contains_key(&id) {
                 open.over.add(&over);
             }

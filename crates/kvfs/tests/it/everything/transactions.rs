@@ -16,13 +16,13 @@ use super::world::{Dead, Site, World, is_locked, mainline};
 pub struct Open {
     pub id: TransactionId,
     pub label: String,
-    /// Of its view, while that is open.
+    /// The number of its view, while that is open.
     number: u16,
     pub isolation: Isolation,
     pub durable: bool,
     /// Without this its files are read-only.
     pub checks: bool,
-    /// What it reads below its own changes, under snapshot isolation.
+    /// The state below its own changes, under snapshot isolation.
     base: Arc<Tree>,
     pub over: Overlay,
     savepoints: Vec<(Savepoint, Overlay)>,
@@ -360,7 +360,7 @@ impl World {
     }
 }
 
-/// What it has changed, as people and kernels are told.
+/// Compares the lists of its changes for people and for kernels.
 fn review(w: &mut World, label: &str) -> Result<(), Dead> {
     let (id, site) = (w.running(label).id, Site::Transaction(label.into()));
     w.call(&["Views::change_set", "Views::difference", "FileChange::times_alone"]);
@@ -543,7 +543,7 @@ fn undone(w: &mut World, newest: u64, branch: &str, before: &Arc<Tree>) -> Resul
         Ok(begun) => begun,
         Err(e) => return w.judge(&mainline(), e, "undo", &[]).map(|()| false),
     };
-    // What is locked may wait in memory until now.
+    // Locked data may have waited in memory until now.
     assert!(against.is_empty() || w.views.takes_locks(), "{}: {against:?}", w.what());
     w.history.attempt(|s| drop(s.branches.insert(branch.into(), before.clone())));
     let committed = match against.is_empty() {
@@ -593,7 +593,7 @@ pub fn restored(w: &mut World, found: &BTreeMap<String, TransactionId>) {
     for (label, over) in durable {
         let id = found[&label];
         let (base, mut over) = (w.bases[&label].clone(), (*over).clone());
-        // What only waited in memory it has not changed.
+        // A node that only waited in memory is not among its changes.
         over.nodes.retain(|node, mine| match (base.nodes.get(node), mine) {
             (Some(was), Some(mine)) => was.now() != mine.now(),
             _ => true,

@@ -1,4 +1,4 @@
-//! What files and keys are: a state of one view, and what calls and transactions change of it.
+//! The model of files and keys: a state of one view, and the changes of calls and transactions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,12 +18,12 @@ const SGID: u16 = 0o2000;
 const GROUP_EXECUTE: u16 = 0o010;
 pub const CAPABILITY: &[u8] = b"security.capability";
 
-/// What an inode has besides its names; it may wait in memory for its commit.
+/// The properties of an inode apart from its names, which may wait in memory for their commit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Own {
     pub perm: u16,
     pub owner: (u32, u32),
-    /// Of a directory it is not looked at.
+    /// Not compared for a directory.
     pub mtime: Timestamp,
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     /// The content of a file, the target of a symbolic link.
@@ -39,8 +39,8 @@ impl Own {
         }
     }
 
-    /// What every change of the content does. `kill`: by a user of this group, who may not
-    /// have these bits kept.
+    /// Updates a node as every change of its content does. `kill` is the group of a user for whom
+    /// the set-id bits are not kept.
     pub fn touch(&mut self, now: Timestamp, kill: Option<u32>) {
         self.mtime = now;
         if kill.is_some() {
@@ -58,8 +58,8 @@ impl Own {
 pub struct Node {
     pub kind: FileKind,
     pub rdev: u32,
-    /// What the store may have of it, never empty; the last is what it is now, the others came
-    /// before and may not be overwritten yet.
+    /// The versions that the store may have, never empty. The last one is the current one; the
+    /// others are older and may not be overwritten yet.
     pub possible: Vec<Arc<Own>>,
 }
 
@@ -83,7 +83,7 @@ impl Node {
         node
     }
 
-    /// As it is now it is committed.
+    /// Returns the node with its current version committed.
     pub fn settled(&self) -> Node {
         Node { possible: vec![self.possible[self.possible.len() - 1].clone()], ..self.clone() }
     }
@@ -97,7 +97,7 @@ pub struct Tree {
     pub keys: BTreeMap<Key, Arc<Vec<u8>>>,
 }
 
-/// What is other than in a tree below it; `None`: gone.
+/// The differences from a tree below; `None` stands for a removal.
 #[derive(Clone, Debug, Default)]
 pub struct Overlay {
     pub entries: BTreeMap<Entry, Option<Id>>,
@@ -134,8 +134,7 @@ impl Overlay {
         !self.entries.is_empty() || !self.nodes.is_empty()
     }
 
-    /// Whether it takes something away and adds nothing: names and keys that go, files that get
-    /// shorter.
+    /// Returns whether this only takes something away: names and keys go, files get shorter.
     pub fn removes_from(&self, before: &Tree) -> bool {
         let only_less = |(id, node): (&Id, &Option<Arc<Node>>)| match (before.nodes.get(id), node) {
             (_, None) => true,
@@ -148,7 +147,7 @@ impl Overlay {
                         && was.xattrs == is.xattrs
             }
         };
-        // What sets something to what it is removes nothing.
+        // Setting a property to its present value removes nothing.
         let changed = |(id, node): (&Id, &Option<Arc<Node>>)| match (before.nodes.get(id), node) {
             (Some(was), Some(is)) => was.now() != is.now(),
             (was, is) => was.is_some() != is.is_some(),
@@ -167,7 +166,7 @@ impl Overlay {
         self.nodes.values_mut().flatten().for_each(|node| *node = Arc::new(node.settled()));
     }
 
-    /// What it changes of names and keys, and of `base`, is as it was there.
+    /// Returns a name or key that this changes and that is no longer as it was in `base`.
     pub fn lost_update(&self, base: &Tree, now: &Tree, keys: bool) -> Option<String> {
         let entry = self.entries.keys().find(|k| base.entries.get(k) != now.entries.get(k));
         if let Some((dir, name)) = entry {
@@ -193,7 +192,8 @@ impl Overlay {
             .map(|k| format!("key {k:?}"))
     }
 
-    /// Whether both have changed something that does not join. `base`: what this one began with.
+    /// Returns whether both have changed something that does not join. `base` is the state that
+    /// this one began with.
     pub fn meets(&self, theirs: &Overlay, base: &Tree, keys: bool) -> bool {
         let entries = self.entries.keys().any(|k| theirs.entries.contains_key(k));
         let nodes = self.nodes.iter().any(|(id, mine)| match (mine, theirs.nodes.get(id)) {
@@ -222,7 +222,7 @@ impl Overlay {
     }
 }
 
-/// What both have made of a directory.
+/// Joins the changes that both have made to a directory.
 fn join(base: &Own, mine: &Own, theirs: &Own) -> Option<Own> {
     fn either<T: PartialEq + Clone>(base: &T, mine: &T, theirs: &T) -> Option<T> {
         match () {
@@ -258,7 +258,7 @@ impl Tree {
         tree
     }
 
-    /// What a commit makes of it: `base` is what the transaction began with.
+    /// Returns the state after a commit; `base` is the state that the transaction began with.
     pub fn merged(&self, over: &Overlay, base: &Tree) -> Tree {
         let mut over = over.clone();
         over.settle();
@@ -272,7 +272,7 @@ impl Tree {
             }
         }
         let mut tree = self.clone();
-        // What others have put into a range since is deleted as well, if no caller looks for
+        // Keys that others have put into a range since are deleted as well, if no caller checks for
         // conflicts.
         for (dict, start, end) in &over.ranges {
             tree.keys.retain(|(d, key), _| d != dict || key < start || key >= end);
@@ -292,7 +292,7 @@ impl Tree {
         }
     }
 
-    /// Of these kinds.
+    /// Returns all nodes of these kinds.
     pub fn all(&self, wanted: impl Fn(FileKind) -> bool) -> Vec<Id> {
         self.nodes.iter().filter(|(_, n)| wanted(n.kind)).map(|(id, _)| *id).collect()
     }
@@ -327,7 +327,7 @@ impl Tree {
         true
     }
 
-    /// By one of its names, from the root and without a slash in front.
+    /// Returns a path of the node by one of its names, from the root and without a leading slash.
     pub fn path(&self, mut id: Id) -> Option<Vec<u8>> {
         let mut names: Vec<&[u8]> = Vec::new();
         while id != TOP {
@@ -356,7 +356,7 @@ impl Tree {
         all
     }
 
-    /// Why this is no file system, if it is none.
+    /// Returns the reason why this is no file system, if it is none.
     pub fn fault(&self) -> Option<String> {
         let named: BTreeSet<Id> = self.paths().into_values().collect();
         let nodes: BTreeSet<Id> = self.nodes.keys().copied().collect();

@@ -21,12 +21,12 @@ use super::tree::{Id, Node, Overlay, TOP, Tree};
 #[derive(Debug)]
 pub struct Dead;
 
-/// Where a call is made.
+/// The view on which a call is made.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Site {
     /// The mainline is `""`; others are clones.
     Branch(String),
-    /// By label.
+    /// A transaction, by its label.
     Transaction(String),
 }
 
@@ -48,21 +48,21 @@ pub struct World {
     pub history: History,
     pub bases: Bases,
     pub open: Vec<Open>,
-    /// What was committed to each branch since the store was opened; transactions remember where
-    /// they began.
+    /// The changes committed to each branch since the store was opened. Transactions remember their
+    /// position in it.
     pub committed: Vec<(String, Overlay)>,
     /// References of the kernel, which the test is.
     pub references: BTreeMap<(Site, Id), u64>,
-    /// What has no name any more, or none yet, and is referred to.
+    /// Nodes that have no name any more, or none yet, and are referred to.
     pub nameless: BTreeMap<(Site, Id), Node>,
-    /// What a rollback has taken from who refers to it.
+    /// Nodes that a rollback has removed while they were referred to.
     pub stale: BTreeSet<(Site, Id)>,
     /// References into views that are over: the view's number, inode, how many.
     pub left: Vec<(u16, Ino, u64)>,
     pub inos: BTreeMap<Id, Ino>,
     /// Inode numbers that were seen since the store was opened, by branch: none is given again.
     pub taken: BTreeMap<String, BTreeSet<Ino>>,
-    /// Of which something was refused that came out of a cache.
+    /// Inodes for which data out of a cache was refused.
     pub lost: BTreeSet<Ino>,
     /// When something was last changed that waits.
     pub changed_at: BTreeMap<(String, Id), Duration>,
@@ -71,14 +71,14 @@ pub struct World {
     /// The store is small, and may be full: what adds to it may be refused for want of space, what
     /// removes may not.
     pub limited: bool,
-    /// How often it was.
+    /// The number of refusals.
     pub full: u64,
     pub called: BTreeSet<&'static str>,
     pub kernel: Arc<Kernel>,
     /// Another machine, which follows what is published, over all lives of this one.
     pub reader: Option<Reader>,
     pub listing: Option<Listing>,
-    /// What was done, for who reads why it failed.
+    /// The actions so far, for the reader of a failure.
     pub log: Vec<String>,
 }
 
@@ -155,7 +155,7 @@ impl World {
         (!from.is_empty()).then(|| from[self.random.below(from.len() as u64) as usize].clone())
     }
 
-    /// Where something is to be done next.
+    /// Draws the view for the next action.
     pub fn site(&mut self) -> Site {
         let clones: Vec<String> =
             self.history.newest().branches.keys().filter(|b| !b.is_empty()).cloned().collect();
@@ -187,7 +187,7 @@ impl World {
         self.open.iter_mut().find(|o| o.label == label).expect("it is open")
     }
 
-    /// What there is.
+    /// Returns the current tree.
     pub fn tree(&self, site: &Site) -> Arc<Tree> {
         match site {
             Site::Branch(name) => self.history.newest().branches[name].clone(),
@@ -348,7 +348,7 @@ impl World {
         }
     }
 
-    /// What of this has lost its last name and is referred to goes on without.
+    /// Nodes that have lost their last name and are referred to stay without a name.
     pub fn lost(&mut self, site: &Site, before: &Tree, over: &Overlay) {
         for (id, node) in &over.nodes {
             let at = (site.clone(), *id);
@@ -375,14 +375,14 @@ impl World {
         call: impl FnOnce(&Fs) -> kvfs::Result<T>,
     ) -> Result<Option<T>, Dead> {
         self.call(&["Views::fs"]);
-        // What is wrong with the call itself may be said first.
+        // An error of the call itself may be reported first.
         let or = effect.as_ref().err().copied();
         self.note(format!(
             "{site:?} {what}: {}",
             effect.as_ref().map_or_else(|e| format!("error {e}"), |_| "to be done".into())
         ));
         let (fs, before) = (self.fs(site)?, self.tree(site));
-        // What removes something in a transaction is refused only where that is logged.
+        // A removal in a transaction is refused only where it is logged.
         let logged = matches!(site, Site::Transaction(label) if self.running(label).durable);
         let removes = !logged && effect.as_ref().is_ok_and(|over| over.removes_from(&before));
         if let Ok(over) = &effect {
@@ -453,7 +453,7 @@ impl World {
         }
     }
 
-    /// What a branch has in memory is committed.
+    /// Notes that the data that a branch has in memory is committed.
     pub fn settle(&mut self, branch: &str) {
         let mut tree = (*self.history.newest().branches[branch]).clone();
         tree.settle();
@@ -470,8 +470,8 @@ impl World {
         }
     }
 
-    /// What should have done that was refused: some of it may be committed, and the rest still
-    /// waits. `tree`: as the branch was before.
+    /// Does the opposite after a call that was refused: a part of the data may be committed, and
+    /// the rest still waits. `tree`: as the branch was before.
     pub fn unsettle(&mut self, branch: &str, tree: Arc<Tree>) {
         self.history.attempt(|s| drop(s.branches.insert(branch.into(), tree)));
     }

@@ -20,7 +20,7 @@ fn bytes(device: &MemoryDevice, range: &Range<u64>) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// What one of these did.
+/// The effect of one misdirected write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Found,
@@ -43,7 +43,7 @@ fn stray(
     let (from, what) = match random.below(4) {
         0 | 1 => (bytes(older, &target), "as it was earlier"),
         n => {
-            // Of something of the same kind, or of anything.
+            // The bytes are those of something of the same kind, or of anything.
             let other =
                 if random.one_in(4) { live.pick(random).1 } else { live.pick_of(class, random) };
             let start = live.range_of(class, other).map_or(other / SECTOR * SECTOR, |r| r.start);

@@ -12,13 +12,13 @@ use super::reading::{Expected, fs_options};
 
 const USER: Caller = Caller { uid: 1000, gid: 100, pid: 1 };
 
-/// How the store was left.
+/// The way in which the store was left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// Commits in the journal, some of them with large values bound in place; synced, and a mark
     /// behind them.
     PowerCut,
-    /// As after a power cut, with more than one segment of journal, and no run.
+    /// The state after a power cut, with more than one segment of journal, and no run.
     LongJournal,
     /// Closed, everything in runs.
     Closed,
@@ -63,7 +63,7 @@ impl Image {
             db.close().unwrap();
             (*device).clone()
         } else {
-            // What the interval does: sync, and then, when nothing came since, the mark.
+            // The timer would do this: a sync, and then the mark, if nothing came since.
             for _ in 0..2 {
                 env.advance(Duration::from_millis(50));
                 while db.step().unwrap() {}

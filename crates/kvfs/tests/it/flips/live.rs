@@ -13,7 +13,7 @@ use zones::{Device, MemoryDevice, Purpose, SECTOR, ZONE_SIZE, crc32c};
 
 use super::image::{End, Image};
 
-/// What a byte belongs to.
+/// The structure to which a byte belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
     Superblock,
@@ -21,7 +21,7 @@ pub enum Class {
     Journal,
     Index,
     Tuples,
-    /// What is read along with large values: their bytes and what pads them.
+    /// The bytes that are read along with large values: their own and their padding.
     Value,
     /// The mark at the journal's end, the manifest's last chunk: of a store that was not closed.
     End,
@@ -154,7 +154,7 @@ impl Live {
         self.ranges.get(&class)?.iter().find(|r| r.contains(&at)).cloned()
     }
 
-    /// What a byte is part of. A value that no key has now counts as dead.
+    /// Returns the class of a byte. A value that no key has now counts as dead.
     pub fn class_at(&self, at: u64) -> Class {
         let all = self.ranges.iter().filter(|(class, _)| **class != Class::Dead);
         all.filter(|(_, ranges)| ranges.iter().any(|r| r.contains(&at)))
@@ -171,7 +171,7 @@ impl Live {
         range.start + if random.one_in(4) { random.below(len.min(64)) } else { random.below(len) }
     }
 
-    /// Whether the byte is part of a large value that a key has now.
+    /// Returns whether the byte is part of a large value that a key has now.
     pub fn current(&self, at: u64) -> bool {
         self.current.iter().any(|r| r.contains(&at))
     }

@@ -69,7 +69,7 @@ fn flip(image: &Image, share: u64) {
     assert!(found * 2 > flips, "most flips hit something that is alive");
 }
 
-/// What one flip does. Gives whether check reported it.
+/// Examines the effect of one flip. Returns whether check reported it.
 fn judge(
     image: &Image,
     live: &Live,
@@ -81,7 +81,7 @@ fn judge(
     let report = kvdb::check(Arc::new(device.clone()), &mut |_, _| {});
     match class {
         Class::Dead => assert!(report.is_clean(), "nothing is there, but: {:?}", report.faults),
-        // Whether it was torn or damaged cannot be told.
+        // A torn end cannot be told from a damaged one.
         Class::End => {}
         Class::Value if !live.current(at) => {
             // Padding between values is zeros; a value that was overwritten since is checked as

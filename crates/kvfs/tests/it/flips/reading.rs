@@ -20,7 +20,7 @@ pub struct Node {
     pub entries: Vec<(Vec<u8>, Ino)>,
 }
 
-/// What a store holds.
+/// The content of a store.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Expected {
     pub dictionaries: BTreeMap<String, Vec<(Bytes, Bytes)>>,
@@ -50,7 +50,7 @@ fn value<T>(what: &str, result: kvdb::Result<T>) -> Option<T> {
 }
 
 impl Expected {
-    /// Of a store that is whole.
+    /// Reads a store that is whole.
     pub fn read(db: &Kvdb, fs: &Fs) -> Expected {
         let view = db.view();
         let dictionaries = db

@@ -192,7 +192,7 @@ fn a_power_cut_leaves_the_old_store_or_the_repaired_one() {
         let device = Arc::new(CrashDevice::over(damaged.clone()));
         repair(&image, device.clone()).expect("it can be repaired");
         let (old, new) = (contents(damaged.clone()), contents(device.current()));
-        // Of what lies in keys alone nothing need be mended: the two stores give the same.
+        // Damage to keys alone may need no repair: then both stores have the same content.
         if old == new {
             continue;
         }

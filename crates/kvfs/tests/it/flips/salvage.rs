@@ -1,5 +1,5 @@
-//! What is brought out of a damaged store: everything whose blocks are whole, nothing that was
-//! never there, and all that is missing is told.
+//! Tests of the data that is brought out of a damaged store: everything whose blocks are whole,
+//! nothing that was never there, and a report of everything that is missing.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -23,7 +23,8 @@ pub fn touched(image: &Image, flips: &[(u64, u8)]) -> Vec<FaultKeys> {
     let (db, _) = Kvdb::open(device.clone(), Arc::new(Simulated::new(1)), options).unwrap();
     flips.iter().for_each(|&(at, bit)| device.flip_bit(at, bit));
     db.scrub(ScrubOptions::default()).unwrap();
-    // Of a journal's value the key is told; nothing else of journal or manifest is damaged here.
+    // For a value in the journal the key is reported; nothing else of journal or manifest is
+    // damaged here.
     db.scrub_faults().into_iter().map(|f| f.keys.expect("keys")).collect()
 }
 
@@ -35,7 +36,7 @@ pub fn open(device: MemoryDevice) -> kvdb::Result<Salvage> {
     Salvage::open(Arc::new(device), &mut |_, _| {})
 }
 
-/// What a scan of all keys gives: certain tuples, and the keys that it says may be lost.
+/// The result of a scan of all keys: certain tuples, and the keys that may be lost.
 pub struct Scanned {
     pub tuples: BTreeMap<Bytes, Bytes>,
     lost: Vec<(Bytes, Bytes)>,
@@ -287,8 +288,8 @@ fn without_the_superblock_the_manifest_is_found() {
     }
 }
 
-/// Whatever is lost of the structures above everything else: what comes out was there, unless it is
-/// said that it may be older; and most of it comes out.
+/// The structures above everything else are damaged. The salvaged data was there before, unless it
+/// is reported as perhaps older, and most of the data is salvaged.
 #[test]
 fn with_holes_in_manifest_and_journal_most_comes_out() {
     for end in [End::PowerCut, End::ClosedUnflushed, End::LongJournal] {
@@ -338,7 +339,7 @@ fn with_holes_in_manifest_and_journal_most_comes_out() {
     }
 }
 
-/// Of noise nothing comes out, nothing hangs and nothing panics.
+/// A salvage of noise finds nothing, does not hang and does not panic.
 #[test]
 fn of_a_store_that_is_mostly_noise() {
     let image = Image::new(End::PowerCut);

@@ -8,7 +8,7 @@ use kvdb::{Batch, Durability, Kvdb, ReceiveOptions, TransactionOptions};
 use kvfs::{Error, Fs, FsOptions, Ino, ROOT, ViewId, Views};
 use store::{Store, file, files, make, numbers};
 
-/// What the system under test promises is that these are all different.
+/// Checks the promise of the system under test: all of these numbers are different.
 fn differ(numbers: &[Ino]) {
     let mut sorted = numbers.to_vec();
     sorted.sort_unstable();
@@ -76,7 +76,7 @@ fn transactions_of_different_branches_give_each_number_once() {
         begun.push((id, durable, name, branch));
     }
     differ(&numbers);
-    // What has become durable is there after a kill, and goes on.
+    // Durable data is there after a kill, and the numbers continue.
     store.db.sync().expect("synced");
     store.kill();
     for (id, durable, name, branch) in begun {
@@ -139,7 +139,7 @@ fn what_was_given_before_a_rollback_is_not_given_again_in_any_branch() {
     }
 }
 
-/// Of a store that is not mounted the database alone does it.
+/// In a store that is not mounted, the database alone does this.
 #[test]
 fn a_rollback_of_a_store_that_is_not_mounted_brings_no_number_back() {
     let mut store = Store::new();
@@ -257,7 +257,7 @@ fn the_counter_goes_beyond_every_number_that_is_received() {
         }
         let new = make(&store.fs, ROOT, "new");
         assert!(new > most, "mounted {mounted}: {new} is not above {most}");
-        // Also after a kill, and in what was received.
+        // The same holds after a kill, and in a received branch.
         store.db.sync().expect("synced");
         store.kill();
         let c = store.views.fs(&ViewId::Clone("c".into())).expect("it is there");
@@ -271,7 +271,8 @@ fn the_counter_goes_beyond_every_number_that_is_received() {
     }
 }
 
-/// What directories had reserved there is void here: this store may have given the numbers.
+/// Reservations of directories from there are void here, since this store may have given out the
+/// numbers.
 #[test]
 fn reservations_of_another_store_are_void() {
     let other = other(3);
@@ -527,7 +528,7 @@ fn a_rollback_to_a_state_of_an_older_version_is_counted_again() {
     differ(&numbers);
 }
 
-/// What a repair makes gets numbers that no branch has, and no branch gets them afterwards.
+/// Files that a repair makes get numbers that no branch has, and no branch gets them afterwards.
 #[test]
 fn a_repair_gives_numbers_that_no_branch_has() {
     let mut store = Store::new();

@@ -15,7 +15,7 @@ use kvfs::{Fs, FsOptions, Ino, ROOT, ViewId};
 
 use super::store::{Found, Store, environments_from, file, walk};
 
-/// How often a step is drawn, its name, and what it does.
+/// The weight of a step, its name, and its action.
 type Step = (u64, &'static str, fn(&mut History));
 
 const STEPS: u64 = 120;
@@ -260,7 +260,7 @@ impl History {
         self.done.push(format!("  into {:?}: {done}", options.branch));
     }
 
-    /// What can be done with a store that is not mounted.
+    /// Does an action on a store that is not mounted.
     fn unmounted(&mut self) {
         let (snapshots, clones) = (self.snapshots(), self.branches().split_off(1));
         let (snapshot, clone) =
@@ -300,7 +300,7 @@ impl History {
                 self.known.remove(&ino);
             }
         }
-        // What came from elsewhere stays, or comes again.
+        // Received files stay, or come again.
         self.has_come_if(&there);
     }
 
@@ -310,7 +310,7 @@ impl History {
         }
     }
 
-    /// What all views have.
+    /// Returns the files of all views.
     fn everywhere(&self) -> Vec<Found> {
         let views = &self.store.views;
         let mut all: Vec<ViewId> =

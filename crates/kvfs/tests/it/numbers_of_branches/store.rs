@@ -49,7 +49,7 @@ impl Store {
         Store { device, options, db, fs, views }
     }
 
-    /// As it is after a power cut now.
+    /// Returns the store as it is after a power cut now.
     pub fn after_power_cut(&self, seed: u64) -> Store {
         let device = Arc::new(CrashDevice::over(self.device.crash(seed)));
         Store::on(device, self.options.clone())
@@ -81,7 +81,7 @@ impl Store {
     pub fn unmounted(&mut self, what: impl FnOnce(&Kvdb)) {
         self.views.shutdown().expect("synced");
         self.fs.shutdown().expect("synced");
-        // What is open ends with the process.
+        // Open transactions end with the process.
         for info in self.db.transactions().into_iter().filter(|info| !info.durable) {
             self.views.abort(info.id).expect("aborted");
         }
@@ -160,7 +160,7 @@ pub fn make_older(db: &Kvdb, (branch, bound): (&str, Ino)) {
         }
     }
     let notes = db.dictionary_in(kvdb::STORE_BRANCH, "numbers").expect("there");
-    // Of what an earlier program of this version has left nothing may be believed.
+    // Records of an earlier program of this version may not be believed.
     batch.put(notes, b"n".to_vec(), 2u64.to_le_bytes().to_vec());
     db.commit(batch, Durability::Synced).expect("committed");
 }

@@ -57,7 +57,7 @@ fn calls() -> Vec<Step> {
     all
 }
 
-/// What may stand behind a call.
+/// Returns the steps that may follow a call.
 fn persistence() -> Vec<Option<Step>> {
     let fsyncs =
         FILES.into_iter().chain(DIRS).chain([""]).map(|p| Some(Step::Fsync(p.to_string())));
@@ -127,8 +127,7 @@ impl Ace {
                 }
             }
         }
-        // What has no persistence point behind it goes the usual way: it is on disk an interval
-        // later.
+        // A call without a persistence point after it reaches the disk an interval later.
         if !device.is_dead() {
             self.env.advance(std::time::Duration::from_secs(2));
             if opened.0.tick().is_ok() {

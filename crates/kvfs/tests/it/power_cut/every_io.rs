@@ -81,7 +81,7 @@ fn live_with(seed: u64, on: Operation, kind: FaultKind, after: u64) -> bool {
                 &format!("{when}: seen after {last:?} failed: {failed:?}"),
             );
         }
-        // Who is told that all is on disk is told the truth.
+        // A caller that is told that everything is on disk is told the truth.
         if fs.sync_all().is_ok() {
             let last = h.states.len().saturating_sub(if failed.is_some() { 2 } else { 1 });
             h.states.drain(..last);

@@ -1,5 +1,5 @@
-//! What a store of files and keys may hold after a power cut: the states of names and keys that the
-//! calls made, in order, and all versions that each file had.
+//! The states that a store of files and keys may have after a power cut: those of names and keys
+//! that the calls made, in order, and all versions of each file.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ pub type FileId = usize;
 /// The extended attribute that files have or not.
 pub const XATTR: &[u8] = b"user.x";
 
-/// What a name stands for.
+/// The object of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Node {
     Dir,
@@ -19,7 +19,7 @@ pub enum Node {
     Symlink(Vec<u8>),
 }
 
-/// What is committed of a file as one.
+/// The properties of a file that are committed together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version {
     pub content: Vec<u8>,
@@ -30,7 +30,7 @@ pub struct Version {
 /// One state of names and keys.
 #[derive(Clone, Debug, Default)]
 pub struct State {
-    /// By path, parents before children.
+    /// The nodes by path, parents before children.
     pub names: BTreeMap<String, Node>,
     pub keys: BTreeMap<Vec<u8>, Vec<u8>>,
     /// The oldest version that each file may hold in this state.
@@ -153,7 +153,7 @@ impl History {
         *self = History { states: vec![state], versions, inos };
     }
 
-    /// Whether `state` is what was found; the reason why not.
+    /// Checks that `state` is the one that was found, and returns the reason if it is not.
     fn matches(
         &self,
         state: &State,
@@ -195,7 +195,7 @@ impl History {
     }
 }
 
-/// What is on the file system, by path.
+/// Returns the content of the file system, by path.
 pub fn tree(fs: &Fs) -> Tree {
     let mut found = Tree::new();
     let mut todo = vec![(String::new(), ROOT)];

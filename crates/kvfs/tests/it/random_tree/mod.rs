@@ -163,7 +163,7 @@ pub fn act_in(w: &World, fs: &Fs, within: &str, random: &mut Random, calls: Call
             _ => Ok(()),
         },
         13 => match pick(random, false) {
-            // As editors write.
+            // The file is replaced as editors do it.
             Some(path) => {
                 let (dir, name) = split(&path);
                 let made = fs.mknod(dir, b"tmp", FileKind::File, 0o644, 0, USER).expect("free");

@@ -68,7 +68,7 @@ enum Kind {
     Rebase,
 }
 
-/// How often each kind is drawn.
+/// The weight of each kind.
 const KINDS: [(Kind, usize); 8] = [
     (Kind::Write, 3),
     (Kind::Put, 2),
@@ -104,7 +104,8 @@ fn decode(bytes: &[u8]) -> Option<u64> {
     bytes.get(..8).map(|b| u64::from_be_bytes(b.try_into().expect("eight bytes")))
 }
 
-/// Of two lengths, so that files lie in their nodes and in pages. The number stands at the start.
+/// Encodes a number with one of two lengths, so that files lie in their nodes and in pages. The
+/// number stands at the start.
 fn encode(value: u64) -> Vec<u8> {
     let mut bytes = value.to_be_bytes().to_vec();
     bytes.resize(if value.is_multiple_of(3) { 9000 } else { 8 }, 7);
@@ -165,8 +166,8 @@ impl World {
             let _ = self.views.abort(id);
             return Err(e);
         }
-        // What a transaction under snapshot isolation reads and does not change belongs to its
-        // beginning.
+        // Under snapshot isolation, data that a transaction reads and does not change is that of
+        // its beginning.
         if isolation == Isolation::Snapshot && !wrote.is_empty() {
             read.retain(|(register, _)| wrote.iter().any(|(w, _)| w == register));
         }
@@ -330,7 +331,7 @@ impl World {
     fn operate_often(&self, random: &mut Random) {
         let mut before = None;
         for _ in 0..OPERATIONS {
-            // As programs do: a file, and then the key that tells of it.
+            // The order is that of programs: a file, and then the key that tells of it.
             let kind = match before {
                 Some(Kind::Write) if self.kinds.contains(&Kind::Put) && random.one_in(2) => {
                     Kind::Put

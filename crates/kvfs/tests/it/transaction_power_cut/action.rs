@@ -114,7 +114,7 @@ fn key(n: u64) -> Vec<u8> {
 }
 
 impl Action {
-    /// What it makes of `tree`.
+    /// Returns the effect of the action on `tree`.
     pub fn effect(&self, tree: &Tree) -> Overlay {
         let mut over = Overlay::default();
         let content = |id: &Id| match tree.nodes.get(id) {

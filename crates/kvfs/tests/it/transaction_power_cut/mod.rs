@@ -39,7 +39,7 @@ struct Store {
 /// States that may be found after the power comes back, oldest first; the first one is certain.
 struct History {
     states: Vec<Store>,
-    /// What durable transactions read, by label.
+    /// The states that durable transactions read, by label.
     bases: BTreeMap<String, Arc<Tree>>,
 }
 
@@ -70,7 +70,7 @@ struct Running {
     id: TransactionId,
     isolation: Isolation,
     durable: Option<String>,
-    /// What it reads below its own changes, under snapshot isolation.
+    /// The state below its own changes, under snapshot isolation.
     base: Arc<Tree>,
     over: Overlay,
     savepoints: Vec<(Savepoint, Overlay)>,
@@ -79,7 +79,7 @@ struct Running {
     since: u64,
 }
 
-/// How often things have happened, so that none is forgotten.
+/// Counts the events, so that none is forgotten.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
     small: u64,
@@ -222,7 +222,7 @@ impl World<'_> {
                 self.tally.nested += 1;
             }
             if running.durable.is_some() && action.waits() {
-                // What waits in memory is not the transaction's yet.
+                // Data that waits in memory is not part of the transaction yet.
                 self.views.fs(&ViewId::Transaction(running.id))?.sync_all()?;
             }
             Ok(())
@@ -335,7 +335,7 @@ impl World<'_> {
                 );
                 self.tally.conflicts += 1;
                 self.history.undo();
-                // As an abort: a durable one does not come back.
+                // It ends as by an abort: a durable one does not come back.
                 if let Some(label) = durable {
                     self.history.attempt(|s| drop(s.durable.remove(&label)));
                 }
@@ -785,7 +785,7 @@ fn run(seed: u64, tally: &mut Tally) {
                 history.states.len()
             )
         });
-        // What was found is what goes on from here.
+        // The history continues from the state that was found.
         history.states = vec![history.states.swap_remove(at)];
         let durable = history.now().durable.clone();
         tally.restored += durable.len() as u64;

@@ -1,5 +1,5 @@
-//! What files and keys are: the model's states, the differences that transactions make between
-//! them, and how what is found on a file system is compared with a state.
+//! The model of files and keys: the model's states, the differences that transactions make between
+//! them, and the comparison of a state with the content that is found on a file system.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub struct Tree {
     pub keys: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
-/// What is other than in a tree below it; `None`: gone.
+/// The differences from a tree below; `None` stands for a removal.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Overlay {
     pub entries: BTreeMap<Entry, Option<Id>>,
@@ -189,13 +189,13 @@ impl Tree {
 pub struct Found {
     pub ino: Ino,
     pub nlink: u32,
-    /// Of a directory: its names.
+    /// The number of names, for a directory.
     pub size: u64,
-    /// Of a file.
+    /// The content, for a file.
     pub data: Option<Vec<u8>>,
 }
 
-/// What is on a file system, by path; the root is the empty one.
+/// The content of a file system, by path; the root has the empty path.
 #[derive(Default)]
 pub struct Seen {
     pub nodes: BTreeMap<String, Found>,
@@ -237,8 +237,8 @@ pub fn stored(view: &Stored, keys: DictionaryId) -> kvdb::Result<BTreeMap<Vec<u8
         .collect())
 }
 
-/// Whether this is what was seen, else why not. `links`: links of directories are looked at as
-/// well.
+/// Checks that this is the content that was seen, and returns the reason if it is not. With
+/// `links`, links of directories are compared as well.
 pub fn is(tree: &Tree, seen: &Seen, links: bool) -> Result<(), String> {
     if tree.keys != seen.keys {
         let other = tree

@@ -25,7 +25,7 @@ pub fn around() -> Option<TransactionId> {
     env!("CARGO_CRATE_NAME").ends_with("_in_transactions").then_some(TransactionId(1))
 }
 
-/// How a transaction is begun there.
+/// Returns the options for a transaction of the branch.
 pub fn of_branch() -> TransactionOptions {
     TransactionOptions { branch: branch().into(), within: around(), ..Default::default() }
 }
