@@ -190,7 +190,7 @@ fn a_panic_in_the_body_of_a_scope_ends_the_run_and_is_told() {
             let lock = Mutex::new(());
             thread::scope(|scope| {
                 scope.spawn(|| drop(lock.lock()));
-                // With the lock held the other thread cannot end.
+                // The other thread cannot end while the lock is held.
                 let _guard = lock.lock();
                 if schedule::simulated() {
                     panic!("on purpose");

@@ -256,7 +256,7 @@ fn a_change_in_each_directory_of_a_deep_tree() {
     quiet(&mut kvfs(&["rm", &format!("{v}/d")]), daemon);
     lists(&mut kvfs(&["txn", "diff", m, &id]), daemon);
     quiet(&mut kvfs(&["txn", "commit", m, &id]), daemon);
-    // Who follows learns that the commit is not listed; its position is that of before.
+    // A follower learns that the commit is not listed; its position is the one before it.
     let position = position.trim();
     let followed = bounded(&mut kvfs(&["changes", m, "--since", position]), daemon);
     assert!(followed.code == 0 && followed.printed < LIST, "{}", followed.said);

@@ -177,7 +177,7 @@ fn the_end_of_a_writer_whose_place_fails_says_what_that_lacks() {
     let here = world.claim("here", false).expect("it is free");
     let writer = Writer::begin(&world, &here);
     writer.put("pear", "green");
-    // Where objects with zones are put is no directory now.
+    // The target of the objects with zones is no directory now.
     let (zones, away) = (world.path("share/z"), world.path("away"));
     fs::rename(&zones, &away).expect("renamed");
     fs::write(&zones, "").expect("written");

@@ -15,7 +15,7 @@ use crate::kept::Kept;
 use crate::place::{fails, is_alive, kill, kvfs, succeeds, until};
 use rustix::process::Signal;
 
-/// What `kvfs stat` says of the daemon, once the one that serves is recorded.
+/// Returns the entry of `kvfs stat` for the daemon, once the daemon that serves is recorded.
 fn daemon_of(kept: &Kept) -> serde_json::Value {
     let mut daemon = serde_json::Value::Null;
     until("the daemon is recorded", || {
@@ -227,7 +227,7 @@ fn is_another(kept: &Kept, before: i32) -> bool {
     now.is_some_and(|now| now != before) && rustix::fs::statvfs(kept.place.mnt()).is_ok()
 }
 
-/// As where the machine has no memory for another process, or no number for it.
+/// Simulates a machine that has no memory for another process, or no number for it.
 #[test]
 fn a_daemon_that_cannot_be_started_is_started_later() {
     let Some(kept) = Kept::new("nowriteback") else { return };

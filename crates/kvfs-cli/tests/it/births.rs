@@ -18,7 +18,7 @@ fn a_file_keeps_the_time_at_which_it_was_made() {
     fs::write(p.mnt().join("d/f"), "content").expect("write");
     let birth = made("d/f").expect("shown");
     assert!(birth >= begun && birth <= SystemTime::now());
-    // Whatever is done to it, as on ext4.
+    // The time of birth stays, whatever is done to the file, as on ext4.
     let file = fs::File::options().write(true).open(p.mnt().join("d/f")).expect("open");
     file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1)).expect("set");
     drop(file);
@@ -46,7 +46,7 @@ fn a_file_keeps_the_time_at_which_it_was_made() {
     mount();
     check();
     succeeds(&mut p.umount());
-    // Who does not ask for it does not get it.
+    // A caller that does not ask for the time does not get it.
     p.mounted();
     assert!(made("moved").is_err());
 }

@@ -8,8 +8,8 @@ use std::process::Stdio;
 use crate::place::{Place, fails, kvfs, succeeds};
 use serde_json::Value;
 
-/// What was committed since a position, as path or key and what has become of it; and the position
-/// behind it.
+/// Returns the changes committed since a position, each as a path or key and its fate, and the
+/// position after them.
 fn since(p: &Place, position: &str) -> (Vec<String>, String) {
     let said = succeeds(kvfs(&["--json", "changes"]).arg(p.mnt()).args(["--since", position]));
     let mut lines: Vec<Value> =
@@ -57,7 +57,7 @@ fn files_are_named_by_path_and_keys_by_dictionary() {
     let script = "cd $KVFS_MOUNT; mv d/f g; rmdir d; echo 1 > new";
     succeeds(kvfs(&["run"]).arg(&root).args(["--", "sh", "-c", script]));
     let (found, at) = since(&p, &at);
-    // What was in a directory that is gone has no path any more.
+    // Files of a directory that is gone have no path any more.
     assert_eq!(found, ["/d removed", "/g made", "/new made"]);
     succeeds(kvfs(&["undo"]).arg(&root));
     let (found, at) = since(&p, &at);

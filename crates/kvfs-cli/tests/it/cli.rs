@@ -21,7 +21,7 @@ struct Lab {
     store: PathBuf,
 }
 
-/// How a command ended.
+/// The way in which a command ended.
 struct Ended {
     code: i32,
     out: Vec<u8>,
@@ -842,7 +842,7 @@ fn damage_is_found_and_never_printed() {
     cat.fails(DAMAGED, "corrupt");
     assert!(content.starts_with(&cat.out), "what was printed before is right");
 
-    // What is whole can be saved, and half a file never passes for a whole one.
+    // Undamaged files can be saved, and half a file never passes for a whole one.
     let (out, file) = (lab.path("out"), lab.path("out.tar"));
     let (directory, file) = (out.join(""), file.to_str().expect("text"));
     let directory = directory.to_str().expect("text");
@@ -880,8 +880,8 @@ fn what_is_not_there_or_no_store_or_in_use() {
         assert_eq!(fs::read(&text).expect("the file"), b"just a text");
         assert!(!nothing.exists());
 
-        // As another process would hold it. A child that another test is just starting may hold our
-        // last lock for a moment more.
+        // The lock is held as another process would hold it. A child that another test is just
+        // starting may hold our last lock for a moment more.
         let held = loop {
             match zones::FileDevice::open(&lab.store, false) {
                 Err(zones::Error::Busy(_)) => std::thread::yield_now(),
@@ -1112,7 +1112,7 @@ fn what_would_lie_under_the_views_is_not_imported() {
     lab.run("ls", &["-R"]).prints("below\nbelow/.kvfs\nbelow/.kvfs/file\nbelow/sibling\n");
 }
 
-/// What `create` names as the least is enough to work with.
+/// The least size that `create` names is enough to work with.
 #[test]
 fn a_store_of_the_least_size_takes_files_and_keys() {
     let dir = tempfile::tempdir().expect("a temporary directory");

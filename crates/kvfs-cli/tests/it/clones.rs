@@ -252,7 +252,7 @@ fn a_merge_with_conflicts_lists_them_and_changes_nothing() {
     assert_eq!(read(mount.path("file")).as_deref(), Some("main"));
     assert_eq!(read(mount.path("file~trial")).as_deref(), Some("clone"));
     assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(mount.root()).arg("key")).trim_end(), "clone");
-    // What was chosen there comes into the clone.
+    // The choice that was made there comes into the clone.
     succeeds(kvfs(&["rebase"]).arg(&clone));
     assert_eq!(read(clone.join("file")).as_deref(), Some("main"));
     assert_eq!(read(clone.join("file~trial")).as_deref(), Some("clone"));
@@ -393,7 +393,7 @@ fn a_clone_that_has_too_many_files_is_full_and_the_store_is_not() {
     fs::remove_file(few.join("two")).expect("removed");
     assert!(listed().contains("2 of 3 files"), "{}", listed());
     make("four").expect("there is room again");
-    // What a run makes counts, and is said where it is refused.
+    // Files that a run makes count, and a refusal says so.
     let (code, _, said) =
         ends(kvfs(&["run"]).arg(&few).args(["--", "sh", "-c", "echo > $KVFS_MOUNT/five"]));
     assert!(code != Some(0), "{said}");
@@ -401,7 +401,7 @@ fn a_clone_that_has_too_many_files_is_full_and_the_store_is_not() {
     make("five").expect("there is room");
     let json = succeeds(kvfs(&["--json", "clone", "list"]).arg(&root));
     assert!(json.contains("\"files\":4") && json.contains("\"limit_of_files\":5"), "{json}");
-    // Of a store that is not mounted, too.
+    // The same holds for a store that is not mounted.
     succeeds(kvfs(&["umount"]).arg(&root));
     let store = root.with_file_name("store");
     let listed = succeeds(kvfs(&["clone", "list"]).arg(&store));
@@ -457,7 +457,7 @@ fn a_clone_is_merged_into_another_one_that_shares_a_state_with_it() {
     }
     let (code, _, said) = ends(kvfs(&["rebase"]).arg(&trial).args(["--into", "other"]));
     assert!(code == Some(2) && said.contains("rebased onto what it was made of"), "{said}");
-    // Of a store that is not mounted.
+    // The same holds for a store that is not mounted.
     succeeds(kvfs(&["umount"]).arg(&root));
     let store = root.with_file_name("store");
     let words = ["trial", "--into", "other", "--theirs", "."];

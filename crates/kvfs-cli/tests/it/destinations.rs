@@ -1,5 +1,5 @@
-//! What commands write to: never a store that they read, nor one that is in use, by any name of it,
-//! and another store only where that is asked for.
+//! Tests of the files that commands write: never a store that they read, nor one that is in use, by
+//! any of its names, and another store only if that is asked for.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -77,8 +77,8 @@ impl Lab {
         names
     }
 
-    /// What a command may read: the store that is not mounted, and the mounted one by its file, by
-    /// directories in it, in a snapshot of it and in another mount of it.
+    /// Returns the sources that a command may read: the store that is not mounted, and the mounted
+    /// one by its file, by directories in it, in a snapshot of it and in another mount of it.
     fn sources(&self) -> Vec<PathBuf> {
         let mnt = self.place.mnt();
         vec![

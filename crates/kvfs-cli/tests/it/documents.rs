@@ -129,7 +129,7 @@ fn the_index_names_each_number_of_which_there_is_no_decision() {
 /// The sections of a decision record, in their order.
 const SECTIONS: [&str; 5] = ["Context", "Decision", "Alternatives", "Consequences", "Measurement"];
 
-/// What a measurement says instead of a command.
+/// The text of a measurement without a command.
 const NOTHING_MEASURED: &str = "Nothing was measured";
 
 #[test]
@@ -153,7 +153,7 @@ fn every_decision_has_its_date_its_sections_and_a_command() {
     assert!(commands > 30, "only {commands} commands were found");
 }
 
-/// What a decision record lacks. Its commands are added to `commands`.
+/// Returns the problems of a decision record. Its commands are added to `commands`.
 fn problems(text: &str, commands: &mut Vec<String>) -> Vec<String> {
     let mut problems = Vec::new();
     if !text.lines().nth(2).is_some_and(has_date_and_status) {
@@ -176,7 +176,7 @@ fn problems(text: &str, commands: &mut Vec<String>) -> Vec<String> {
     problems
 }
 
-/// Whether a line is "Date: 2026-11-21 · Status: holds", or has another status.
+/// Returns whether a line is "Date: 2026-11-21 · Status: holds", or has another status.
 fn has_date_and_status(line: &str) -> bool {
     let Some((date, status)) =
         line.strip_prefix("Date: ").and_then(|rest| rest.split_once(" · Status: "))
@@ -256,8 +256,8 @@ fn commands_in(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// What a command names that is not in the repository: targets of the Makefile, scripts, tests and
-/// programs of packages.
+/// Returns the words of a command that are not in the repository: targets of the Makefile, scripts,
+/// tests and programs of packages.
 fn missing_of(command: &str) -> Vec<String> {
     let words: Vec<&str> = command.split(' ').collect();
     let package = words.iter().position(|word| *word == "-p").map(|at| words[at + 1]);

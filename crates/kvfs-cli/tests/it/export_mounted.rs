@@ -15,7 +15,7 @@ fn export(of: &Path, to: &Path) -> Command {
     command
 }
 
-/// What tar(1) makes of an archive.
+/// Unpacks an archive with tar(1).
 fn unpacked(archive: &Path, into: &Path) {
     fs::create_dir_all(into).expect("mkdir");
     let tar =
@@ -38,7 +38,7 @@ fn what_is_exported_is_what_was_there_and_no_transaction_stays() {
     assert_eq!(&value[..len], b"value");
     assert!(fs::metadata(out.join("sparse")).expect("stat").blocks() < 1000, "holes are no data");
 
-    // By the store's file, and one file of it.
+    // One export is by the store's file, and one of a single file.
     let mut by_store = export(p.store().as_ref(), &archive);
     succeeds(by_store.args(["--from", "/tree/sub/f9"]));
     let listed = Command::new("tar").arg("-tvf").arg(&archive).output().expect("tar runs");
@@ -155,7 +155,7 @@ fn a_failed_export_takes_away_no_more_than_half_an_archive() {
     let Some(p) = Place::new() else { return };
     p.mounted();
     fs::write(p.mnt().join("large"), vec![7; 4 << 20]).expect("a file");
-    // What is not there is noticed before anything is written.
+    // A missing path is noticed before anything is written.
     let archive = p.dir.path().join("a.tar");
     fs::write(&archive, "precious").expect("a file");
     fails(3, export(&p.mnt(), &archive).args(["--from", "/nosuch"]));

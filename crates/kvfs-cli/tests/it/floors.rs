@@ -16,8 +16,8 @@ const FLOORS: &[&[&str]] = &[
     &["kvfs-cli"],
 ];
 
-/// Where the test machines and the programs that measure are: outside of the floors, they may use
-/// any, and only tests may use them.
+/// The directories of test machines and of programs that measure. They are outside of the floors:
+/// they may use any, and only tests may use them.
 const OUTSIDE: [&str; 2] = ["/proof/", "/bench/"];
 
 fn floor(name: &str) -> Option<usize> {

@@ -104,7 +104,7 @@ fn what_is_published_is_shown_in_what_is_mounted_and_open() {
     assert_eq!(pair.there("same").as_deref(), Some("same"));
     let value = succeeds(kvfs(&["kv", "get"]).arg(&pair.there).arg("key"));
     assert_eq!(value.trim_end(), "2");
-    // What is beneath the mount came, too.
+    // Snapshots and clones came, too.
     let snapshots = pair.there.join(".kvfs/snapshot");
     assert_eq!(names(&snapshots), ["monday"]);
     assert_eq!(names(&pair.there.join(".kvfs/clone")), ["branch"]);
@@ -127,7 +127,8 @@ fn what_is_published_is_shown_in_what_is_mounted_and_open() {
     drop((changed, large, removed));
     umount(&pair.there);
 
-    // What was fetched serves the next mount, as of the mount if that is asked for.
+    // Fetched data serves the next mount as well, which stays at the state of its beginning if
+    // asked to.
     let address = PathBuf::from(pair.world.address());
     pair.there = pair.world.mount(&address, "again", "follow_every=0");
     assert_eq!(pair.there("dir/changed").as_deref(), Some("third"));

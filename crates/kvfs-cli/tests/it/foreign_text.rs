@@ -15,11 +15,11 @@ use std::process::{Command, Stdio};
 
 use crate::mounted::Mount;
 
-/// What is text, and hostile.
+/// A hostile text.
 const TEXT: &str = "e\u{1b}[2J\u{1b}]0;x\u{7}\nFORGED\r\u{202e}\u{200b}\u{7f}\u{9b}2Jz";
-/// As a name of a dictionary, a snapshot or a clone, in which there are no control characters.
+/// A hostile name of a dictionary, a snapshot or a clone, which has no control characters.
 const NAME: &str = "e\u{202e}\u{200b}\u{2066}z";
-/// What is no text, either.
+/// Hostile bytes that are no text.
 const BYTES: &[u8] = b"e\x1b[2J\nFORGED\r\xe2\x80\xae\x7f\xff\x9bz";
 
 fn kvfs(words: &[OsString]) -> Command {
@@ -42,7 +42,7 @@ fn listed(words: &[&str]) -> Vec<String> {
     names.filter_map(|line| line.split_whitespace().next()).map(String::from).collect()
 }
 
-/// What of an output would act on a terminal, or looks like a line of ours.
+/// Returns the part of an output that would act on a terminal, or looks like a line of ours.
 fn bad(output: &[u8]) -> Option<String> {
     let text = match std::str::from_utf8(output) {
         Ok(text) => text,
@@ -118,7 +118,7 @@ impl Hostile {
     }
 }
 
-/// How each command is called; `None`: it need not be walked, and why.
+/// Returns the calls of each command, or `None` with a reason if it need not be walked.
 fn walks(
     hostile: &Hostile,
     scratch: &std::path::Path,
@@ -318,7 +318,7 @@ fn no_command_lets_foreign_text_act_on_a_terminal() {
     }
     assert!(commands.len() > 40, "{commands:?}");
     for command in &commands {
-        // What is known here by no longer list is walked by its family's other members.
+        // A command of `KNOWN` is walked by other members of its family.
         if !walks.contains_key(command.as_str()) && !KNOWN.contains(&command.as_str()) {
             wrong.push(format!("kvfs {command} is new: what does it show of others' names?"));
         }

@@ -405,7 +405,7 @@ fn the_settings_are_made_and_taken_back() {
         let said = fails(1, kvfs(&["fsmonitor", action]).arg(&tree.root));
         assert!(said.contains("another file system monitor: another"), "{said}");
     }
-    // Where there is no store, and no repository.
+    // Here is neither a store nor a repository.
     let outside = tempfile::tempdir().expect("a directory");
     fails(3, kvfs(&["fsmonitor", "install"]).arg(outside.path()));
     let elsewhere = WorkTree::at(&p, outside.path());

@@ -13,7 +13,7 @@ use crate::place::{Place, kvfs, succeeds};
 use crate::work_tree::{WorkTree, has_git, name};
 use env::Random;
 
-/// What shows a failure again, with the seed.
+/// The command that shows a failure again, with the seed.
 const SHOW: &str = "cargo test -p kvfs-cli --test it fsmonitor_random::";
 const STEPS: u32 = 100;
 const NAMES: [&[u8]; 9] =
@@ -22,11 +22,11 @@ const NAMES: [&[u8]; 9] =
 struct World<'a> {
     tree: WorkTree<'a>,
     random: Random,
-    /// What was done, for a failure to tell.
+    /// The actions so far, for the report of a failure.
     done: Vec<String>,
 }
 
-/// What a change fails with is no matter: the name is there, or not there, or no directory.
+/// The error of a change does not matter: the name exists, or does not, or is no directory.
 fn attempt<T>(result: std::io::Result<T>) -> &'static str {
     if result.is_ok() { "done" } else { "not possible" }
 }

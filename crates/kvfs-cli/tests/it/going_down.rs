@@ -13,7 +13,7 @@ const DEFAULT: u32 = 0;
 const FLUSH_LOG: u32 = 1;
 const NO_FLUSH: u32 = 2;
 
-/// As `src/godown` of xfstests does it.
+/// Goes down as `src/godown` of xfstests does.
 fn go_down(on: &File, flags: u32) -> Result<(), i32> {
     const GOING_DOWN: libc::Ioctl = 0x8004_587d_u32 as libc::Ioctl;
     // SAFETY: it reads the word behind the pointer, which lives until it returns.

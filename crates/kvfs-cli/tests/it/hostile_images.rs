@@ -142,7 +142,7 @@ fn commands_end_and_write_into_their_directory_only() {
                 "seed {seed}: a store that is clean can be read"
             );
         }
-        // What is in an archive stays inside as well.
+        // The entries of an archive stay inside as well.
         let names =
             Command::new("tar").args(["--list", "-f"]).arg(&tar).output().expect("tar runs").stdout;
         for name in String::from_utf8_lossy(&names).lines() {

@@ -190,7 +190,7 @@ fn nothing_follows_a_name_that_cannot_be() {
             let list = refuses(kvfs(&["ls".as_ref(), store.as_ref(), "-R".as_ref()]));
             assert!(!list.starts_with(b"..") && !list.starts_with(b"/"), "{}", list.escape_ascii());
             refuses(kvfs(&["check".as_ref(), store.as_ref()]));
-            // What is whole can be read.
+            // Undamaged files can be read.
             assert_eq!(
                 succeeds(kvfs(&["cat".as_ref(), store.as_ref(), "fine/victim".as_ref()])),
                 b"EVIL"
@@ -231,7 +231,7 @@ fn nothing_follows_a_name_that_cannot_be() {
     }
 }
 
-/// What lies in the target directory may lead elsewhere, too.
+/// Links in the target directory may lead elsewhere, too.
 #[test]
 fn an_export_does_not_go_through_symbolic_links_of_the_directory_it_fills() {
     let lab = Lab::new();

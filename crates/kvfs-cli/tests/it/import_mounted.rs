@@ -87,7 +87,7 @@ fn a_directory_and_a_tar_are_there_as_they_were() {
             .expect("diff runs")
             .success()
     );
-    // By the store's file, and on disk after a kill.
+    // The import names the store's file, and is on disk after a kill.
     succeeds(kvfs(&["import"]).arg(p.store()).arg(&tree).args(["--to", "/by file"]));
     kill(p.pid(), Signal::KILL);
     gone(&p);

@@ -508,7 +508,7 @@ fn under_programs(mode: &str, kills: usize, pause: Duration) {
 fn who_ends_the_mount_ends_the_keeper() {
     let Some(kept) = Kept::new("nowriteback") else { return };
     fs::write(kept.place.mnt().join("f"), b"content").expect("written");
-    // As systemd does.
+    // This is the signal that systemd sends.
     kill(kept.keeper, Signal::TERM);
     until("it has ended", || !is_alive(kept.keeper));
     assert!(kept.place.entry().is_none());

@@ -191,7 +191,7 @@ struct Change {
     in_transaction: bool,
 }
 
-/// What a path has: nothing, or a file with this.
+/// The content of a path: nothing, or a file with this text.
 type Content = Option<&'static str>;
 
 fn files(at: &Path) {
@@ -352,7 +352,7 @@ const CHANGES: &[Change] = &[
     },
 ];
 
-/// What a file has, whose size may just change.
+/// Returns the content of a file whose size may be changing.
 fn as_it_is(file: &File) -> String {
     let mut all = vec![0; 100];
     let length = file.read_at(&mut all, 0).expect("read");
@@ -372,7 +372,7 @@ fn content(at: &Path) -> Option<String> {
 fn programs_see_a_change_wherever_the_daemon_is_killed() {
     for change in CHANGES {
         for (point, is_made) in [("handed over", false), ("untold", true), ("told", true)] {
-            // What a restore changes first is in a transaction of its own, which ends.
+            // A restore makes its first changes in a transaction of its own, which ends.
             let is_made = is_made && change.name != "restore";
             for mode in ["nowriteback", "writeback"] {
                 see(change, point, is_made, mode);
@@ -482,7 +482,7 @@ fn a_program_that_does_not_come_to_serve_is_given_up() {
     let program = place.dir.path().join("other");
     let fits = "#!/bin/sh\ncase \"$*\" in *--fits*) exit 0;; esac\nexit 1\n";
     install_script(&program, fits);
-    // As `kvfs mount --upgrade` asks.
+    // Asks as `kvfs mount --upgrade` does.
     let device = fs::metadata(place.mnt()).expect("it answers").dev();
     let path = format!("/run/kvfs/0:{}.upgrade", rustix::fs::minor(device));
     let listener = std::os::unix::net::UnixListener::bind(&path).expect("no other asks");
@@ -529,7 +529,7 @@ fn a_mount_with_a_keeper_becomes_another_program() {
     file.write_all_at(b"D", 0).expect("written");
     assert_eq!(read(&file), b"Dontent");
     assert!(program_of(kept.daemon()).to_string_lossy().ends_with("kvfs-new (deleted)"));
-    // What hinders it is said, and changes nothing.
+    // The obstacle is reported, and nothing changes.
     answers(place);
     let passing = begin(place, &[]);
     let said = fails(4, kvfs(&["mount", "--upgrade"]).arg(place.mnt()));

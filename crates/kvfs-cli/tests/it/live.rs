@@ -1,4 +1,4 @@
-//! What happens to a mounted store from outside: a second daemon, a store that is cut short,
+//! Tests of outside events that meet a mounted store: a second daemon, a store that is cut short,
 //! removed or replaced under its daemon, a mount point out of sight, a full host. Each is said in a
 //! sentence, and nothing that was synced is lost where it can be kept.
 
@@ -80,7 +80,7 @@ fn a_store_cut_short_under_its_daemon_is_an_error_and_no_crash() {
     succeeds(p.mount(&["--memory", "16M"]).arg("-o").arg("nowriteback"));
     let pid = p.pid();
     let length = fs::metadata(p.store()).expect("stat").len();
-    // What is behind the middle is gone.
+    // The second half of the file is gone.
     File::options().write(true).open(p.store()).and_then(|f| f.set_len(length / 2)).expect("cut");
     let (mut whole, mut errors) = (0, 0);
     for i in 0..16 {
@@ -125,7 +125,7 @@ fn a_mount_that_is_covered_or_out_of_sight_goes_on_and_ends() {
         open.write_all(b"and after")
             .and_then(|()| open.sync_all())
             .expect("who has it open goes on");
-        // By the store it is still found.
+        // The store still leads to its daemon.
         assert_eq!(p.ask(&["SET", "k", "v"]), "OK");
         let id = p.ask(&["TXN", "BEGIN"]);
         assert_eq!(p.ask(&["TXN", "COMMIT", &id, "SYNC"]), "OK");
@@ -163,7 +163,7 @@ fn a_stopped_daemon_that_was_unmounted_is_not_waited_for() {
     let pid = p.mounted();
     synced(&p.mnt().join("f"), b"there");
     kill(pid, Signal::STOP);
-    // As umount(8) does it: the mount is gone, and its daemon does not know.
+    // The unmount is that of umount(8): the mount is gone, and its daemon does not know.
     rustix::mount::unmount(p.mnt(), rustix::mount::UnmountFlags::DETACH).expect("unmounted");
     let said = fails(4, &mut p.mount(&[]));
     assert!(said.contains("is stopped") && said.contains("kill -CONT"), "{said}");
@@ -240,7 +240,7 @@ fn a_store_that_was_removed_or_replaced_is_not_let_go_without_a_word() {
         // All goes on.
         synced(&p.mnt().join("g"), b"more");
         assert_eq!(fs::read(p.mnt().join("f")).expect("there"), b"all there is");
-        // With the unmount everything would be gone, so it is not done.
+        // The unmount would lose everything, so it is refused.
         for target in [p.mnt(), p.store()] {
             if !replaced || target == p.mnt() {
                 let said = fails(4, kvfs(&["umount"]).arg(&target));
@@ -261,7 +261,7 @@ fn a_store_that_was_removed_or_replaced_is_not_let_go_without_a_word() {
             succeeds(kvfs(&["umount"]).arg(&other));
             assert!(is_alive(pid));
         }
-        // What it holds is brought out of the mount, or, as a whole, from the process.
+        // The store's data is brought out of the mount, or, as a whole, from the process.
         let rescued = p.dir.path().join("rescued.kvfs");
         let fd = fs::read_dir(format!("/proc/{pid}/fd"))
             .expect("list")

@@ -74,7 +74,7 @@ fn in_a_transaction_of_the_caller_too() {
     };
     let mut put = half_put_in(&p.mnt(), Some((&id, &socket)));
     assert_eq!(inside(&["STRLEN", "key"]), "5");
-    // What it has put so far becomes something that nothing can be appended to.
+    // The pieces put so far become a value to which nothing can be appended.
     let gathered = inside(&["KEYS", "kvfs kv put *"]);
     inside(&["SADD", "set", "member"]);
     inside(&["SUNIONSTORE", &gathered, "set"]);

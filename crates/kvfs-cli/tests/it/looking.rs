@@ -68,7 +68,7 @@ fn commands() -> Vec<(Vec<OsString>, Vec<OsString>)> {
     all
 }
 
-/// What a command shows, without the time of birth, which a mount does not tell.
+/// Returns the output of a command without the time of birth, which a mount does not report.
 fn run(before: &[OsString], target: &Path, behind: &[OsString]) -> String {
     let said = succeeds(kvfs(&[]).args(before).arg(target).args(behind));
     if !before.contains(&"--json".into()) {
@@ -95,7 +95,7 @@ fn a_mounted_store_shows_what_it_shows_unmounted() {
     // Reading is not to change what is shown.
     succeeds(&mut place.mount(&["-o", "noatime"]));
     fill(&place.mnt());
-    // What is stored of a file is known when it is.
+    // The stored size of a file is known after a sync.
     place.ask(&["SYNC"]);
     let shown: Vec<String> = commands()
         .iter()

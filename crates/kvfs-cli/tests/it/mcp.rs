@@ -208,7 +208,7 @@ fn a_whole_session() {
     assert_eq!(client.does("get_key", json!({"key": "built"})), "yes");
     client.fails("commit", json!({"transaction": id}));
 
-    // What was committed is undone by a transaction that is looked at and committed like any other.
+    // A commit is undone by a transaction that is reviewed and committed like any other.
     let undo = |client: &mut Client| {
         let said = client.does("undo", json!({}));
         let id: u64 =
@@ -394,7 +394,7 @@ fn output_and_time_have_limits() {
             || fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |s| s.contains(") Z "));
         until("it is gone", gone);
     }
-    // What is left in the background does not keep the answer back.
+    // A program that is left in the background does not hold up the answer.
     let begun = Instant::now();
     client.does("run", json!({"transaction": id, "command": "sleep 1000 & echo there"}));
     assert!(begun.elapsed() < Duration::from_secs(20));
@@ -473,7 +473,7 @@ fn a_branch_is_worked_in_and_merged_in_transactions() {
     assert_eq!(fs::read(mount.path("d/out")).expect("a file"), b"out\n");
     assert_eq!(fs::read(mount.path("e")).expect("a file"), b"in\n");
 
-    // What both have changed is listed, and begins nothing.
+    // Changes of both are listed, and begin nothing.
     fs::write(mount.path("f"), "other\n").expect("a file");
     fs::write(mount.path("g"), "other\n").expect("a file");
     let said = client.fails("merge", json!({"branch": "trial"}));
@@ -511,7 +511,7 @@ fn a_branch_is_worked_in_and_merged_in_transactions() {
 #[test]
 fn what_was_not_committed_ends_with_the_session() {
     let Some(mount) = Mount::new() else { return };
-    // By a proper end, in the middle of a command, and killed.
+    // The server ends properly, in the middle of a command, or by a kill.
     for way in ["end", "command", "kill"] {
         let mut client = Client::new(&mount, &[]);
         let (id, kept) = (client.begin(), client.begin());
@@ -570,7 +570,8 @@ fn what_a_command_says_at_the_socket_ends_no_transaction_and_writes_nothing_outs
         let said = run(&mut client, &format!("{kvfs} txn {end} $KVFS_MOUNT $KVFS_TXN"));
         assert!(said.contains("was started in a sealed transaction"), "{said}");
     }
-    // Whatever has become of its parents, and what it says of itself.
+    // A program in the run is refused, whatever has become of its parents, and whatever it says of
+    // itself.
     let file = mount.root().with_file_name("raw.py");
     fs::write(&file, RAW).expect("written");
     let commit = format!("TXN COMMIT {id}");

@@ -291,11 +291,11 @@ fn a_fork_is_rebased_onto_what_is_published_by_now() {
     };
     is_rebased();
     both.umount("mine");
-    // As it was it is a store.
+    // The earlier state is a store.
     let listed = succeeds(both.kvfs(&["ls"]).arg(&before));
     assert!(listed.contains("large") && listed.contains("made"), "{listed}");
 
-    // What both have changed is listed, and the fork is as it was.
+    // Changes of both are listed, and the fork does not change.
     fs::write(both.at("main/file"), "main").expect("write");
     succeeds(both.kvfs(&["push"]).arg(both.at("main")).arg(both.address("main")));
     let (code, _, said) = ends(&mut rebase(&["--theirs", "file"]));

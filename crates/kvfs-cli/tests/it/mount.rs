@@ -110,10 +110,9 @@ fn a_signal_ends_the_mount_even_while_it_is_used() {
     }
 }
 
-/// As plain umount(8) without our helper does. A child that another test is just starting holds our
-/// files, too, until it becomes its program: busy then is no fault.
-/// The kernel gives a signal to any thread of the process that takes it: most often to the first
-/// one, but not always.
+/// Unmounts as plain umount(8) does, without our helper. A child that another test is just starting
+/// holds our files, too, until it becomes its program: busy then is no fault. The kernel gives a
+/// signal to any thread of the process that takes it: most often to the first one, but not always.
 #[test]
 fn a_signal_ends_the_mount_whichever_thread_it_comes_to() {
     let Some(p) = Place::new() else { return };
@@ -252,7 +251,7 @@ fn a_mount_waits_though_another_file_system_has_the_number_of_the_last_one() {
     }
 }
 
-/// Whether reading a file changes its access time.
+/// Returns whether reading a file changes its access time.
 fn access_time_moves(p: &Place) -> bool {
     let path = p.mnt().join("read");
     fs::write(&path, [7; 100]).expect("write");
@@ -320,7 +319,7 @@ fn mount_and_umount_call_us_by_our_other_names() {
         command
     };
     let (store, mnt) = (p.store(), p.mnt());
-    // As mount(8) calls a helper, as mount.fuse3 does, and with what is wrong in two ways.
+    // The helper is called as by mount(8), as by mount.fuse3, and wrongly in two ways.
     succeeds(helper("mount.fuse.kvfs").arg(&store).arg(&mnt).args([
         "-n",
         "-o",
@@ -422,8 +421,8 @@ fn a_mount_for_reading_has_a_socket_that_reads() {
     assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(p.mnt()).arg("k")), "v");
 }
 
-/// What the kernel's switch says while it is not turned on for a moment; `None`: this kernel
-/// has none.
+/// Returns the value of the kernel's switch at a moment at which no test has turned it on, or
+/// `None` if this kernel has no switch.
 fn switched_on() -> Option<String> {
     let switch = fs::File::open("/sys/module/fuse/parameters/enable_uring").ok()?;
     rustix::fs::flock(&switch, rustix::fs::FlockOperation::LockShared).expect("a lock");

@@ -23,7 +23,7 @@ fn a_file_says_what_is_mounted_where_and_how() {
     succeeds(kvfs(&["umount", "--config"]).arg(&config));
     assert!(p.entry().is_none());
 
-    // What is said on the command line goes before it.
+    // Options on the command line take precedence.
     succeeds(kvfs(&["mount", "-o", "rw", "--config"]).arg(&config));
     fs::write(p.mnt().join("f"), "yes").expect("it is writable");
     succeeds(kvfs(&["umount", "--config"]).arg(&config));

@@ -90,7 +90,7 @@ fn every_command_takes_them() {
     succeeds(kvfs(&["clone", "limit"]).arg(&root).args([NAME, "1G"]));
     let diff = succeeds(kvfs(&["diff"]).arg(&root).args(["nightly/monday", "of/clone"]));
     assert!(diff.contains("file") && diff.contains("new"), "{diff}");
-    // What both have changed is kept beside each other, under names that are names of files.
+    // Both versions are kept, under names that are names of files.
     fs::write(mount.path("file"), "outside").expect("written");
     let (code, conflicts, _) = ends(kvfs(&["merge"]).arg(&clone));
     assert!(code != Some(0) && conflicts.contains("file"), "{conflicts}");

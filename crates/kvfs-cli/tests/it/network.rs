@@ -88,7 +88,7 @@ fn with_a_certificate_it_is_encrypted() {
     let cert = write(at("cert.pem"), &made.cert.pem(), 0o644);
     let key = write(at("key.pem"), &made.signing_key.serialize_pem(), 0o600);
     let password = write(at("password"), "secret", 0o640);
-    // As the file of --config has them.
+    // The options are those of a file for --config.
     let config = format!(
         "store = {}\ndirectory = {}\nlisten = 127.0.0.1:0\npassword_file = {password}\n\
          tls_cert = {cert}\ntls_key = {key}\n",

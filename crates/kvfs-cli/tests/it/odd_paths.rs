@@ -13,7 +13,7 @@ fn odd(directory: &Path, name: &[u8]) -> PathBuf {
     directory.join(OsStr::from_bytes(name))
 }
 
-/// What a command says with and without `--json`, which must both succeed.
+/// Returns the outputs of a command with and without `--json`, which must both succeed.
 #[track_caller]
 fn said(words: &[&OsStr]) -> Value {
     let ended = command(words).output().expect("kvfs runs");

@@ -23,7 +23,8 @@ impl Mount {
         self.dir.path().join("mnt")
     }
 
-    /// Of a user, or of root. `None`, with the reason printed, where there can be none.
+    /// Makes the mount of a user, or of root. Returns `None`, after printing the reason, if there
+    /// can be none.
     fn of(user: Option<u32>) -> Option<Mount> {
         let skip = |why: &str| -> Option<Mount> {
             eprintln!("SKIPPED: {why}");

@@ -1,5 +1,5 @@
-//! What commands write to: never onto what they read, by whatever name, and nothing that others can
-//! read unless that is asked for.
+//! Tests of the files that commands write: never those that they read, by whatever name, and none
+//! that others can read unless that is asked for.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -172,7 +172,7 @@ fn a_mounted_store_is_not_written_onto_either() {
     lab.is_whole();
 }
 
-/// What holds the files of others is not for others to read, whatever the umask.
+/// A file with other people's files is not readable by others, whatever the umask.
 #[test]
 fn what_is_made_is_its_owners_alone_unless_asked_otherwise() {
     let lab = Lab::new();
@@ -207,7 +207,7 @@ fn what_is_made_is_its_owners_alone_unless_asked_otherwise() {
         succeeds(kvfs(&[words, vec!["--mode".as_ref(), "0644".as_ref()]].concat()));
         assert_eq!(mode(file), 0o644, "{}", file.display());
     }
-    // What is in a directory has the permissions that it has in the store.
+    // Files of a directory have the permissions that they have in the store.
     let secret = lab.path("from/secret");
     fs::write(&secret, "secret").expect("a file");
     fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).expect("a mode");
@@ -332,7 +332,7 @@ fn what_is_said_on_a_terminal_cannot_act_on_it() {
     assert!(err.contains("title") && !err.contains(['\u{1b}', '\u{7}']), "{err:?}");
 }
 
-/// What stands for the daemon of a store: gives one page of a listing, and goes away.
+/// Stands for the daemon of a store: returns one page of a listing, and goes away.
 fn half_a_listing(socket: &Path) -> std::thread::JoinHandle<()> {
     use std::io::{BufRead, BufReader, Write};
     let listener = std::os::unix::net::UnixListener::bind(socket).expect("bound");

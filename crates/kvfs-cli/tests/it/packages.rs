@@ -1,5 +1,5 @@
-//! What `make install` and `make deb` put where: the program, its helpers, man pages, completions
-//! and the systemd unit, with the program that is tested.
+//! Tests of the files that `make install` and `make deb` install: the program, its helpers, man
+//! pages, completions and the systemd unit, with the program that is tested.
 //!
 //! The package is unpacked by `dpkg --root` in a directory: its files and its database are those of
 //! a machine of its own, while libraries and shells are this one's.
@@ -13,7 +13,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace")
 }
 
-/// Whether a program is on this machine.
+/// Returns whether a program is on this machine.
 fn has(program: &str) -> bool {
     let there = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
     let there = there.is_ok_and(|output| output.status.success());
@@ -57,7 +57,7 @@ fn an_installation_has_its_helpers_pages_completions_and_unit() {
     let commands = succeeds(Command::new(KVFS).arg("--help"));
     let commands = commands.lines().skip_while(|line| *line != "Commands:").skip(1);
     let names = commands.take_while(|line| line.starts_with("  "));
-    // What is further in is the rest of a description.
+    // Lines with more indentation are the rest of a description.
     let names = names.filter(|line| !line.starts_with("   "));
     let names: Vec<&str> = names.filter_map(|line| line.split_whitespace().next()).collect();
     assert!(names.contains(&"mcp") && names.contains(&"doctor"), "{names:?}");
@@ -81,7 +81,7 @@ fn an_installation_has_its_helpers_pages_completions_and_unit() {
             succeeds(Command::new(shell).arg("-n").arg(path));
         }
     }
-    // What bash offers.
+    // These are the completions of bash.
     if has("bash") {
         let script = format!(
             "source {}; COMP_WORDS=(kvfs resto); COMP_CWORD=1; _kvfs kvfs resto kvfs; echo \"${{COMPREPLY[@]}}\"",
@@ -148,7 +148,7 @@ fn a_package_is_installed_runs_and_is_removed() {
     assert!(machine.join("usr/share/man/man1/kvfs-mount.1.gz").exists());
     let helper = fs::read_link(machine.join("usr/sbin/mount.fuse.kvfs")).expect("a link");
     assert_eq!(helper, Path::new("/usr/bin/kvfs"));
-    // As it is called by mount(8): the wrong use is answered by the helper.
+    // The program is called as by mount(8): the helper answers the wrong use.
     let as_helper = directory.path().join("mount.fuse.kvfs");
     symlink(&kvfs, &as_helper).expect("a link");
     let output =

@@ -33,7 +33,7 @@ fn an_interrupt_is_left_to_the_pager_and_ends_the_command_after_it() {
         terminal.until("SHOWN");
         if !typed.is_empty() {
             terminal.presses(typed);
-            // What the terminal shows of it: the signal is sent.
+            // The terminal shows that the signal was sent.
             terminal.until("^C");
         }
         terminal.types("now");

@@ -285,7 +285,7 @@ fn snapshots_by_time_fall_out_and_others_do_not() {
         fails(2, command.arg(&root).args(["--keep", wrong]));
     }
     fails(2, kvfs(&["snapshot", "auto"]).arg(&root));
-    // Of a store that is not mounted, as a timer finds it now and then.
+    // The store is not mounted, as a timer finds it now and then.
     succeeds(&mut p.umount());
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
     command.args(["snapshot", "auto", "--keep", "1h"]).arg(p.store()).stdin(Stdio::null());

@@ -27,7 +27,8 @@ fn shell(directory: &Path, script: &str) {
     succeeds(Command::new("sh").args(["-ec", script]).current_dir(directory));
 }
 
-/// What git keeps of a tree: paths, whether a file can be executed, contents and targets.
+/// Returns the properties of a tree that git keeps: paths, whether a file can be executed, contents
+/// and targets.
 fn kept(top: &Path) -> BTreeMap<Vec<u8>, (u32, Vec<u8>)> {
     let (mut all, mut todo) = (BTreeMap::new(), vec![top.to_path_buf()]);
     while let Some(directory) = todo.pop() {
@@ -168,7 +169,7 @@ fn colours_are_for_terminals_and_for_those_who_ask() {
     assert_eq!(failed.status.code(), Some(2));
 }
 
-/// What is on a terminal after a command.
+/// Returns the screen of a terminal after a command.
 fn on_a_terminal(command: &str, environment: &[(&str, &str)]) -> String {
     // script(1) gives it a terminal.
     let mut script = Command::new("script");

@@ -68,7 +68,7 @@ fn what_is_allocated_counts_as_taken(write_back: bool) {
     file.sync_all().expect("synced");
     assert_eq!(file.metadata().expect("stat").blocks(), length / 512);
     file.set_len(0).expect("cut");
-    // Where writes are gathered, an empty file shows one, too.
+    // An empty file shows one block, too, if writes are gathered.
     assert!(file.metadata().expect("stat").blocks() <= 1);
 }
 

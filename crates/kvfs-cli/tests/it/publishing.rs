@@ -40,7 +40,7 @@ fn what_was_committed_is_published_by_itself_and_at_the_end() {
     }
     assert_eq!(heads(), head);
 
-    // By hand it goes the same way, by any name of the folder, and nobody is overtaken.
+    // A push by hand works like that, by any name of the folder, and overtakes no publisher.
     fs::write(&file, "by hand").expect("write");
     std::os::unix::fs::symlink(world.path("share"), world.path("alias")).expect("symlink");
     let alias = format!("dir:{}/work", world.path("alias").display());

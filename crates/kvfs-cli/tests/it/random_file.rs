@@ -54,7 +54,7 @@ struct Run {
     direct: Option<File>,
     model: Vec<u8>,
     random: Random,
-    /// What was done, for the reader of a failure.
+    /// The actions so far, for the reader of a failure.
     log: Vec<String>,
 }
 

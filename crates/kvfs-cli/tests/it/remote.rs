@@ -11,7 +11,7 @@ use crate::mounted::Mount;
 
 fn kvfs(words: &[&str]) -> Command {
     let mut command = command::kvfs(words);
-    // Of the server that scripts/remote_servers.sh has started.
+    // The endpoint is that of the server that scripts/remote_servers.sh has started.
     if let Ok(endpoint) = std::env::var("KVFS_S3_ENDPOINT") {
         command.env("AWS_ENDPOINT_URL", endpoint);
     }
@@ -153,7 +153,7 @@ fn a_mount_lists_its_root_and_waits_for_no_request() {
     drop(there);
     let (count, waited, ..) = list("monday", &format!("{address}@monday"));
     assert_eq!((count, waited), (40, 0), "of the snapshot");
-    // Also where the newest state was published by the mount itself, and to a fork.
+    // The same holds if the mount itself has published the newest state, and for a fork.
     fs::write(mount.path("later"), "of wednesday").expect("write");
     publish();
     let fork = folder.path().join("fork.kvfs");
@@ -326,7 +326,7 @@ fn what_nobody_refers_to_is_deleted_and_forks_keep_what_they_began_as() {
     assert!(objects(&gc(&place), "deleted") > Some(0));
     assert_eq!((files_of(&share.join("z")), files_of(&share.join("c"))), (0, 0));
 
-    // What is missing is damage, and says who needs it.
+    // A missing object is damage, and the message says what needs it.
     let other = address.replace("/work", "/other");
     succeeds(kvfs(&["push"]).arg(&file).arg(&other));
     fs::rename(share.join("z"), folder.path().join("z")).expect("rename");

@@ -123,7 +123,7 @@ fn a_file_without_its_bad_page_and_the_others_as_they_were() {
         report["removed"][0]["concerns"],
         format!("bytes {}..{} of /directory/large", 5 * 4096, 6 * 4096)
     );
-    // What is gone is no zeros, until somebody says so.
+    // Lost bytes do not read as zeros until somebody accepts the loss.
     assert_eq!(report["lost"][0]["what"], bytes);
     let out = lab.run("cat", &["directory/large".as_ref()]);
     assert_eq!(out.status.code(), Some(DAMAGED), "{}", String::from_utf8_lossy(&out.stderr));

@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use crate::place::{Place, kvfs, succeeds, text};
 
-/// What a directory of a store that is not mounted holds now.
+/// Returns the listing of a directory of a store that is not mounted.
 fn listed(p: &Place, directory: &str) -> String {
     let place = format!("/{directory}");
     succeeds(kvfs(&["find", "--store"]).arg(p.store()).arg(place).stdin(Stdio::null()))
@@ -37,7 +37,7 @@ fn a_restore_that_meets_damage_half_way_has_changed_nothing() {
     // So that all of it is in runs, and not in the journal.
     succeeds(kvfs(&["compact"]).arg(p.store()).stdin(Stdio::null()));
     let before = ["a", "b", "c"].map(|directory| listed(&p, directory));
-    // What only the snapshot has of the second directory cannot be read any more.
+    // The part of the second directory that only the snapshot has cannot be read any more.
     let mut bytes = fs::read(p.store()).expect("read");
     let name = b"then-in-b-10";
     let mut struck = 0;
@@ -56,7 +56,7 @@ fn a_restore_that_meets_damage_half_way_has_changed_nothing() {
     assert!(!output.status.success(), "{said}");
     assert!(said.contains("kvfs: cannot") && said.contains("checksum"), "{said}");
     assert_eq!(["a", "b", "c"].map(|directory| listed(&p, directory)), before);
-    // What can be read is restored.
+    // Undamaged files are restored.
     succeeds(kvfs(&["restore"]).arg(p.store()).args(["monday", "c"]).stdin(Stdio::null()));
     assert_eq!(listed(&p, "c").lines().count(), 2001);
 }

@@ -1,4 +1,5 @@
-//! What a reviewer is shown of a change: every path at which anything differs, and what.
+//! Tests of the list of changes for a reviewer: every path at which anything differs, and the
+//! difference.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};

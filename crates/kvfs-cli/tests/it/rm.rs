@@ -67,7 +67,7 @@ fn it_leaves_what_rm_leaves() {
     assert_eq!(found(&p.mnt()), found(host.path()));
     assert_eq!(fs::read_to_string(p.mnt().join("outside")).expect("read"), "7");
     assert_eq!(fs::metadata(p.mnt().join("outside")).expect("stat").nlink(), 1);
-    // What was there can be made again at once.
+    // The removed names can be made again at once.
     fs::create_dir(p.mnt().join("tree")).expect("mkdir");
     assert_eq!(fs::read_dir(p.mnt().join("tree")).expect("list").count(), 0);
     // And it is on disk after an unmount.
@@ -183,7 +183,7 @@ fn what_must_stay_is_refused_with_a_sentence() {
     let said = fails(3, &mut rm(&[Path::new("/etc/passwd")]));
     assert!(said.contains("no store"), "{said}");
     succeeds(rm(&[&p.mnt().join("none")]).arg("--force"));
-    // What is mounted in the tree would be torn out with it.
+    // A mount within the tree would be torn out with it.
     let mount = |words: &[&str]| {
         Command::new(words[0]).args(&words[1..]).status().is_ok_and(|s| s.success())
     };
@@ -198,7 +198,7 @@ fn what_must_stay_is_refused_with_a_sentence() {
     assert!(why.contains("mount point") && unmounted, "{why}");
     assert_eq!(found(&p.mnt()), before);
     succeeds(kvfs(&["txn", "abort"]).arg(p.mnt()).arg(&id));
-    // Of several the others go all the same.
+    // If one of several paths fails, the others are removed all the same.
     fails(3, &mut rm(&[&p.mnt().join("none"), &p.mnt().join("tree")]));
     assert!(!p.mnt().join("tree").exists());
     assert!(p.mnt().join(".kvfs/snapshot/s/tree/sub/f3").exists(), "a snapshot has what it had");
@@ -227,7 +227,7 @@ fn after_a_kill_it_is_there_whole_or_gone() {
             assert_eq!(found(&p.mnt().join("tree")).len(), 208, "after {pause} ms");
         }
     }
-    // What was synced is gone for good.
+    // Synced files are gone for good.
     succeeds(rm(&[&p.mnt().join("tree")]).arg("--force"));
     assert_eq!(p.ask(&["SYNC"]), "OK");
     kill(pid, Signal::KILL);

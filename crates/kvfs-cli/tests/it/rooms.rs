@@ -39,7 +39,7 @@ const CIRCLES: &[(&str, &[&str], &str)] = &[];
 
 type Name = String;
 
-/// What was read of one crate.
+/// The modules and uses that were read of one crate.
 struct Crate {
     src: PathBuf,
     /// Modules that have nothing but modules, by their paths from the root.
@@ -50,7 +50,7 @@ struct Crate {
     reexports: BTreeMap<Name, Name>,
     /// Top-level modules, and paths from the root that they name.
     named: BTreeSet<(Name, Vec<Name>)>,
-    /// Where the reader is: modules from the root down.
+    /// The position of the reader: modules from the root down.
     at: Vec<Name>,
 }
 

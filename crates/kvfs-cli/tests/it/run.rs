@@ -617,7 +617,7 @@ fn what_lost_is_rebased_and_committed() {
     assert_eq!(read(mount.path("d/out")).as_deref(), Some("out\n"));
     assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(&root).arg("k")), "in");
 
-    // What both have changed: it is kept, and rebased by hand.
+    // Both have changed the same file: the run is kept, and rebased by hand.
     let ended = run_beside(&root, &["--rebase"], "echo in > both; echo in > in", "echo out > both");
     let said = text(&ended.stderr);
     assert_eq!(ended.status.code(), Some(75), "{said}");
@@ -647,7 +647,7 @@ fn what_lost_is_rebased_and_committed() {
     assert_eq!(read(mount.path("both")).as_deref(), Some("in\n"));
     assert_eq!(read(mount.path("in")).as_deref(), Some("in\n"));
 
-    // Where nothing is to be kept, nothing is.
+    // Nothing is kept if nothing is to be kept.
     let ended =
         run_beside(&root, &["--rebase", "--no-keep"], "echo again > both", "echo out > both");
     assert_eq!(ended.status.code(), Some(75), "{}", text(&ended.stderr));
@@ -797,7 +797,7 @@ fn a_serializable_transaction_goes_back_and_commits_and_is_waited_for_in_files_a
     assert_eq!(read(mount.path("file")).as_deref(), Some("outside\n"), "behind the commit");
     assert_eq!(say(&mut other, "GET k"), "1");
     assert!(!mount.path("more").exists());
-    // With no other transaction in between both are seen.
+    // Without another transaction in between, both are visible.
     let id = say(&mut inside, "TXN BEGIN SER");
     say(&mut inside, &format!("TXN JOIN {id}"));
     fs::write(mount.path(".kvfs/txn").join(&id).join("file"), "both").expect("write");

@@ -1,5 +1,5 @@
-//! What a program in `kvfs run` reaches: the view, at every place where the store is mounted, and
-//! the store itself at none.
+//! Tests of the files that a program in `kvfs run` reaches: the view, at every place where the
+//! store is mounted, and the store itself at none.
 
 use std::fs;
 use std::path::Path;

@@ -426,7 +426,7 @@ fn nothing_of_the_machine_is_there() {
     );
 }
 
-/// What a script sees of all that scripts share.
+/// Lists everything that a script sees of the state that all scripts share.
 const PROBE: &str = "local seen = {}
     for _, library in ipairs({string, table, math}) do
         for name, value in pairs(library) do table.insert(seen, name .. type(value)) end
@@ -749,7 +749,7 @@ fn what_a_worker_says_is_not_believed() {
 fn nothing_of_a_script_runs_when_it_has_ended() {
     let served = hostile();
     let c = &mut served.connect();
-    // What a finalizer does would be done with the worker of the next script.
+    // A finalizer would act with the worker of the next script.
     for finalizer in ["while true do end", "redis.call('SET', 'of-the-dead', 1)"] {
         let script = format!(
             "local p = newproxy(true) getmetatable(p).__gc = function() {finalizer} end return 1"

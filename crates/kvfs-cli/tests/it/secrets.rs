@@ -65,7 +65,7 @@ fn a_store_is_pushed_forked_merged_and_mounted_and_the_folder_has_none_of_its_by
     succeeds(with(&secret, &["push"]).arg(&store).arg(&address));
     assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(&store).arg("from-the-fork")).trim_end(), WORD);
 
-    // By its address, as the writer.
+    // The store is mounted by its address, as the writer.
     let root = world.path("root");
     fs::create_dir(&root).expect("mkdir");
     let mut mount = with(&secret, &["mount", &address]);

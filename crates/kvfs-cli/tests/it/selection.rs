@@ -247,7 +247,7 @@ fn who_is_asked_takes_some_and_leaves_others() {
     assert!(mount.path("added").exists() && mount.path("gone").exists(), "{said}");
     assert!(mount.path("new/1").exists(), "{said}");
     assert_eq!(fs::read(mount.path("three")).expect("there"), b"three");
-    // As in git: what differs in one, help, and an end that leaves the rest.
+    // The answers are those of git: differences of one path, help, and an end that leaves the rest.
     let script = "echo 1 > first; echo 2 > second; echo 3 > third";
     let (said, code) = asked(&root, script, &["s", "?", "d", "y", "q", "y"]);
     assert_eq!(code, 0, "{said}");

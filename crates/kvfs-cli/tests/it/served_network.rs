@@ -369,7 +369,7 @@ fn clients_that_are_cut_or_stall_in_the_handshake_keep_out_no_one_for_long() {
     };
     let closed = stalled.iter_mut().filter_map(|stream| is_closed(stream).then_some(())).count();
     assert!(closed >= 100, "{closed}");
-    // Who is there goes on.
+    // Clients that are connected go on.
     std::fs::write(place.path("one").join("made"), "in the flood").expect("written");
     let output = place.end("commit", "one");
     assert!(output.status.success(), "{}", said(&output));

@@ -30,7 +30,7 @@ fn places(place: &Place) -> Vec<PathBuf> {
     all.map(|entry| entry.expect("an entry").path()).collect()
 }
 
-/// What is kept of a run is ended.
+/// Ends a run that was kept.
 #[track_caller]
 fn end(verb: &str, dir: &PathBuf) {
     let output = kvfs().arg(verb).arg(dir).output().expect("kvfs runs");
@@ -166,7 +166,7 @@ fn a_durable_run_tells_its_key_before_it_is_killed_and_is_gone_on_with() {
     succeeds(place.mount("one").args(["--key", &key]));
     let output = place.end("commit", "one");
     assert!(output.status.success(), "{}", said(&output));
-    // With --json it is for programs.
+    // The output of --json is for programs.
     let output = ran(run(&place, &["--json", "--durable", "--abort"], "true"), 0);
     let line = String::from_utf8_lossy(&output.stderr).into_owned();
     let told: serde_json::Value = serde_json::from_str(line.trim()).expect("JSON");

@@ -9,7 +9,7 @@ use crate::served_place::{Place, awaits, kvfs, said, succeeds};
 /// Less than a few calls take that wait one after the other.
 const FAST: Duration = Duration::from_secs(20);
 
-/// Whether the server of a mount is to be reached, as `kvfs stat` says it.
+/// Returns whether the server of a mount can be reached, as `kvfs stat` reports it.
 #[track_caller]
 fn state(mnt: &Path) -> String {
     let output = succeeds(kvfs().args(["--json", "stat"]).arg(mnt));

@@ -197,7 +197,7 @@ fn all_streams_of_a_pipe_are_received() {
         ["received snapshot a", "received snapshot b", "received snapshot c"]
     );
     assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(directory.path().join("all")).arg("key")), "c");
-    // What is no stream behind one is not passed over, and a name is one snapshot's.
+    // Bytes after a stream that are no stream are refused, and a name belongs to one snapshot.
     let said = fails(
         1,
         &mut receive("garbage", &[&streams[0][..], b"garbage, and more of it"].concat(), &[]),
@@ -349,7 +349,7 @@ fn a_mounted_store_receives_into_a_clone() {
     };
     fs::write(to.path("file"), "its own").expect("write");
 
-    // What is in use is not replaced; and what is cut off is no clone.
+    // A store in use is not replaced, and a stream that is cut off makes no clone.
     let said = fails(4, &mut receive(&stream("monday"), &[]));
     assert!(said.contains("--clone"), "{said}");
     let whole = fs::read(stream("monday")).expect("a stream");

@@ -34,7 +34,7 @@ fn make(at: &Path) {
         .expect("set");
 }
 
-/// What find(1) prints, each path once.
+/// Returns the output of find(1), each path once.
 fn theirs(at: &Path, words: &[&str]) -> BTreeSet<Vec<u8>> {
     let out = Command::new("find").arg(at).args(words).arg("-print0").output().expect("find runs");
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
@@ -219,7 +219,7 @@ fn each_view_has_its_own() {
     for view in
         [inside, p.mnt().join(".kvfs/snapshot/s"), p.mnt().join(".kvfs/clone/c/tree"), p.mnt()]
     {
-        // Where a view's name is a link the path goes on as it was given.
+        // If a view's name is a link, the path goes on as it was given.
         assert_eq!(ours(&view, &[]), theirs(&view, &[]), "{}", view.display());
     }
     // In `kvfs run` the paths are the same, and what was written a moment ago is there.

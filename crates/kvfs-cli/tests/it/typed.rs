@@ -23,7 +23,7 @@ fn what_is_imported_may_come_first_as_with_cp() {
         succeeds(kvfs(&["import"]).arg(from).arg(p.mnt()));
         assert_eq!(fs::read_to_string(p.mnt().join("file")).expect("there"), "file");
     }
-    // Of two that are no store it is said.
+    // If neither path is a store, the message says so.
     assert!(fails(1, kvfs(&["import"]).arg(&tar).arg(&tree)).contains("not a KVFS store"));
 }
 

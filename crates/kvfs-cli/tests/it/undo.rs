@@ -129,7 +129,7 @@ fn what_was_changed_since_is_named_and_nothing_is_undone() {
     fs::write(root.join("made2/in"), "in").expect("a file");
     assert!(fails(8, kvfs(&["undo"]).arg(&root)).contains("/made2"));
     assert!(root.join("made2/in").exists());
-    // What is made of others again is a conflict as well.
+    // A file that others have made again is a conflict as well.
     run(&root, "rm d/a");
     fs::write(root.join("d/a"), "another").expect("a file");
     assert!(fails(8, kvfs(&["undo"]).arg(&root)).contains("a in /d"));

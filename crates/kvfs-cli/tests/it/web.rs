@@ -212,7 +212,7 @@ fn questions_take_the_token_and_the_address_of_the_page() {
         let abort = page.ask_with("POST", "/api/transactions/1/abort", &more, "{}");
         assert_eq!(abort.status, 403, "{header}");
     }
-    // What a form of another page could send.
+    // A form of another page could send these types.
     for kind in
         ["", "Content-Type: text/plain\r\n", "Content-Type: application/x-www-form-urlencoded\r\n"]
     {

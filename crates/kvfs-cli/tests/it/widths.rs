@@ -1,7 +1,7 @@
-//! What is written keeps to 100 columns. In Rust that is what comments are checked for: `cargo fmt`
-//! does the code, as far as a string literal lets it. In Python, shell scripts, C and Makefiles it
-//! is every line; in documents every line but those of tables, which are as wide as they must be,
-//! and of what stands between code fences: sessions and outputs. A line without a blank cannot be
+//! All text keeps to 100 columns. In Rust that is what comments are checked for: `cargo fmt` does
+//! the code, as far as a string literal lets it. In Python, shell scripts, C and Makefiles it is
+//! every line; in documents every line but those of tables, which are as wide as they must be, and
+//! of what stands between code fences: sessions and outputs. A line without a blank cannot be
 //! broken: an address, a hash.
 
 use std::ffi::OsStr;
@@ -21,7 +21,7 @@ enum Kind {
     Code,
 }
 
-/// Of which kind a file is that is checked.
+/// Returns the kind of a file that is checked.
 fn kind_of(path: &Path) -> Option<Kind> {
     let extension = path.extension().and_then(OsStr::to_str);
     match (extension, path.file_name().and_then(OsStr::to_str)) {

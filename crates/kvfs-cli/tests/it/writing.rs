@@ -122,7 +122,7 @@ fn a_store_is_made_there_and_written_on_one_machine_after_the_other() {
     assert!(told.contains(&world.address()), "{told}");
     assert_eq!(publishing(&here)["written_at_address"], true);
     umount(&here);
-    // By hand it is published from its file, which leaves it closed.
+    // A push by hand publishes the file, which leaves it closed.
     succeeds(kvfs(&["push"]).arg(world.local_file("here")).arg(world.address()));
     let there = world.write("there");
     umount(&there);
@@ -165,7 +165,7 @@ fn one_machine_writes_it_at_a_time_and_one_that_is_displaced_keeps_what_it_has()
     let kept = fails(1, &mut again);
     assert!(kept.contains("never published") && kept.contains("kvfs push"), "{kept}");
 
-    // As the hint says.
+    // The command is the one that the hint names.
     let rescued = format!("dir:{}/rescued", world.path("share").display());
     let file = world.local_file("here");
     succeeds(kvfs(&["push"]).arg(&file).arg(&rescued));
@@ -274,7 +274,7 @@ fn what_was_synced_remotely_is_there_when_the_machine_is_lost() {
     assert_eq!(value.trim_end(), "value");
     let checked = succeeds(kvfs(&["check"]).arg(&there));
     assert!(!checked.contains("damage"), "{checked}");
-    // Whoever mounts it next needs no force, and finds no journal.
+    // The next mount needs no force, and finds no journal.
     umount(&there);
     let last = world.write("last");
     assert_eq!(fs::read_to_string(last.join("last")).expect("it is there"), "3");

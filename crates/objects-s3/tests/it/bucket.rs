@@ -1,4 +1,4 @@
-//! What a bucket says of itself, on a server whose answers are written down.
+//! Tests of the properties that a bucket reports, on a server whose answers are written down.
 
 use std::time::Duration;
 

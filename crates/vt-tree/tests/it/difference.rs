@@ -23,7 +23,7 @@ fn memtable(fill: impl FnOnce(&Memtable)) -> Input {
     Input::Memtable(Arc::new(memtable))
 }
 
-/// What is in an input, as a run.
+/// Returns an input as a run.
 fn run(store: &Arc<BlockCache>, input: &Input) -> Input {
     let options = MergeOptions { drop_tombstones: false, ..MergeOptions::default() };
     let merged = Merge::new(store, std::slice::from_ref(input), &KeyRange::all(), options);

@@ -159,7 +159,7 @@ fn a_flipped_bit_is_an_error_and_never_a_wrong_answer() {
             w.device.flip_bit(at, bit);
         }
     }
-    // What a run uses counts with the padding, of which nothing is known.
+    // The use of a run counts the padding, of which nothing is known.
     let padding = w.run.uses().total_bytes().checked_sub(found);
     assert!(
         padding.is_some_and(|padding| padding < (KEYS / 10 + 1) * 512),

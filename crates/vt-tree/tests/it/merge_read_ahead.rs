@@ -102,7 +102,7 @@ impl Store {
             .expect("something is left")
     }
 
-    /// What the merge of the runs asks of the device.
+    /// Returns the reads that the merge of the runs causes on the device.
     fn asked(&self, runs: &[Arc<Run>], stitch_at: u64) -> Seen {
         let inputs: Vec<Input> = runs.iter().cloned().map(Input::Run).collect();
         *self.device.seen.lock().unwrap() = Seen::default();

@@ -73,11 +73,11 @@ fn alike(a: &Update, b: &Update) -> bool {
 
 #[derive(Clone, Debug)]
 struct Layer {
-    /// By landmark.
+    /// The statements about each landmark.
     says: Vec<Says>,
     /// Sequence numbers up to this one may have become 0.
     old: Seq,
-    /// Those up to this one must be 0: nothing was stitched since they were declared old.
+    /// Numbers up to this one must be 0: nothing was stitched since they were declared old.
     zero: Seq,
     /// Nothing lies below: an update of a missing key and the value that it makes are the same.
     bottom: bool,

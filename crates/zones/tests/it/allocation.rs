@@ -273,7 +273,7 @@ fn user_data_never_takes_the_reserve() {
             .extend((0..zones_for_it).map(|_| zones.take_zone(Purpose::Manifest, who).unwrap().1));
         assert!(matches!(zones.take_zone(Purpose::Manifest, who), Err(Error::NoSpace)), "{who:?}");
     }
-    // What is freed fills the reserve before it serves users.
+    // Freed zones fill the reserve before they serve users.
     pins.truncate(3);
     assert!(matches!(zones.take_zone(Purpose::Journal, Priority::User), Err(Error::NoSpace)));
     drop(reserve);

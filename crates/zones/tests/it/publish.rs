@@ -66,7 +66,7 @@ fn a_note_has_what_was_known_of_the_zones_that_are_still_to_come() {
     let first = world.publish(&pin, (&nothing.0, &nothing.1), &mut vec![]);
     let zones: Vec<ZoneId> = first.known.table.zones().collect();
     assert_eq!(zones.len(), 5);
-    // With marks and without.
+    // The publication is made with marks and without.
     for marks in [&first.marks, &nothing.1] {
         let mut seen = vec![];
         world.publish(&pin, (&first.known, marks), &mut seen);
@@ -103,7 +103,7 @@ fn a_zone_is_read_again_if_it_was_written_and_not_else() {
         let is_same = lies_in(&changed.known) == lies_in(&same.known);
         assert_eq!(is_same, other != zone, "{other}");
     }
-    // What is marked and not known is read: marks alone say nothing of what lies there.
+    // A marked zone that is not known is read: marks alone say nothing of its content.
     let again = world.publish(&pin, (&nothing.0, &changed.marks), &mut vec![]);
     assert_eq!(again.progress.objects, 5);
 }

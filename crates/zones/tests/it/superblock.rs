@@ -147,7 +147,7 @@ fn a_power_cut_tears_one_copy_at_most() {
         for seed in 0..100 {
             let device = Arc::new(CrashDevice::new());
             let zones = Zones::format(device.clone(), SMALL).unwrap();
-            // As long as possible, so that a torn copy is not valid by chance.
+            // The roots are as long as possible, so that a torn copy is not valid by chance.
             let (old, new) = ([b'o'; MAX_ROOT], [b'n'; MAX_ROOT]);
             zones.set_root(&old).unwrap();
             device.cut_power_after(moment);

@@ -11,7 +11,7 @@ pub struct Asked {
     input: Option<ChildStdin>,
     pieces: Receiver<Vec<u8>>,
     bytes: Vec<u8>,
-    /// What was waited for has come up to here.
+    /// The end of the part of the output that was waited for.
     seen: usize,
 }
 
@@ -92,7 +92,7 @@ impl Asked {
         }
     }
 
-    /// What is shown last is a question of ours.
+    /// Returns whether the last line is a question of ours.
     fn asks(&self) -> bool {
         let line = self.bytes[..self.seen].rsplit(|byte| *byte == b'\n').next();
         let questions = [&b"Commit? "[..], b"Take it? ", b"Which one? "];

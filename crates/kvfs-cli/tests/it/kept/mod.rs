@@ -20,13 +20,14 @@ pub fn parent_of(pid: i32) -> Option<i32> {
 }
 
 impl Kept {
-    /// With these options; `None`, with the reason printed, where this process may not mount.
+    /// Mounts with these options. Returns `None`, after printing the reason, if this process may
+    /// not mount.
     pub fn new(options: &str) -> Option<Kept> {
         Kept::with(options, |_| {})
     }
 
-    /// As [`Kept::new`]. From the moment on at which [`Kept::arm`] is called the daemon is killed
-    /// at this point (`KVFS_KILLED_AT`), once.
+    /// Mounts like [`Kept::new`]. From the call of [`Kept::arm`] on, the daemon is killed at this
+    /// point (`KVFS_KILLED_AT`), once.
     pub fn killed_at(options: &str, point: &str) -> Option<Kept> {
         Kept::with(options, |mount| {
             let words: Vec<_> = mount.get_args().map(PathBuf::from).collect();

@@ -32,7 +32,7 @@ impl Mount {
         Mount::in_mode(false)
     }
 
-    /// With writes that go through, or that the kernel gathers.
+    /// Mounts with writes that go through, or that the kernel gathers.
     pub fn in_mode(write_back: bool) -> Option<Mount> {
         if let Err(e) = std::fs::File::open("/dev/fuse") {
             eprintln!("SKIPPED: no FUSE here: cannot open /dev/fuse: {e}");

@@ -1,7 +1,7 @@
 //! Every path that a command takes, and what is done there. A unit test of the program compares
 //! this with the commands that there are; `destinations.rs` walks those that are written.
 
-/// What a command does at a path that it is given.
+/// The use that a command makes of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
     /// It works on the store that is there, or on files in a mount of it.

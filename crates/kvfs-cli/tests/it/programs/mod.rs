@@ -94,7 +94,7 @@ git fsck --strict 2>/dev/null
 echo $n
 "#;
 
-/// With a journal, and with a log whose index lies in shared memory.
+/// The databases are one with a journal, and one with a log whose index lies in shared memory.
 const SQLITE: &str = r#"
 for db in journal log; do sqlite3 $db 'create table t(n integer)'; done
 [ "$(sqlite3 log 'pragma journal_mode = wal')" = wal ]

@@ -85,7 +85,7 @@ impl World {
         root
     }
 
-    /// What is there of a file now.
+    /// Returns the published content of a file.
     pub fn published(&mut self, file: &str) -> Option<String> {
         let address = PathBuf::from(self.address());
         let root = self.mount(&address, "there", "");

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use crate::place::{Place, kvfs, succeeds, text};
 
-/// What the hook answers.
+/// The answer of the hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     pub token: String,
@@ -99,13 +99,13 @@ impl<'a> WorkTree<'a> {
         self.git(&["commit", "--quiet", "--allow-empty", "-m", "all"]);
     }
 
-    /// What git says with the hook.
+    /// Returns the status of git with the hook.
     #[track_caller]
     pub fn status(&self) -> String {
         self.git(&["status", "--porcelain", "-z"]).replace('\0', "\n")
     }
 
-    /// What git says when it looks at everything, and keeps nothing of it.
+    /// Returns the status of git when it looks at everything and keeps nothing of it.
     #[track_caller]
     pub fn looked(&self) -> String {
         let without = ["-c", "core.fsmonitor=false", "-c", "core.untrackedCache=false"];
@@ -119,7 +119,7 @@ impl<'a> WorkTree<'a> {
         assert_eq!(with, without, "with the hook, and without it: {what}");
     }
 
-    /// What the hook answers to a token.
+    /// Returns the answer of the hook to a token.
     #[track_caller]
     pub fn hook(&self, token: &str) -> Answer {
         let mut hook = kvfs(&["fsmonitor", "2", token]);
@@ -134,13 +134,13 @@ impl<'a> WorkTree<'a> {
         self.hook("").token
     }
 
-    /// What the hook has named since a token.
+    /// Returns the paths that the hook has named since a token.
     #[track_caller]
     pub fn since(&self, token: &str) -> Vec<String> {
         self.hook(token).listed()
     }
 
-    /// Why the hook answers a token with everything.
+    /// Returns the reason why the hook answers a token with everything.
     #[track_caller]
     pub fn why(&self, token: &str) -> String {
         let mut hook = kvfs(&["--json", "fsmonitor", "2", token]);
@@ -156,7 +156,7 @@ pub fn name(bytes: &[u8]) -> &OsStr {
     OsStr::from_bytes(bytes)
 }
 
-/// Whether there is git; says so where there is none.
+/// Returns whether git is installed; prints it if not.
 pub fn has_git() -> bool {
     let found = Command::new("git").arg("version").output().is_ok();
     if !found {

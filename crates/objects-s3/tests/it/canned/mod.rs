@@ -20,7 +20,7 @@ pub struct Request {
     pub method: String,
     /// The path, and the query if there is one.
     pub target: String,
-    /// By their names in small letters.
+    /// The headers by their names in lower case.
     pub headers: BTreeMap<String, String>,
     pub body: Vec<u8>,
 }
