@@ -1,6 +1,6 @@
-//! Many clones side by side: what is done with one of them, its merge above all, costs the same
-//! beside few and beside many. Work is counted as bytes that it allocates, which a list of all of
-//! them shows and a busy machine does not change.
+//! Many clones side by side: work on one of them, above all its merge, costs the same next to few
+//! and next to many. Work is counted as bytes that it allocates, which a list of all of them shows
+//! and a busy machine does not change.
 
 #[path = "../../kvdb/tests/bounded/counting.rs"]
 mod counting;
@@ -29,7 +29,7 @@ impl Counted {
     }
 }
 
-/// Counts what is done with one clone beside so many others.
+/// Counts the work on one clone next to this many others.
 fn beside(clones: usize) -> Vec<Counted> {
     let (w, views) = World::with_views(FsOptions::default());
     w.fs.mknod(ROOT, b"f", FileKind::File, 0o644, 0, USER).unwrap();

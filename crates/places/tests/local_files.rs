@@ -163,7 +163,7 @@ fn the_end_of_a_writer_that_was_displaced_says_so() {
     let ended = writer.end();
     assert!(matches!(ended, Err(Error::NotPublished { displaced: true, .. })), "{ended:?}");
     drop(here);
-    // The file is not begun anew over what it alone has.
+    // The file is not started again over data that only it has.
     let refused = world.claim("here", true).map(drop);
     let Err(Error::Claim { file, source: kvdb::Error::Unpublished(_), .. }) = refused else {
         panic!("{refused:?}");

@@ -38,7 +38,7 @@ fn a_field_is_gone_after_its_deadline_for_every_command() {
         ("RPUSH list h", "(integer) 1"),
         ("SORT list BY nosort GET *->a GET *->c", "[(nil) \"3\"]"),
         ("DEL list", "(integer) 1"),
-        // A field that has expired begins anew, and is counted once.
+        // A field that has expired begins again, and is counted once.
         ("HSETNX h a 9", "(integer) 1"),
         ("HINCRBY h b 5", "(integer) 5"),
         ("HPTTL h FIELDS 2 a b", "[(integer) -1 (integer) -1]"),

@@ -29,7 +29,7 @@ struct World {
     copy: Copy,
     /// Something has happened of which there is no list.
     unlisted: bool,
-    /// Positions at which the copy was begun anew.
+    /// The number of times that the copy was started again.
     begun_anew: u64,
 }
 

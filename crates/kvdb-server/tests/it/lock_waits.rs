@@ -1,5 +1,5 @@
-//! Commands on the store that wait for the lock of a serializable transaction. Neither the
-//! transaction nor anyone else waits for them meanwhile.
+//! Commands on the store that wait for the lock of a serializable transaction. During the wait
+//! neither the transaction nor anyone else waits for them.
 
 use std::time::{Duration, Instant};
 

@@ -121,7 +121,7 @@ fn keys_of_snapshots_and_clones_are_read_in_place() {
         ("SELECT 0", "OK"),
         ("SNAPSHOT LEAVE", "OK"),
         ("MGET a b c", r#"["10" "2" "30"]"#),
-        // A clone takes changes, and nobody else sees them.
+        // A clone takes changes, and no other branch sees them.
         ("CLONE CREATE monday what-if", "OK"),
         ("CLONE USE what-if INCR a", "(integer) 2"),
         ("CLONE USE what-if", "OK"),

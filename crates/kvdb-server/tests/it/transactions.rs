@@ -1089,8 +1089,8 @@ fn what_is_watched_is_checked_at_the_commit_of_exec() {
         ("MULTI", "OK"),
         ("SET k 1", "QUEUED"),
     ]);
-    // The commit of EXEC has to wait for whoever has read what it writes, and that one takes the
-    // lock.
+    // The commit of EXEC has to wait for a reader of the keys that it writes, and that reader takes
+    // the lock.
     ser.expect(&[
         ("TXN BEGIN SER", "(integer) 2"),
         ("TXN JOIN 2", "OK"),

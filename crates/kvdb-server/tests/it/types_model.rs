@@ -1,9 +1,9 @@
 //! Random commands on keys of every type, with deadlines on a clock that the test moves, against a
 //! model; in transactions that commit or are rolled back, in `EXEC`, across flushes, snapshots and
-//! power cuts. After each of them, what stands beside the strings must be whole: every collection
-//! has as many elements as it counts, every deadline is in its order, and nothing is left over. In
-//! half of the histories strings of more than three bytes are in pages.
-//! `KVFS_SEEDS=n` runs n seeds, `KVFS_SEED_BASE=n` begins with it.
+//! power cuts. After each of them, the dictionary of types must be whole: every collection has as
+//! many elements as it counts, every deadline is in its order, and nothing is left over. In half of
+//! the histories strings of more than three bytes are in pages. `KVFS_SEEDS=n` runs n seeds,
+//! `KVFS_SEED_BASE=n` begins with it.
 
 #[path = "types_model/sorting.rs"]
 mod sorting;
@@ -366,7 +366,7 @@ fn command(r: &mut Random) -> Vec<String> {
 /// The numbers of a list's elements, and the bounds at both ends.
 type Numbers = (BTreeSet<u64>, [Option<u64>; 2]);
 
-/// Checks what stands beside the strings, and gives the number of tuples there.
+/// Checks the dictionary of types, and returns the number of its tuples.
 fn check(db: &Kvdb) -> usize {
     let Some(types) = db.dictionary(":types:0") else { return 0 };
     let strings = db.dictionary("0").expect("made before");
@@ -702,7 +702,7 @@ impl World {
             assert_eq!(told.deadline, want, "a deadline: {}", all());
         }
     }
-    /// Cuts the power; some of the last commands may be lost, and their keys are looked up anew.
+    /// Cuts the power; some of the last commands may be lost, and their keys are looked up again.
     fn cut(&mut self, r: &mut Random) {
         if r.one_in(2) {
             assert_eq!(self.say("SYNC"), "OK");

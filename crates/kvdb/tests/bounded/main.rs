@@ -44,7 +44,7 @@ const LARGE: u64 = 100;
 pub struct World {
     pub db: Kvdb,
     pub directory: tempfile::TempDir,
-    /// Many small values, few large ones, and what belongs to nobody.
+    /// The dictionaries of many small values, of few large ones, and for any use.
     pub small: DictionaryId,
     pub large: DictionaryId,
     pub free: DictionaryId,

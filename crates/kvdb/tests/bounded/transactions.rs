@@ -120,7 +120,7 @@ fn durable(w: &mut World) -> Result<()> {
 
 /// A transaction that began before the store was opened compares its changes by values.
 fn restored(w: &mut World) -> Result<()> {
-    // All is written anew in between, and is what it was.
+    // All keys are written again in between, and get the values that they had.
     for others in [false, true] {
         let (t, u) = (begin_durable(w)?, begin_durable(w)?);
         t.apply(w.delete_all())?;

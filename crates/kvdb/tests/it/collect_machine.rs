@@ -1,6 +1,6 @@
 //! Stores that are published, forked, read and taken back in one place, while collectors delete
-//! what nothing refers to, are cut off, and meet one another: what anyone refers to stays, and what
-//! nobody does goes. See `seeded` for more histories.
+//! what nothing refers to, are cut off, and meet one another: objects that anything refers to stay,
+//! and all others go. See `seeded` for more histories.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -240,7 +240,7 @@ impl World {
         }
     }
 
-    /// One thing that happens beside collectors.
+    /// Does one thing that may happen next to collectors.
     fn step(&mut self) {
         match self.random.below(16) {
             0..5 => self.publish(),

@@ -173,8 +173,8 @@ fn a_quarter_of_a_full_store_of_small_values_gives_its_space_back() {
         .create_dictionary("d", DictionaryOptions { stitch_at: 0, ..Default::default() })
         .unwrap();
     let count = fill(&db, d, 0, 20, 500);
-    // Every fourth one goes: all of what is left must be written anew, and there is no room for it
-    // in addition to what is there.
+    // Every fourth one is deleted: all others must be written again, and there is no room for them
+    // in addition to the existing data.
     for i in (0..count).step_by(400) {
         let mut batch = Batch::new();
         (i..count.min(i + 400)).step_by(4).for_each(|i| batch.delete(d, key(i)));

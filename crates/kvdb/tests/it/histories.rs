@@ -7,12 +7,12 @@
 //! were synced in any case, and with every survivor everything that had ended before it began; and
 //! the history of the survivors is valid, too.
 //!
-//! Transactions delete ranges and write them anew, take runs in bulk, go back to savepoints, change
-//! things by nested batches, survive a restart; and some are what `WATCH` and `EXEC` are: a commit
-//! that depends on what was read before it began. Ingests put pairs of keys down that must show
-//! together. In some lives the store goes back to a snapshot now and then while all this goes on:
-//! that begins a new *epoch*, a history of its own which starts with what the rollback has left.
-//! What had ended before a rollback began and is not in the snapshot must be gone, and a
+//! Transactions delete ranges and write them again, take runs in bulk, go back to savepoints,
+//! change things by nested batches, survive a restart; and some are what `WATCH` and `EXEC` are: a
+//! commit that depends on what was read before it began. Ingests put pairs of keys down that must
+//! show together. In some lives the store goes back to a snapshot now and then while all this goes
+//! on: that begins a new *epoch*, a history of its own which starts with what the rollback has
+//! left. What had ended before a rollback began and is not in the snapshot must be gone, and a
 //! transaction that began before it must not have committed behind it.
 //!
 //! `KVFS_TRANSACTIONS=n` runs n transactions at each level instead of the usual few,
@@ -181,7 +181,7 @@ impl Life {
         Ok(())
     }
 
-    /// Deletes a range of lists, and writes what was there anew with something behind.
+    /// Deletes a range of lists, and writes them again with an appended number.
     fn rewrite(
         &self,
         t: &Transaction,

@@ -1,7 +1,7 @@
 //! No space at any moment: the host refuses to grow the store in the middle of a flush, a merge, a
 //! manifest's checkpoint, a new segment of the journal; the power fails in a full store. Commits
 //! are refused, nothing else: whatever was acknowledged is there, deleting works, and with the
-//! space comes everything back without opening the store anew.
+//! space comes everything back without opening the store again.
 //!
 //! `KVFS_SEEDS=n` runs n / 20 seeds (each takes a second or two) instead of the usual few;
 //! `KVFS_SEED=n` runs one.

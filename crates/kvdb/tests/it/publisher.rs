@@ -295,7 +295,7 @@ fn a_note_of_a_publication_that_was_overtaken_takes_nothing_back() {
 
 #[test]
 fn what_a_copy_of_the_store_has_written_is_not_taken_for_what_lies_here() {
-    // So often it writes all anew that zones have other bytes at the same addresses.
+    // Everything is written again so often that zones have other bytes at the same addresses.
     for rounds in 1..4 {
         a_copy_is_cut_off_after(rounds);
     }

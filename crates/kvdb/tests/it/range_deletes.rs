@@ -19,7 +19,7 @@ fn store(memory: usize) -> (Arc<MemoryDevice>, Kvdb) {
     (device, db)
 }
 
-/// Opened anew, so that nothing is in the cache.
+/// Opens the store again, so that nothing is in the cache.
 fn reopened(device: &Arc<MemoryDevice>, db: Kvdb) -> (Kvdb, Dictionary) {
     db.close().unwrap();
     drop(db);

@@ -1,6 +1,6 @@
-//! Syncs that return when the commits are in object storage, too: a machine that is lost loses
-//! nothing of what a sync has told, whoever takes the store, and a machine that sleeps and wakes is
-//! told nothing that is not so.
+//! Syncs that return when the commits are in object storage, too: no synced data is lost with a
+//! machine, whichever machine takes the store, and a machine that sleeps and wakes is told nothing
+//! that is not so.
 
 use crate::bucket;
 use std::collections::BTreeSet;

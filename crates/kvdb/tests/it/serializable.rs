@@ -175,8 +175,8 @@ fn two_that_read_both_and_write_one_cannot_both_commit() {
     assert_eq!((text(&db, d, "a"), text(&db, d, "b")), ("0".into(), "1".into()));
 }
 
-/// A drop is a change of all that is in a dictionary: whoever has read or changed something there
-/// is aborted, and does not read another state than before.
+/// A drop changes everything in a dictionary: a transaction that has read or changed something
+/// there is aborted, and does not read another state than before.
 #[test]
 fn a_drop_ends_transactions_that_have_read_or_changed_what_is_dropped() {
     type Way = fn(&Kvdb, DictionaryId);

@@ -244,7 +244,7 @@ fn the_file_that_was_published_first_does_not_take_back_what_came_after_it() {
     publisher.publish(&mut |_| Ok(())).unwrap();
     assert!(keys_there(&bucket).contains("commits go on"));
     assert!(!keys_there(&bucket).contains("from here"));
-    // All that the other file has was published, so it may begin anew.
+    // All data of the other file was published, so it may begin again.
     here.open(&bucket);
     assert!(keys(here.db()).contains("commits go on"));
 }

@@ -244,7 +244,7 @@ fn a_daemon_that_cannot_be_started_is_started_later() {
     limit(3);
     kill(kept.daemon(), Signal::KILL);
     let children = format!("/proc/{0}/task/{0}/children", kept.keeper);
-    // It waits for a second, and looks at the end of no process meanwhile.
+    // The keeper waits for a second, and looks at the end of no process during that time.
     let sleeps = || {
         let waits = fs::read_to_string(format!("/proc/{}/wchan", kept.keeper));
         let children = fs::read_to_string(&children);

@@ -382,7 +382,8 @@ fn nothing_is_printed_onto_a_store() {
     lab.is_whole();
 }
 
-/// Files are opened to be written in few places: what is opened elsewhere is judged by nobody.
+/// Files are opened for writing in few places, since a file that is opened elsewhere is not
+/// checked.
 #[test]
 fn files_are_opened_to_be_written_in_one_place() {
     /// And why they may.

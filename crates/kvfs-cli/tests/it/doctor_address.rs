@@ -118,7 +118,7 @@ fn what_is_no_place_is_said() {
 
 #[test]
 fn a_server_that_is_not_reached_is_an_error_without_secrets() {
-    // A port that nobody listens at.
+    // A port at which no server listens.
     let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound");
     let mut command = kvfs(&["--json", "doctor", "s3://bucket/stores/work"]);
     command.env("AWS_ACCESS_KEY_ID", "AKIDHIDDEN").env("AWS_SECRET_ACCESS_KEY", "hidden-secret");

@@ -335,7 +335,7 @@ fn submodules_are_looked_at() {
     let add = ["-c", "protocol.file.allow=always", "submodule", "--quiet", "add", "../library"];
     let from = tree.command(&add).arg("lib").output().expect("git runs");
     if !from.status.success() {
-        // A path beside it is no address for every git.
+        // A path next to the library is no address for every git.
         let address = library.root.to_str().expect("text");
         tree.git(&[&add[..5], &[address, "lib"]].concat());
     }

@@ -33,7 +33,7 @@ fn number(name: &str, or: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(or)
 }
 
-/// A store made from a seed; `false`: it would not take what was to be in it.
+/// Makes a store from a seed. Returns `false` if the store refused its content.
 fn make(path: &Path, seed: u64) -> bool {
     let mut random = Random::new(seed);
     let device = Arc::new(FileDevice::create(path).expect("a new file"));

@@ -1,5 +1,5 @@
-//! `kvfs mount -o keeper`: a daemon that is killed is begun anew under programs that use the mount,
-//! none of them sees an error, and nothing is lost that a call has done.
+//! `kvfs mount -o keeper`: a daemon that is killed is started again under programs that use the
+//! mount, none of them sees an error, and nothing is lost that a call has done.
 
 use crate::programs;
 use std::fs::{self, File};
@@ -534,7 +534,7 @@ fn in_front_the_keeper_is_the_process() {
         place.mount(&["-f", "-o", "keeper"]).stdout(Stdio::null()).spawn().expect("kvfs");
     until("it is mounted", || place.entry().is_some());
     until("it answers", || fs::write(place.mnt().join("f"), b"content").is_ok());
-    // A daemon that is killed before its mount is noted is not begun anew.
+    // A daemon that is killed before its mount is noted is not started again.
     until("it is noted", || {
         kvfs(&["stat"]).arg(place.mnt()).output().is_ok_and(|said| said.status.success())
     });
@@ -610,7 +610,7 @@ fn what_a_call_costs() {
     with.end();
 }
 
-/// Measures how long a program waits at most while the daemon is killed and begun anew.
+/// Measures how long a program waits at most while the daemon is killed and started again.
 #[test]
 #[ignore = "a measurement: make measurements"]
 fn how_long_programs_wait() {

@@ -143,7 +143,8 @@ fn what_is_written_without_the_place_is_published_after_the_next_mount() {
     assert_eq!(fs::read_to_string(root.join("file")).expect("read"), "2");
     umount(&root);
 
-    // Another machine wrote it meanwhile: what was written here stays in the file, and is said.
+    // Another machine has written the store in the meantime: the data written here stays in the
+    // file, and the command says so.
     let (mut offline, here) = mount(&mut world, "here", &["--offline"]);
     succeeds(&mut offline);
     fs::write(here.join("file"), "only here").expect("write");

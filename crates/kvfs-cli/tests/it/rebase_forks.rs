@@ -81,7 +81,7 @@ fn a_file_that_no_rebase_has_left_is_not_removed() {
 fn a_rebase_that_was_cut_off_before_its_last_step_is_done_again() {
     let both = Both::new();
     let (file, before) = (both.at("mine.kvfs"), both.at("mine.kvfs.before"));
-    // It has made the fork anew, and given the file its second name.
+    // The rebase has made the fork again, and has given the file its second name.
     let left = both.at("mine.kvfs.rebase");
     succeeds(both.kvfs(&["fork", &both.address()]).arg(&left));
     fs::hard_link(&file, &before).expect("linked");

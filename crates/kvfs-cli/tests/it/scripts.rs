@@ -301,7 +301,7 @@ fn a_script_is_one_transaction() {
     let half = "redis.call('SET', 'a', 1) redis.call('HSET', 'h', 'f', 1) error('no')";
     fails(c, half, "no");
     c.expect(&[("EXISTS a h", "(integer) 0")]);
-    // The dictionary of types was made meanwhile, and once more in another one.
+    // The dictionary of types was made in the meantime, and once more in another dictionary.
     fails(c, half, "no");
     gives(c, "redis.call('SELECT', 5) return redis.call('HSET', 'h', 'f', 1)", "(integer) 1");
     c.expect(&[

@@ -280,7 +280,7 @@ fn what_is_asked_of_no_daemon_says_so() {
     assert!(said.contains("come over io_uring"), "{said}");
 }
 
-/// It comes in time or not; whoever waits is told.
+/// The daemon comes in time or not; the waiting command is told.
 #[test]
 fn an_upgrade_of_a_daemon_that_is_stopped_or_unmounted_just_then_ends() {
     let Some(p) = Place::new() else { return };

@@ -25,7 +25,7 @@ struct World {
 }
 
 impl World {
-    /// `None`: nothing can be mounted here.
+    /// Returns `None` if nothing can be mounted here.
     fn new() -> Option<World> {
         Mount::new()?;
         let directory = tempfile::tempdir().expect("a temporary directory");

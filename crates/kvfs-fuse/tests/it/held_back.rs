@@ -439,8 +439,8 @@ fn who_begins_commits_or_makes_a_snapshot_without_a_page_that_is_on_its_way_gets
 }
 
 /// The write of a page is repeated for ten seconds while a transaction has the file locked, and is
-/// then refused with EDEADLK. The kernel keeps the error of a page for the next syncfs(2), even of a
-/// descriptor that is opened afterwards. So a caller that begins more than ten seconds after the
+/// then refused with EDEADLK. The kernel keeps the error of a page for the next syncfs(2), even of
+/// a descriptor that is opened afterwards. So a caller that begins more than ten seconds after the
 /// kernel has sent the page meets the refusal before anything looks for locks. With the patience of
 /// a usual mount, which is longer, each page that stays locked ends like this.
 #[test]

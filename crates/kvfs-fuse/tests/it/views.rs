@@ -437,7 +437,7 @@ fn programs_that_wait_for_a_transaction_do_not_keep_others_from_ending_it(write_
     }
 }
 
-/// Writes a file anew. An error that closing it brings counts, too.
+/// Writes a file again. An error of closing it counts, too.
 #[track_caller]
 fn write_and_close(path: &Path, content: &[u8]) {
     let mut file = File::create(path).expect("create");

@@ -418,8 +418,8 @@ fn harm(random: &mut Random, d: &Dictionaries, known: &mut Vec<u64>, batch: &mut
     }
 }
 
-/// Puts hostile tuples into a store with a sound file system of these inodes; `false`: the store
-/// would not take them.
+/// Puts hostile tuples into a store with a sound file system of these inodes. Returns `false` if
+/// the store refused them.
 pub fn spoil(random: &mut Random, db: &Kvdb, mut known: Vec<u64>) -> bool {
     let d = Dictionaries::of(db);
     let mut batch = Batch::new();

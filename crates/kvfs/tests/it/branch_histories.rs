@@ -52,7 +52,7 @@ struct Site<'a> {
     store: &'a Store,
     fs: Fs,
     rows: DictionaryId,
-    /// `None`: a branch.
+    /// The transaction, or `None` for a branch.
     transaction: Option<Transaction>,
 }
 
@@ -144,7 +144,8 @@ impl Store {
         self.views.begin(TransactionOptions { within, ..TransactionOptions::default() })
     }
 
-    /// A transaction, with attempts within it, down to `depth`. `false`: it was not committed.
+    /// Runs a transaction, with attempts within it, down to `depth`. Returns `false` if it was not
+    /// committed.
     fn transaction(
         &self,
         around: Option<TransactionId>,
@@ -178,7 +179,7 @@ impl Store {
         }
     }
 
-    /// A clone that is made, changed, merged and dropped. `false`: it was not merged.
+    /// Makes a clone, changes it, merges it and drops it. Returns `false` if it was not merged.
     fn clone(&self, name: &str, random: &mut Random, did: &mut Vec<Did>) -> Result<bool> {
         self.views.snapshot(&ViewId::Mainline, name, Durability::Buffered)?;
         self.views.clone_snapshot(name, name)?;

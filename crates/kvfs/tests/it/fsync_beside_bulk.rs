@@ -54,7 +54,7 @@ impl Store {
         self.db.stats().io.total().write_bytes - before
     }
 
-    /// After a power cut, what is left of a file; `None`: no such file.
+    /// Returns the content of a file after a power cut, or `None` if there is no such file.
     fn after_a_power_cut(&mut self, name: &str) -> Option<Vec<u8>> {
         self.device.cut_power();
         self.db.halt("the power is gone");

@@ -2,12 +2,12 @@
 //! under snapshot isolation they must be valid as strong snapshot isolation, serializable ones as
 //! strictly serializable; files that are read on the mainline included.
 //!
-//! Transactions append to lists that are keys or files; they delete ranges and write them anew, cut
-//! files off, put others in their place, go back to savepoints, change keys by nested batches; some
-//! are durable. Ingests put pairs of keys down that must show together. In some lives the store
-//! goes back to a snapshot now and then, which begins a new epoch (see `history/epoch.rs`); others
-//! end with a power cut, after which each transaction is there whole or not at all, those that were
-//! synced in any case, and durable ones that were left open read what they read.
+//! Transactions append to lists that are keys or files; they delete ranges and write them again,
+//! cut files off, put others in their place, go back to savepoints, change keys by nested batches;
+//! some are durable. Ingests put pairs of keys down that must show together. In some lives the
+//! store goes back to a snapshot now and then, which begins a new epoch (see `history/epoch.rs`);
+//! others end with a power cut, after which each transaction is there whole or not at all, those
+//! that were synced in any case, and durable ones that were left open read what they read.
 //!
 //! `KVFS_TRANSACTIONS=n` runs n transactions at each level instead of the usual few,
 //! `KVFS_SEED_BASE=n` begins with another seed: each run says with which one the next goes on.
@@ -139,7 +139,7 @@ impl Life {
             let ino = handles.fs.resolve(name(list).as_bytes())?.ino;
             let at = (numbers.len() as u64 - 1) * 8;
             match random.below(4) {
-                // Cut off and written anew.
+                // The list is cut off and written again.
                 0 => {
                     handles.fs.setattr(
                         ino,
@@ -187,8 +187,8 @@ impl Life {
         Ok(())
     }
 
-    /// Reads a range of the lists that are keys; `rewrite`: deletes it, and writes it anew with
-    /// something behind.
+    /// Reads a range of the lists that are keys. With `rewrite`, deletes it, and writes it again
+    /// with an appended number.
     fn range(
         &self,
         handles: &Handles,

@@ -90,7 +90,7 @@ fn what_is_removed_or_truncated_gives_room_back() {
             inside.unlink(ROOT, name.as_bytes()).unwrap();
         }
     }
-    // One file that is written anew again and again takes no more than once.
+    // One file that is rewritten repeatedly takes no more than once.
     let file = inside.mknod(ROOT, b"g", FileKind::File, 0o644, 0, USER).unwrap().ino;
     for round in 0..40 {
         inside.write(file, 0, &vec![round; 2 * MIB], Default::default()).unwrap();

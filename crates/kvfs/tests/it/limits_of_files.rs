@@ -306,7 +306,7 @@ fn what_was_merged_is_not_of_the_clone_alone_any_more() {
     b.w.check();
 }
 
-/// Threads make and remove at once, while it is counted anew again and again.
+/// Threads make and remove files at once, while the files are counted again repeatedly.
 #[test]
 fn many_at_once_are_counted_one_by_one() {
     let b = Both::new();

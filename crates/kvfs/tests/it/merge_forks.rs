@@ -199,7 +199,7 @@ fn what_both_have_changed_is_a_conflict_and_nothing_is_changed() {
     make(mine, "made", b"by mine");
     make(main, "same", &noise(3, 100_000));
     make(mine, "same", &noise(3, 100_000));
-    // Written anew as it was.
+    // The file is written again as it was.
     write(main, "g", 0, b"g");
     write(mine, "g", 0, b"mine");
     rm(main, "a/f");

@@ -18,7 +18,7 @@ const INLINE: usize = 512;
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Content {
     data: Vec<u8>,
-    /// `None`: in the node, that many bytes.
+    /// The written pages, or `None` if the content is in the node.
     pages: Option<BTreeSet<usize>>,
     inline: usize,
     perm: u16,

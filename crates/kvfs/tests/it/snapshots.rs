@@ -202,7 +202,7 @@ fn what_a_rollback_brings_back_shares_its_number_with_nothing_new() {
     views(&w).snapshot(&ViewId::Mainline, "monday", Durability::Buffered).unwrap();
     w.fs.unlink(ROOT, b"back").unwrap();
     w.fs.forget(back, 1);
-    // Opened anew, the store knows of no number as large.
+    // After it is opened again, the store knows of no number as large.
     w.remount();
     let views = views(&w);
     views.rollback("monday").unwrap();
@@ -218,7 +218,7 @@ fn what_is_open_over_a_rollback_is_never_another_file() {
     views(&w).snapshot(&ViewId::Mainline, "monday", Durability::Buffered).unwrap();
     w.fs.unlink(ROOT, b"a").unwrap();
     w.fs.forget(a, 1);
-    // Opened anew, the mainline knows of no number as large.
+    // After it is opened again, the mainline knows of no number as large.
     w.remount();
     let views = views(&w);
     let b = w.file_with(ROOT, "b", b"friday");

@@ -1,5 +1,5 @@
-//! Pages that a cache has read before a commit and writes while it is being told of it, beside what
-//! programs do to the file by other calls in the same time.
+//! Tests of pages that a cache has read before a commit and writes while it is told of the commit,
+//! next to changes of the file by other calls at the same time.
 
 use std::sync::Arc;
 

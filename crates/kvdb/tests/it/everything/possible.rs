@@ -36,7 +36,8 @@ impl<S: Clone> Possible<S> {
         self.states.drain(..self.states.len() - 1);
     }
 
-    /// The newest state that this can be is the one that was found. `None`: there is no such state.
+    /// Keeps the newest state that may be the one that was found. Returns `None` if there is no
+    /// such state.
     pub fn keep(&mut self, is_it: impl FnMut(&S) -> bool) -> Option<&S> {
         let at = self.states.iter().rposition(is_it)?;
         self.states = vec![self.states.swap_remove(at)];

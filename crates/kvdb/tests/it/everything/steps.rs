@@ -30,7 +30,7 @@ pub fn random_of_life(seed: u64, life: u64) -> Random {
 /// The steps of a history that are run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Steps {
-    /// `None`: all. Sorted otherwise.
+    /// The chosen steps in order, or `None` for all.
     only: Option<Vec<u64>>,
     reached: Cell<u64>,
 }
@@ -123,9 +123,9 @@ fn place_of_panic(work: impl FnOnce()) -> Option<String> {
     failed.then(|| PLACE.take().unwrap_or_else(|| "an unknown place".into()))
 }
 
-/// The shortest history found within this time that panics where this one did; `None`: it does not
-/// panic. Delta debugging: pieces are left out, half of the steps at first, single ones at last,
-/// until each is needed.
+/// Returns the shortest history found within this time that panics where this one did, or `None` if
+/// it does not panic. Delta debugging: pieces are left out, half of the steps at first, single ones
+/// at last, until each is needed.
 pub fn shortest(steps: &Steps, time: Duration, run: impl Fn(&Steps)) -> Option<Steps> {
     let started = Instant::now();
     let place = place_of_panic(|| run(steps))?;

@@ -112,8 +112,8 @@ impl World {
         assert!(self.device.is_dead(), "{}: {doing}: {e}", self.what());
     }
 
-    /// The outcome of a call that may need space. `None`: the store is full, and nothing has
-    /// changed.
+    /// Returns the outcome of a call that may need space, or `None` if the store is full and
+    /// nothing has changed.
     #[track_caller]
     pub fn unless_full<T>(&mut self, result: kvdb::Result<T>) -> Result<Option<T>, Dead> {
         match result {
@@ -280,7 +280,7 @@ impl World {
         Ok(())
     }
 
-    /// Makes a change that needs space. `false`: it was refused.
+    /// Makes a change that needs space. Returns `false` if it was refused.
     pub fn add(
         &mut self,
         alter: impl Fn(&mut ManifestState),

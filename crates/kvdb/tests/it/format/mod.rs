@@ -2,7 +2,7 @@
 //! superblock down to each value. Nothing here uses the readers of the product; what the page does
 //! not say, this test cannot find.
 //!
-//! `KVFS_BLESS=1 cargo test -p kvdb --test it format::` writes the example into the page anew.
+//! `KVFS_BLESS=1 cargo test -p kvdb --test it format::` writes the example into the page again.
 
 mod dump;
 mod reader;

@@ -83,8 +83,8 @@ impl<'a> Reader<'a> {
         Stream { zone: at.varint(d, "the zone"), epoch }
     }
 
-    /// One chunk; what comes behind its header is left to be read. `None`: there is none of this
-    /// stream.
+    /// Reads the header of one chunk; the content after it is left to be read. Returns `None` if
+    /// there is no chunk of this stream.
     fn chunk(
         &mut self,
         magic: &[u8; 4],

@@ -12,7 +12,7 @@ use adya::history::{Interner, Mop, Op, OpType, ReadValue, Scalar};
 use adya::{Opts, Valid, Workload};
 use kvdb::Isolation;
 
-/// What one transaction did, in order.
+/// The actions of one transaction, in order.
 #[derive(Clone, Debug)]
 pub enum Did {
     Read(u64, Vec<u64>),
@@ -37,7 +37,7 @@ pub struct Attempt {
     pub to: u64,
     pub did: Vec<Did>,
     pub end: End,
-    /// What it was, for people.
+    /// The kind of the attempt, for people.
     pub kind: &'static str,
 }
 
@@ -71,8 +71,8 @@ pub fn check(isolation: Isolation, attempts: &[Attempt], what: &str) {
     let mut events: Vec<(u64, Op)> = Vec::new();
     for a in attempts {
         let mut id = |n: u64| names.intern(Scalar::Int(n as i64));
-        // Of one whose end is not known, nor is whether it has read anything that is: what it
-        // wrote may have been seen.
+        // If the end of an attempt is not known, its reads do not count; its appends do, since they
+        // may have been seen.
         let counts = |did: &&Did| a.end != End::Unknown || matches!(did, Did::Append(..));
         let mops = a.did.iter().filter(counts).map(|did| match did {
             Did::Append(key, number) => Mop::Append { key: id(*key), value: id(*number) },

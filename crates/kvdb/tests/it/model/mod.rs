@@ -202,7 +202,7 @@ pub fn seeds(usual: u64) -> std::ops::Range<u64> {
     }
 }
 
-/// `None`: there was no space for it.
+/// Returns `None` if there was no space.
 pub fn unless_full<T>(result: kvdb::Result<T>) -> kvdb::Result<Option<T>> {
     match result {
         Err(Error::NoSpace) => Ok(None),

@@ -26,7 +26,7 @@ pub enum Effect {
 pub struct Operation {
     pub what: String,
     pub from: u64,
-    /// `None`: its answer was not heard, so it may have happened or not, and later.
+    /// `None` means that no answer arrived, so the operation may have happened or not, and later.
     pub to: Option<u64>,
     /// It is on disk when it has answered.
     pub synced: bool,

@@ -56,7 +56,7 @@ pub struct World {
 }
 
 impl World {
-    /// `None`: nothing can be mounted here.
+    /// Returns `None` if nothing can be mounted here.
     pub fn new() -> Option<World> {
         Mount::new()?;
         let directory = tempfile::tempdir().expect("a temporary directory");

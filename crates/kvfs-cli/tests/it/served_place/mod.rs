@@ -110,7 +110,8 @@ impl Place {
         kvfs().arg(verb).arg(self.path(at)).output().expect("kvfs runs")
     }
 
-    /// The store is as it was checked, and has this file with this content; `None`: it has none.
+    /// Checks that the store is as it was checked before, and has this file with this content, or
+    /// no such file if that is `None`.
     #[track_caller]
     pub fn has(&self, path: &str, content: Option<&str>) {
         succeeds(kvfs().arg("check").arg(self.path("store")));

@@ -13,7 +13,7 @@ use crate::place::{Place, kvfs, succeeds, text};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     pub token: String,
-    /// `None`: everything.
+    /// The paths, or `None` for all of them.
     pub paths: Option<BTreeSet<Vec<u8>>>,
 }
 

@@ -28,8 +28,8 @@ impl Target {
 }
 
 impl World {
-    /// Something of these kinds, with a name or without. `None`: there is none, or it cannot be
-    /// had.
+    /// Returns an object of these kinds, with a name or without, or `None` if there is none that
+    /// can be had.
     pub fn target(
         &mut self,
         site: &Site,
@@ -236,7 +236,7 @@ pub fn small_writes(w: &mut World, site: &Site) -> Result<(), Dead> {
 }
 
 impl World {
-    /// `None`: the transaction has ended.
+    /// Returns `None` if the transaction has ended.
     pub fn fs_if_open(&self, site: &Site) -> Option<Fs> {
         match site {
             Site::Transaction(label) if !self.open.iter().any(|o| o.label == *label) => None,

@@ -47,11 +47,11 @@ pub const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 /// The types whose operations must be called, and the other draws.
 const TYPES: [&str; 4] = ["Fs", "Views", "Report", "FileChange"];
 const FUNCTIONS: [&str; 2] = ["verify", "difference_of_states"];
-/// By which a file system goes on in another process. No history does that yet: `views::in_use` has
-/// tests of it, and `kvfs-fuse --test it handover::`; where the first one was killed,
-/// `views::notes` and `kvfs-cli --test it keeper_views::`. One that a server has the store of:
-/// `kvdb-wire --test it files::`, `served_files::` and `leases::`. What is read of the
-/// state beneath a transaction there: `views::the_files_beneath`.
+/// The operations by which a file system goes on in another process. No history does that yet:
+/// `views::in_use` has tests of it, and `kvfs-fuse --test it handover::`; where the first one was
+/// killed, `views::notes` and `kvfs-cli --test it keeper_views::`. One that a server has the store
+/// of: `kvdb-wire --test it files::`, `served_files::` and `leases::`. The state beneath a
+/// transaction there is read in `views::the_files_beneath`.
 const ELSEWHERE: [&str; 18] = [
     "Fs::end_served",
     "Fs::leave_served",

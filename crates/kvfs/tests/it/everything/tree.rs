@@ -31,7 +31,7 @@ pub struct Own {
 }
 
 impl Own {
-    /// `group`: that of a caller without privileges; `None`: root does it.
+    /// `group` is the group of a caller without privileges, or `None` for root.
     pub fn unprivileged_group(&mut self, group: Option<u32>) {
         self.perm &= !SUID;
         if self.perm & GROUP_EXECUTE != 0 || group.is_some_and(|group| group != self.owner.1) {

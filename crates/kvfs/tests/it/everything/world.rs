@@ -220,8 +220,8 @@ impl World {
 
     // --- inode numbers
 
-    /// The number of something that has a name, or had one. `None`: it cannot be had now, for a
-    /// lock.
+    /// Returns the number of an object that has a name, or had one, or `None` if a lock keeps it
+    /// from being read now.
     pub fn ino(&mut self, site: &Site, id: Id) -> Result<Option<Ino>, Dead> {
         if id == TOP {
             return Ok(Some(kvfs::ROOT));
@@ -364,8 +364,8 @@ impl World {
         }
     }
 
-    /// Makes a call that has this effect, or must fail with this error. `None`: it was refused, and
-    /// has changed nothing.
+    /// Makes a call that has this effect, or must fail with this error. Returns `None` if it was
+    /// refused and has changed nothing.
     #[track_caller]
     pub fn act<T: std::fmt::Debug>(
         &mut self,
@@ -420,7 +420,8 @@ impl World {
         self.altered(alter, work, false)
     }
 
-    /// Makes a change that needs space; `false`: the store is full, and nothing has changed.
+    /// Makes a change that needs space. Returns `false` if the store is full and nothing has
+    /// changed.
     pub fn add(
         &mut self,
         alter: impl Fn(&mut State),

@@ -27,7 +27,8 @@ enum Outcome {
     Harmless,
 }
 
-/// Picks what is overwritten and what with; `None`: that would be the same bytes.
+/// Picks the bytes that are overwritten, and those that overwrite them. Returns `None` if these are
+/// the same.
 fn stray(
     image: &Image,
     live: &Live,

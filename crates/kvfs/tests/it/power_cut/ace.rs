@@ -108,8 +108,8 @@ impl Ace {
         Ace { env, image, dict, history, workloads: 0, cuts: 0 }
     }
 
-    /// Runs a workload with the power cut in operation `cut`. `None`: it made no sense. Otherwise
-    /// whether the power was cut.
+    /// Runs a workload with the power cut in operation `cut`. Returns whether the power was cut, or
+    /// `None` if the workload makes no sense.
     fn live(&self, workload: &[&Step], cut: u64) -> Option<bool> {
         let device = Arc::new(CrashDevice::over(self.image.clone()));
         let mut h = self.history.clone();
