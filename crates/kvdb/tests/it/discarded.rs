@@ -102,7 +102,7 @@ fn a_torn_journal_ends_before_a_value_that_it_does_not_hide() {
     put(&db, dict, "k", &OLD);
     // Discarded values let the rest wait, so that it is written together.
     put(&db, dict, "first", &OLD);
-    // Behind one that a caller waits for it would be written early.
+    // After a sync that a caller waits for, it would be written early.
     db.sync_at_interval().unwrap();
     commit(&db, |b| b.delete(dict, "first"));
     put(&db, dict, "again", &OLD);

@@ -116,7 +116,7 @@ fn it_goes_on_after_a_crash_as_if_nothing_had_been() {
         (Some("0"), Some("1"), None)
     );
     again.put(world.d, "d", "later").unwrap();
-    // And once more.
+    // The store crashes once more.
     let world = world.crash();
     let again = world.joined(t.id());
     assert_eq!(value(&again, world.d, "d").as_deref(), Some("later"));

@@ -42,7 +42,7 @@ const LIFE: u64 = 1200;
 const LISTS: u64 = 10;
 /// The numbers of keys that plain commits write, each of them once, come behind.
 const FRESH: u64 = 1000;
-/// And those that ingests write: both of a pair in one dictionary.
+/// The first number that ingests write: both of a pair in one dictionary.
 const INGESTED: u64 = 1_000_000;
 /// The kinds that must occur.
 const KINDS: [&str; 6] = ["view", "batch", "ingest", "watch", "durable", "transaction"];

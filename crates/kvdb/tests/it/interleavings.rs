@@ -99,7 +99,7 @@ fn a_transaction_that_begins_while_a_rollback_is_synced_does_not_undo_it() {
 fn a_transaction_that_begins_while_an_ingest_is_synced_does_not_overwrite_it() {
     let (device, db, d) = store();
     db.put(d, b"k", b"old", BUFFERED).unwrap();
-    // So that the ingest has nothing to flush, which would be an edit of its own.
+    // After this the ingest has nothing to flush, which would be an edit of its own.
     db.flush().unwrap();
     let t = while_synced(
         &device,

@@ -93,7 +93,7 @@ fn a_tuple_has_its_value_also_when_its_view_is_gone() {
         for (i, tuple) in (0..).zip(&tuples) {
             assert!(tuple.value().unwrap() == noise(i), "{way}: value {i}");
         }
-        // And its space for no longer.
+        // Its space is not kept any longer.
         let held = s.db.space().free;
         drop(tuples);
         s.db.reclaim();

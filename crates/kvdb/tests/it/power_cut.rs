@@ -91,7 +91,7 @@ fn work(
     Ok(())
 }
 
-/// So that a store has many zones, and holes in them.
+/// Enlarges the change, so that the store has many zones, and holes in them.
 fn enlarge(change: &mut Change) {
     if let Change::Put(_, _, value) = change {
         let len = value.len();
@@ -102,7 +102,7 @@ fn enlarge(change: &mut Change) {
 fn options(random: &mut Random) -> OpenOptions {
     // Parts so small that most merges consist of several.
     let merge_part = 16 << 10 << random.below(4);
-    // And the large ones among them in several pieces.
+    // Several threads do the large ones among them in pieces.
     let merge_threads = 1 + random.below(4) as usize;
     OpenOptions {
         memory: (1 << 20) << random.below(2),

@@ -482,7 +482,8 @@ fn a_store_that_fits_into_the_hosts_memory_is_there_after_few_waits() {
         let (waits, ahead) = get(1000);
         assert!(waits < 20, "{waits} waits");
         assert_eq!(ahead, 0, "nothing is fetched twice");
-        // And never again: what is gone is read as it is asked for.
+        // It is never read ahead again: values that are gone from memory are read when they are
+        // asked for.
         s.device.forget();
         let (_, ahead) = get(1000);
         assert_eq!(ahead, 0);

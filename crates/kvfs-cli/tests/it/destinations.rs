@@ -386,7 +386,7 @@ fn nothing_is_printed_onto_a_store() {
 /// checked.
 #[test]
 fn files_are_opened_to_be_written_in_one_place() {
-    /// And why they may.
+    /// The places in which files are opened for writing, and the reason why they may be.
     const PLACES: &[(&str, &str)] = &[
         ("support/machine/destination.rs", "the place"),
         ("support/mounts/daemons.rs", "records, in a directory of their own"),

@@ -513,7 +513,7 @@ fn who_ends_the_mount_ends_the_keeper() {
     until("it has ended", || !is_alive(kept.keeper));
     assert!(kept.place.entry().is_none());
     assert!(succeeds(kvfs(&["check"]).arg(kept.place.store())).contains("clean"));
-    // And a daemon that is told itself.
+    // The signal may also be sent to the daemon itself.
     let Some(kept) = Kept::new("nowriteback") else { return };
     kept.kill();
     // Once it is recorded it listens to signals, and is not just ended by them.

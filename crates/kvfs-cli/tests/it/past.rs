@@ -232,7 +232,7 @@ fn a_history_names_states_and_what_has_changed() {
     assert_eq!(json["now"]["files"][0]["change"], "removed");
     succeeds(&mut p.umount());
     let unmounted = lines(&succeeds(kvfs(&["history", "--changes"]).arg(p.store())));
-    // But for what a snapshot alone holds, which grows as what came after it is committed.
+    // The space that only the snapshot holds is left out: it grows as later changes are committed.
     let but_size = |line: &String| {
         let words: Vec<_> = line.split(' ').collect();
         (words[..2].join(" "), words[4..].join(" "))

@@ -34,7 +34,7 @@ fn a_restore_that_meets_damage_half_way_has_changed_nothing() {
         fs::write(p.mnt().join(directory).join("now"), "now").expect("written");
     }
     succeeds(&mut p.umount());
-    // So that all of it is in runs, and not in the journal.
+    // After this all of it is in runs, and not in the journal.
     succeeds(kvfs(&["compact"]).arg(p.store()).stdin(Stdio::null()));
     let before = ["a", "b", "c"].map(|directory| listed(&p, directory));
     // The part of the second directory that only the snapshot has cannot be read any more.

@@ -115,7 +115,7 @@ fn every_key_has_a_line_in_a_review() {
         lines
     };
     assert_eq!(sorted(lines(&said)), sorted(want.clone()));
-    // And of the store when it is not mounted.
+    // The same holds for the store when it is not mounted.
     drop(client);
     succeeds(kvfs(&["umount"]).arg(&root));
     let said = succeeds(kvfs(&["diff"]).arg(root.with_file_name("store")).arg("before"));

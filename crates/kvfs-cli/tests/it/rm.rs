@@ -70,7 +70,7 @@ fn it_leaves_what_rm_leaves() {
     // The removed names can be made again at once.
     fs::create_dir(p.mnt().join("tree")).expect("mkdir");
     assert_eq!(fs::read_dir(p.mnt().join("tree")).expect("list").count(), 0);
-    // And it is on disk after an unmount.
+    // The removal is on disk after an unmount.
     succeeds(&mut p.umount());
     p.mounted();
     assert!(!p.mnt().join("other/sub").exists());

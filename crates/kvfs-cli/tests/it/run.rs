@@ -581,7 +581,7 @@ fn after_a_conflict_what_the_program_did_is_kept() {
         let ended = run_beside(&root, options, "echo in > file", "printf outside > file");
         let said = text(&ended.stderr);
         assert_eq!(ended.status.code(), Some(75), "{said}");
-        // Which path, who has changed it, and when.
+        // The message has the path, the commit that has changed it, and its time.
         assert!(said.contains("/file (by commit ") && said.contains("\"theirs\", "), "{said}");
         assert!(said.contains(" s ago)"), "{said}");
         assert_eq!(said.matches("theirs").count(), 1, "it is named once: {said}");

@@ -210,7 +210,7 @@ fn each_token_lets_do_what_its_line_says_and_nothing_else() {
     assert_eq!(try_all("writer"), ["main"]);
     assert_eq!(try_all("guest"), ["base", "attempt"]);
     assert_eq!(try_all("admin"), ["monday", "base", "main", "attempt"]);
-    // Which snapshots there are is told to none that may not read them.
+    // The names of snapshots are shown to no client that may not read them.
     let none = refused(mount(&place, port, "writer", &["--snapshot", "none"]), "does not let");
     assert!(!none.contains("has no snapshot"), "{none}");
 }

@@ -40,7 +40,7 @@ fn files_and_keys_of_the_last_commit_are_as_they_were() {
     symlink("target", root.join("link")).expect("a link");
     succeeds(kvfs(&["kv", "put"]).arg(&root).args(["k", "before"]));
     let mtime = fs::metadata(root.join("file")).expect("there").mtime();
-    // So that the kernel knows them.
+    // The kernel knows the files after this.
     assert_eq!(fs::read(root.join("d/deep/large")).expect("read").len(), 3 << 20);
     run(
         &root,

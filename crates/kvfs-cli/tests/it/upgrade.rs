@@ -52,7 +52,7 @@ fn the_process_stays_and_becomes_the_program_that_was_called() {
     assert_eq!((p.pid(), program_of(before)), (before, copy));
     assert_eq!(fs::metadata(p.mnt()).expect("it answers").dev(), device);
     assert_eq!(p.ask(&["GET", "k"]), "v");
-    // And back, by the store's name.
+    // The daemon changes back, by the store's name.
     succeeds(kvfs(&["mount", "--upgrade"]).arg(p.store()));
     assert_eq!(program_of(before), Path::new(env!("CARGO_BIN_EXE_kvfs")));
     succeeds(&mut p.umount());

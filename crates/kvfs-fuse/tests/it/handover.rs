@@ -269,7 +269,7 @@ fn what_a_program_has_mapped_is_written_back_to_the_next_one() {
 fn a_durable_transaction_goes_on_under_its_number_with_what_is_open_in_it() {
     let Some(mut lasting) = Lasting::new(false) else { return };
     fs::write(lasting.path("f"), b"before").expect("written");
-    // So that the views' numbers are none that would be given first.
+    // The views' numbers must not be those that would be given first.
     let begin = |lasting: &Lasting| {
         let options = TransactionOptions { durable: true, ..Default::default() };
         lasting.views().begin(options).expect("begun")

@@ -206,7 +206,7 @@ fn what_is_open_already_shows_a_commit_at_once(write_back: bool) {
         .collect();
     assert_eq!(seen.len(), 5, "{seen:?}");
     assert!(seen.contains(&"made".to_string()) && !seen.contains(&"removed".to_string()));
-    // And it goes on as it should: what is written now is there afterwards.
+    // Writing continues as it should: later data is there afterwards.
     let append = File::options().append(true).open(m.path("shrinks")).expect("open");
     (&append).write_all(b"+").expect("write");
     assert_eq!(read(&mut shrinks), b"nnnnnnn+");
@@ -385,7 +385,7 @@ fn what_the_kernel_holds_back_is_in_the_commit(write_back: bool) {
     // Neither closed nor synced.
     m.commit(id);
     assert!(fs::read(m.path("f")).expect("read") == vec![7; 200_000]);
-    // And what it holds back of the mainline counts when conflicts are looked for.
+    // Data of the mainline that the kernel holds back counts when conflicts are looked for.
     let (id, t) = m.begin();
     fs::write(t.join("f"), "in the transaction").expect("write");
     let open = File::options().write(true).open(m.path("f")).expect("open");

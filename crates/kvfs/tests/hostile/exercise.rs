@@ -201,7 +201,7 @@ pub fn all(random: &mut Random, db: &Kvdb, env: &Arc<dyn Env>, known: &[Ino]) {
         let _ = fs.verify();
         let _ = fs.shutdown();
     }
-    // And again, as it was left.
+    // The store is checked again as it was left.
     let _ = kvfs::verify(db);
 }
 

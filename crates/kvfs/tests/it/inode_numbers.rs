@@ -21,7 +21,7 @@ fn files(db: &Kvdb) -> (Fs, Views) {
 }
 
 fn create(device: &Arc<MemoryDevice>, capacity: Option<u64>) -> (Kvdb, Fs, Views) {
-    // So that a transaction has nothing on disk but its log.
+    // With these options a transaction has nothing on disk but its log.
     let create = CreateOptions {
         open: options(256 << 20),
         capacity,

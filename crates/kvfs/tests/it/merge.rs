@@ -231,7 +231,7 @@ fn what_a_clone_has_changed_is_in_its_parent_and_the_rest_is_as_it_was() {
     assert_eq!(&main.readlink(two.w.stat("link").ino).expect("a link")[..], b"new/large");
     // The clone has what it had.
     assert!(content(&clone, "a/main").is_none());
-    // And nothing more comes of it.
+    // Another merge changes nothing.
     let before = two.tree("");
     two.merge(&of("c"));
     assert_eq!(two.tree(""), before);

@@ -395,8 +395,8 @@ impl Model {
                         }
                         c.data[..bytes.len()].copy_from_slice(&bytes);
                     });
-                    // Which holes were kept is its own business: stored blocks are as many as the
-                    // file says, if they hold the data.
+                    // The store decides which holes it keeps: the model takes over the number of
+                    // stored blocks that the file reports, if they hold the data.
                     self.adopt_blocks(to);
                     self.committed(to);
                 }

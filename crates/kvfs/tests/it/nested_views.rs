@@ -172,7 +172,7 @@ fn what_is_open_in_the_store_and_removed_within_lives_on_over_both_commits() {
     assert_eq!(b.w.fs.verify().unwrap().pages, 0);
 }
 
-/// And one that the outer one has made goes with its last user there.
+/// A file that the outer one has made goes with its last user there.
 #[test]
 fn what_the_one_around_has_made_and_open_and_is_removed_within_lives_until_it_is_closed() {
     let b = Both::new();

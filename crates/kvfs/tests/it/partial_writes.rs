@@ -239,7 +239,7 @@ fn holes_ends_and_what_was_cut_off_are_zeros_beside_a_part() {
         cold.fs.setattr(f, &set, root()).expect("set");
     };
     for turn in 0..3u64 {
-        // Behind the last byte, within the last page.
+        // The write begins after the last byte, within the last page.
         let end = model.len() as u64;
         cold.write(f, end + 500, b"behind");
         put(&mut model, end + 500, b"behind");

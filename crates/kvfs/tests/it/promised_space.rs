@@ -375,7 +375,7 @@ fn a_transaction_brings_its_promises_with_it_or_none() {
             false => views.abort(id).unwrap(),
         }
         if !commit {
-            // But for a zone that what is written has taken.
+            // The two differ by at most a zone that the written data has taken.
             assert!(with_old.abs_diff(store.free()) <= ZONE, "and given back");
             assert_eq!(store.blocks(old), 4 * MIB / 512);
         }

@@ -376,7 +376,7 @@ fn what_others_have_changed_since_a_transaction_began_it_does_not_remove() {
     }
     assert_eq!(world.contents("/top/sub/empty/new"), b"new");
     assert_eq!(world.contents("/top/sub/large"), content(1, 100_000));
-    // And what others do next to it does not concern it.
+    // Changes by others next to it do not concern it.
     let id = views.begin(TransactionOptions::default()).unwrap();
     views.remove_tree(&ViewId::Transaction(id), b"top").unwrap();
     closed(&world.fs, ROOT, "new", b"new");

@@ -89,7 +89,7 @@ fn a_clone_goes_its_own_way() {
     let views = self::views(&w);
     let branch = views.fs(&name).unwrap();
     assert_eq!(contents(&branch, "f"), b"its");
-    // And has snapshots of its own.
+    // The clone has snapshots of its own.
     views.snapshot(&name, "of the branch", Durability::Buffered).unwrap();
     branch.write(f, 0, b"new", Default::default()).unwrap();
     assert_eq!(

@@ -93,7 +93,7 @@ fn files_directories_and_links_are_as_they_were() {
     }
     assert_eq!(w.stat("dir").size, before[0].size + 1);
     assert!(w.fs.getxattr(dir, b"user.note").is_err());
-    // And once more, which brings it back.
+    // Another undo brings it back.
     b.undo();
     assert!(w.exists("dir/sub/moved") && !w.exists("dir/large"));
 }

@@ -353,8 +353,7 @@ fn what_is_open_here_and_changed_and_removed_there_is_here_as_it_was() {
             views.commit(id, Durability::Buffered).unwrap();
             assert!(w.fs.read(open, 0, 100_000).unwrap() == old, "{name}");
             assert_eq!(w.fs.getxattr(open, b"user.large").unwrap(), large, "{name}");
-            // Behind its end there is nothing of the transaction's, however it comes to be part of
-            // the file.
+            // After its end the file has no data of the transaction's, however it is extended.
             w.write(open, 90_000, b"end");
             w.fs.link(open, ROOT, name.as_bytes()).unwrap();
             w.check();

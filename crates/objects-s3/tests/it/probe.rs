@@ -46,7 +46,7 @@ fn lost_answers_and_refusals_are_no_broken_rules() {
     }
 }
 
-/// Which rule is broken.
+/// The rule that the server breaks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Broken {
     Create,

@@ -241,7 +241,7 @@ fn a_file_is_allocated_beforehand_and_shrinks_when_zones_are_given_back() {
     let mut found = [0; 4];
     zones.read(P, kept, &mut found).unwrap();
     assert_eq!(&found, b"kept");
-    // And it is allocated again when it is needed again.
+    // The space is allocated again when it is needed again.
     let again = allocated();
     let _pins: Vec<ZonePin> =
         (0..16).map(|_| zones.take_zone(Purpose::Journal, Priority::User).unwrap().1).collect();

@@ -1,5 +1,5 @@
-//! Which steps of a history are run, each with random numbers of its own, and the shortest history
-//! that fails as a long one did.
+//! Chooses the steps of a history that are run, each with random numbers of its own, and finds the
+//! shortest history that fails as a long one did.
 //!
 //! `KVFS_SEED=n KVFS_STEPS=1-124,187-248` runs only these steps of seed n. `KVFS_SHRINK=s` looks
 //! for at most s seconds for a shorter history that fails (30 unless told, 0: not at all).

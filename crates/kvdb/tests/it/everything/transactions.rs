@@ -772,8 +772,8 @@ pub fn undo(w: &mut World) -> Result<(), Dead> {
     Ok(())
 }
 
-/// Behind a restart: of a commit that can be undone it is known what there was around it, unless
-/// the power failed before it was known that it was one.
+/// Called after a restart: the states around a commit that can be undone are known, unless the
+/// power failed before the commit was known to be one.
 pub fn undoable_again(w: &mut World) -> Result<(), Dead> {
     let commits = w.db.undoable_commits();
     w.undoable.retain(|number, _| commits.iter().any(|commit| commit.number == *number));
@@ -846,7 +846,7 @@ pub fn serializable(w: &mut World) -> Result<(), Dead> {
     Ok(())
 }
 
-/// Behind a restart: durable transactions go on as they were after one of their calls.
+/// Called after a restart: durable transactions continue from the state after one of their calls.
 pub fn restored(w: &mut World, before: Vec<Open>) -> Result<(), Dead> {
     for mut open in before.into_iter().filter(|open| open.durable) {
         let Ok(t) = w.db.transaction(open.t.id()) else {
@@ -866,8 +866,8 @@ pub fn restored(w: &mut World, before: Vec<Open>) -> Result<(), Dead> {
         // there nothing is asked.
         open.sees = open.stages.swap_remove(at);
         open.stages = vec![open.sees.clone()];
-        // Which of its changes are left is not known, only what they come to: for one that wins
-        // over others that is not enough.
+        // The set of its surviving changes is not known, only their result. For a transaction that
+        // wins over others that is not enough.
         if open.sees != open.base && open.checks && !w.rolled_back_since(open.since) {
             open.t = t;
             open.savepoints.clear();

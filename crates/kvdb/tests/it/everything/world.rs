@@ -299,7 +299,7 @@ impl World {
     /// Dictionaries of a branch, or one of them, are others from here on.
     pub fn replaced(&mut self, branch: &str, dict: &str) {
         self.events.push((self.committed.len(), branch.into(), dict.into()));
-        // So that what begins from here on begins behind it.
+        // A transaction that begins from here on begins after it.
         self.committed.push(Change {
             branch: "\0".into(),
             dict: String::new(),

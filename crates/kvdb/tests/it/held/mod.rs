@@ -10,12 +10,12 @@ use zones::{Device, MemoryDevice, Purpose};
 /// No test waits longer than this for another thread.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Which sync is held.
+/// The sync that is held.
 #[derive(Default)]
 struct Hold {
     /// The next sync behind a write of this purpose is held.
     on: Option<Purpose>,
-    /// Such a write has come.
+    /// A write that precedes such a sync has come.
     written: bool,
     held: bool,
 }

@@ -22,7 +22,7 @@ pub enum Did {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     Committed,
-    /// And on disk before that was said.
+    /// It was on disk before the success was reported.
     Synced,
     Failed,
     /// The power failed while it committed, or what it did may have been undone.

@@ -7,7 +7,7 @@ use super::effects::check_name;
 use super::tree::{Entry, Id, Node, Own, Tree};
 use super::world::{Dead, Site, USER, World};
 
-/// So that trees stay of a size.
+/// The most nodes of a tree, so that trees stay small.
 const MOST: usize = 70;
 
 impl World {

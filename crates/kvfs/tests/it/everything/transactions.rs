@@ -587,7 +587,7 @@ fn abort(w: &mut World, label: &str) -> Result<(), Dead> {
     Ok(())
 }
 
-/// Behind a restart: durable transactions are open again.
+/// Called after a restart: durable transactions are open again.
 pub fn restored(w: &mut World, found: &BTreeMap<String, TransactionId>) {
     let durable = w.history.newest().durable.clone();
     for (label, over) in durable {

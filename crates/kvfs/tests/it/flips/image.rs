@@ -94,7 +94,7 @@ fn options(end: End) -> OpenOptions {
         threads: false,
         zero_journal: false,
         flush_on_close: end != End::ClosedUnflushed,
-        // So that seven flushes make several levels.
+        // With this policy seven flushes make several levels.
         compaction: kvdb::CompactionPolicy {
             runs_per_level: 4,
             ..kvdb::CompactionPolicy::default()

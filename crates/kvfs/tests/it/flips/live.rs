@@ -1,4 +1,4 @@
-//! Which bytes of an image are alive: found out by listening to check and to reads, and by a small
+//! Finds the bytes of an image that are alive, by listening to check and to reads, and by a small
 //! reader of chunks that shares nothing with the store's own.
 
 use std::collections::BTreeMap;

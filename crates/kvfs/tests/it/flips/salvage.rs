@@ -16,7 +16,8 @@ use super::live::{Class, Live};
 use super::number;
 use super::reading::{Expected, Node};
 
-/// Which keys hang on what is damaged: told by a scrub, which shares no reader with salvage.
+/// Returns the keys that depend on the damage, as told by a scrub, which shares no reader with
+/// salvage.
 pub fn touched(image: &Image, flips: &[(u64, u8)]) -> Vec<FaultKeys> {
     let device = Arc::new(image.device.clone());
     let options = OpenOptions { read_only: true, ..image.options() };

@@ -61,7 +61,7 @@ pub fn tree(fs: &Fs) -> Tree {
     all
 }
 
-/// Which kinds of calls are made.
+/// The kinds of calls that are made.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Calls {
     InPlace,
