@@ -404,7 +404,7 @@ fn who_begins_commits_or_makes_a_snapshot_without_a_page_that_is_on_its_way_gets
         // It comes to the daemon when it is asked for, and has to wait there.
         mapping.put(0, b"new");
         // On a machine that stalls, the page may have waited for ten seconds in the meantime. Then
-        // it has been refused, which the next call reports instead (see the test after this one).
+        // it has been refused, which the next call reports instead (`refused`).
         let refused = |what: &str, result: kvfs::Result<()>| match result {
             Err(kvfs::Error::NotHandedOver(said)) => {
                 assert!(said.contains(why) || said.contains("has been refused"), "{what}: {said}");
@@ -436,44 +436,6 @@ fn who_begins_commits_or_makes_a_snapshot_without_a_page_that_is_on_its_way_gets
             "now the page is there"
         );
     }
-}
-
-/// The write of a page is repeated for ten seconds while a transaction has the file locked, and is
-/// then refused with EDEADLK. The kernel keeps the error of a page for the next syncfs(2), even of
-/// a descriptor that is opened afterwards. So a caller that begins more than ten seconds after the
-/// kernel has sent the page meets the refusal before anything looks for locks. With the patience of
-/// a usual mount, which is longer, each page that stays locked ends like this.
-#[test]
-fn who_begins_after_a_page_was_refused_for_a_lock_is_told_once() {
-    let Some(m) = Real::new(false) else { return };
-    let file = read_write(&m.path("f"));
-    file.set_len(8192).expect("truncate");
-    let mapping = Mapping::of(&file, 8192);
-    mapping.put(0, b"old");
-    file.sync_all().expect("synced");
-    let options =
-        kvdb::TransactionOptions { isolation: Isolation::Serializable, ..Default::default() };
-    let locking = m.views.begin(options).expect("begun");
-    let path = m.path(&format!(".kvfs/txn/{locking}/f"));
-    assert_eq!(&fs::read(path).expect("read")[..3], b"old");
-    mapping.put(0, b"new");
-    // The sync waits until the page has been answered. It takes the error of the file, not the one
-    // of the file system.
-    let synced = file.sync_all().map_err(|e| e.raw_os_error());
-    assert_eq!(synced, Err(Some(libc::EDEADLK)), "who wrote the page is told");
-    match m.views.begin(Default::default()) {
-        Err(kvfs::Error::NotHandedOver(said)) => {
-            assert!(said.contains("locked by a transaction has been refused"), "{said}");
-        }
-        other => panic!("a transaction begins without a page: {other:?}"),
-    }
-    let next = m.views.begin(Default::default()).expect("begun, since no page is left");
-    m.views.abort(next).expect("aborted");
-    m.views.abort(locking).expect("aborted");
-    // The program that was told writes the page again.
-    mapping.put(0, b"new");
-    let (_, inside) = m.begin();
-    assert_eq!(&fs::read(inside.join("f")).expect("read")[..3], b"new");
 }
 
 /// A mount that no path leads to any more, while programs have files open in it.

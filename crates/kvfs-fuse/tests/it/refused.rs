@@ -1,14 +1,14 @@
 //! Tests of data that the kernel has accepted from a program and the store refuses: the program is
 //! told, and no later data is stored after a hole.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::real::{BOTH, Real, policy};
+use crate::real::{BOTH, Mapping, Real, policy};
 use env::Machine;
-use kvdb::{CreateOptions, Kvdb, OpenOptions};
+use kvdb::{CreateOptions, Isolation, Kvdb, OpenOptions};
 use kvfs::{Fs, FsOptions};
 use zones::MemoryDevice;
 
@@ -132,4 +132,42 @@ fn what_was_refused_is_said_at_every_sync_until_the_size_is_set() {
     log.set_len(10_000).expect("the size is set");
     assert_eq!(said(&log), Ok(()));
     assert_eq!(std::fs::read(m.path("log")).expect("read"), [&[1; 10_000][..], &[3; 100]].concat());
+}
+
+/// The write of a page is repeated for ten seconds while a transaction has the file locked, and is
+/// then refused with EDEADLK. The kernel keeps the error of a page for the next syncfs(2), even of
+/// a descriptor that is opened afterwards. So a caller that begins more than ten seconds after the
+/// kernel has sent the page meets the refusal before anything looks for locks. With the patience of
+/// a usual mount, which is longer, each page that stays locked ends like this.
+#[test]
+fn who_begins_after_a_page_was_refused_for_a_lock_is_told_once() {
+    let Some(m) = Real::new(false) else { return };
+    let file = File::create_new(m.path("f")).expect("create");
+    file.set_len(8192).expect("truncate");
+    let mapping = Mapping::of(&file, 8192);
+    mapping.put(0, b"old");
+    file.sync_all().expect("synced");
+    let options =
+        kvdb::TransactionOptions { isolation: Isolation::Serializable, ..Default::default() };
+    let locking = m.views.begin(options).expect("begun");
+    let path = m.path(&format!(".kvfs/txn/{locking}/f"));
+    assert_eq!(&fs::read(path).expect("read")[..3], b"old");
+    mapping.put(0, b"new");
+    // The sync waits until the page has been answered. It takes the error of the file, not the one
+    // of the file system.
+    let synced = file.sync_all().map_err(|e| e.raw_os_error());
+    assert_eq!(synced, Err(Some(libc::EDEADLK)), "who wrote the page is told");
+    match m.views.begin(Default::default()) {
+        Err(kvfs::Error::NotHandedOver(said)) => {
+            assert!(said.contains("locked by a transaction has been refused"), "{said}");
+        }
+        other => panic!("a transaction begins without a page: {other:?}"),
+    }
+    let next = m.views.begin(Default::default()).expect("begun, since no page is left");
+    m.views.abort(next).expect("aborted");
+    m.views.abort(locking).expect("aborted");
+    // The program that was told writes the page again.
+    mapping.put(0, b"new");
+    let (_, inside) = m.begin();
+    assert_eq!(&fs::read(inside.join("f")).expect("read")[..3], b"new");
 }
