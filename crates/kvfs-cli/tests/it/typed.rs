@@ -103,3 +103,12 @@ fn small_files_are_said_to_take_what_they_take_on_the_device() {
         assert!((data..data * 2).contains(&taken), "{taken} bytes for {data}: {said}");
     }
 }
+
+#[test]
+fn a_directory_that_is_not_there_is_not_made_for_a_benchmark() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let missing = dir.path().join("no/such");
+    let said = fails(3, kvfs(&["bench", "--mib", "1"]).arg(&missing));
+    assert!(said.contains("there is no directory"), "{said}");
+    assert!(!dir.path().join("no").exists(), "nothing is made");
+}
