@@ -170,3 +170,38 @@ fn what_was_written_for_a_byte_is_said_of_more_than_a_few() {
     assert!(shown(&top).contains("written for each byte"));
     assert!(shown(&["stat"]).contains("times what was committed"));
 }
+
+#[test]
+fn stat_says_what_each_job_has_written() {
+    let Some(place) = Place::new() else { return };
+    place.mounted();
+    let shown = |words: &[&str]| succeeds(kvfs(words).arg(place.mnt()).stdin(Stdio::null()));
+    let written = || {
+        let all: Value = serde_json::from_str(&shown(&["stat", "--json"])).expect("JSON");
+        let of = |job: &str| {
+            let bytes = all["written_by_job"][job].as_u64();
+            bytes.unwrap_or_else(|| panic!("{job} in {}", all["written_by_job"]))
+        };
+        assert_eq!(of("defragmentation"), 0);
+        // Merges of a store that has become quiet are counted by themselves.
+        [of("commits"), of("flushes"), of("merges") + of("quiet_merges")]
+    };
+    let file = fs::File::create(place.mnt().join("file")).expect("a file");
+    (&file).write_all(&vec![7; 3 << 20]).expect("written");
+    file.sync_all().expect("synced");
+    let [commits, _, merges] = written();
+    assert!(commits >= 3 << 20, "{commits} bytes of commits");
+    // Two runs that each have a newer value of one key, and then one run.
+    for (value, snapshot) in [("old", "one"), ("new", "two")] {
+        succeeds(kvfs(&["kv", "put"]).arg(place.mnt()).args(["k", value]));
+        succeeds(kvfs(&["snapshot", "create"]).arg(place.mnt()).arg(snapshot));
+    }
+    succeeds(kvfs(&["compact"]).arg(place.mnt()));
+    let [_, flushes, after] = written();
+    assert!(flushes > 0 && after > merges, "{flushes} of flushes, {merges} and {after} of merges");
+    let text = shown(&["stat"]);
+    let line = text.lines().find(|line| line.starts_with("written by ")).expect("a line");
+    for job in ["commits ", "flushes ", "merges "] {
+        assert!(line.contains(job), "{line}");
+    }
+}
