@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kvdb::{
-    Batch, DictionaryId, DictionaryOptions, Durability, Error, Isolation, Kvdb, Transaction,
-    TransactionOptions,
+    Batch, DictionaryId, DictionaryOptions, Durability, Error, Isolation, Kvdb, ReceiveOptions,
+    Transaction, TransactionOptions,
 };
 
 fn store() -> (Kvdb, DictionaryId) {
@@ -243,4 +243,28 @@ fn every_read_of_a_dictionary_that_is_gone_says_so() {
     made.insert("k", "v").unwrap();
     assert_eq!(old.get(made.id(), b"k").unwrap(), None);
     assert!(old.scan(made.id(), b"", b"", 10).unwrap().is_empty());
+}
+
+#[test]
+fn a_handle_from_before_a_receive_says_that_its_dictionary_is_gone() {
+    let (db, replica) = (Kvdb::in_memory(), Kvdb::in_memory());
+    let receive = |snapshot: &str, base: Option<&str>| {
+        let mut stream = Vec::new();
+        db.send(snapshot, base, &mut stream, None).unwrap();
+        replica.receive(&stream[..], &ReceiveOptions::default()).unwrap();
+    };
+    let d = db.open_dictionary("d").unwrap();
+    d.insert("k", "1").unwrap();
+    db.snapshot("one").unwrap();
+    d.insert("k", "2").unwrap();
+    db.snapshot("two").unwrap();
+    receive("one", None);
+    let before = replica.open_dictionary("d").unwrap();
+    assert_eq!(before.get("k").unwrap().unwrap(), "1");
+    receive("two", Some("one"));
+    for _ in 0..2 {
+        let answer = before.get("k");
+        assert!(matches!(answer, Err(Error::NoDictionary(_))), "{answer:?}");
+    }
+    assert_eq!(replica.open_dictionary("d").unwrap().get("k").unwrap().unwrap(), "2");
 }
