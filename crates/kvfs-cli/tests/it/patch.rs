@@ -199,3 +199,20 @@ fn on_a_terminal_there_are_colours_a_pager_and_no_tricks() {
     let missing = on_a_terminal(&diff, &[("PAGER", "no-such-pager-anywhere")]);
     assert!(missing.contains("M  text"), "{missing:?}");
 }
+
+#[test]
+fn what_an_undo_has_changed_is_paged_on_a_terminal_and_counted_when_asked() {
+    let Some(mount) = Mount::new() else { return };
+    let root = mount.root();
+    let script = "cd $KVFS_MOUNT && touch one two three";
+    succeeds(kvfs(&["run"]).arg(&root).args(["--", "sh", "-c", script]));
+    let undo = format!("{} undo {}", env!("CARGO_BIN_EXE_kvfs"), root.display());
+    let paged = on_a_terminal(&undo, &[("KVFS_PAGER", "sed 's/^/PAGED /'"), ("NO_COLOR", "1")]);
+    for name in ["one", "two", "three"] {
+        assert!(paged.contains(&format!("PAGED D  {name} ")), "{paged:?}");
+    }
+    assert!(paged.contains("PAGED 3 files removed"), "{paged:?}");
+    let counted = String::from_utf8(succeeds(kvfs(&["undo", "--stat"]).arg(&root))).expect("text");
+    assert!(counted.starts_with("3 files added"), "{counted}");
+    assert!(!counted.contains("A  one"), "{counted}");
+}
