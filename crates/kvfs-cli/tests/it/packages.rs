@@ -95,6 +95,10 @@ fn an_installation_has_its_helpers_pages_completions_and_unit() {
         unit.contains("ExecStart=/usr/local/bin/kvfs mount") && !unit.contains("@BIN@"),
         "{unit}"
     );
+    // A daemon that was killed is started again; the service gives up rights that it does not need.
+    for setting in ["Restart=on-failure", "NoNewPrivileges=yes", "MemoryDenyWriteExecute=yes"] {
+        assert!(unit.lines().any(|line| line == setting), "{setting} in {unit}");
+    }
 }
 
 #[test]
