@@ -1,11 +1,12 @@
-//! Programs that watch files of a mount by inotify(7) are told of what commands commit, take back
-//! and restore.
+//! Programs that watch files of a mount by inotify(7) are told of what commands commit, take back,
+//! restore and roll back.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use crate::place::{Place, kvfs, succeeds};
@@ -42,7 +43,7 @@ impl Watcher {
 }
 
 #[test]
-fn runs_undos_and_restores_are_told_to_who_watches_their_directory() {
+fn runs_undos_restores_and_rollbacks_are_told_to_who_watches_their_directory() {
     let Some(p) = Place::new() else { return };
     p.mounted();
     let mnt = p.mnt();
@@ -64,5 +65,10 @@ fn runs_undos_and_restores_are_told_to_who_watches_their_directory() {
     run(script);
     watcher.is_told(&["", "changed", "made"]);
     succeeds(kvfs(&["restore"]).arg(&mnt).args(["before", "d/changed", "d/removed"]));
+    watcher.is_told(&["", "changed", "removed"]);
+    run(script);
+    watcher.is_told(&["", "changed"]);
+    let mut rollback = kvfs(&["snapshot", "rollback"]);
+    succeeds(rollback.arg(&mnt).arg("before").stdin(Stdio::null()));
     watcher.is_told(&["", "changed", "removed"]);
 }
