@@ -279,7 +279,25 @@ fn what_differs_in_a_time_alone_can_be_reverted_as_it_is_listed() {
         let still = |line: &String| line.starts_with(&format!("M {path}"));
         assert!(!left.iter().any(still), "{path}: {left:?}");
     }
+    // The root stands for all that is left, of which only times differ.
+    assert!(diff().iter().any(|line| line.starts_with("M a/one time")), "{:?}", diff());
+    succeeds(kvfs(&["txn", "revert"]).arg(&root).args([&id, "."]));
+    assert_eq!(diff(), ["nothing is changed"]);
     succeeds(kvfs(&["txn", "abort"]).arg(&root).arg(&id));
+}
+
+#[test]
+fn a_directory_keeps_its_time_when_what_is_in_it_is_reverted() {
+    let Some(mount) = Mount::new() else { return };
+    let root = mount.root();
+    tree(&mount);
+    for paths in [&["gone", "b/two"][..], &["."]] {
+        let id = changed(&root, &[], "echo more >> gone; echo more >> b/two");
+        succeeds(kvfs(&["txn", "revert"]).arg(&root).arg(&id).args(paths));
+        let said = succeeds(kvfs(&["txn", "diff", "--times"]).arg(&root).arg(&id));
+        assert_eq!(said, "nothing is changed\n", "{paths:?}");
+        succeeds(kvfs(&["txn", "abort"]).arg(&root).arg(&id));
+    }
 }
 
 #[test]

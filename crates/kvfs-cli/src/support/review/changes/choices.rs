@@ -4,11 +4,13 @@
 //! A directory that was made, removed, renamed or replaced is one choice together with everything
 //! in it, and a rename is one choice for both paths; every other path is a choice of its own. A
 //! rejected path is restored to its state beneath the transaction: it is removed, and copied from
-//! there by reference.
+//! there by reference. The directory that it is in keeps its time.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::time::SystemTime;
 
 use rustix::fs::{Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, XattrFlags};
 
@@ -181,8 +183,8 @@ impl Changes {
         }
         let path = &*bare(path);
         if path.is_empty() {
-            let all = self.choices().into_iter().filter(|choice| choice.key.is_none());
-            let all: Vec<Choice> = all.collect();
+            let all = self.choices_of(|_| true).into_iter();
+            let all: Vec<Choice> = all.filter(|choice| choice.key.is_none()).collect();
             return if all.is_empty() { Err(nothing_at(path)) } else { Ok(all) };
         }
         let within = |n: &usize| {
@@ -316,6 +318,7 @@ impl Changes {
     fn take_out(&self, mounted: &mut Mounted, id: u64, choices: &[Choice]) -> Outcome {
         let (number, view) = (id.to_string(), &mounted.view(id));
         let tops = || self.tops(choices);
+        let times = self.times_around(view, tops().filter(|file| whole(file)));
         for file in tops().filter(|file| whole(file) && file.after.is_some()) {
             let path = self.anchors.whole(&file.path);
             mounted.call(&[b"RMTREE", &path, b"TXN", number.as_bytes()])?;
@@ -334,6 +337,13 @@ impl Changes {
             words.extend([&b"TXN"[..], number.as_bytes()]);
             mounted.call(&words)?;
         }
+        // A directory that is not among the choices keeps its time, as far as the user may set it:
+        // otherwise it would differ by what was taken out alone.
+        for (path, (time, file)) in &times {
+            if let Ok(directory) = opened(view, path, file) {
+                let _ = fs::File::from(directory).set_modified(*time);
+            }
+        }
         self.revert_directories(view, choices)?;
         choices.iter().filter_map(|choice| choice.key).try_for_each(|key| {
             // Revert a key with its elements and its deadline. If others have changed it since the
@@ -343,6 +353,29 @@ impl Changes {
             mounted.call(&[b"USE", key.dictionary.as_bytes()])?;
             mounted.call(&[b"TXN", b"REVERT", b"KEY", &differs.key]).map(drop)
         })
+    }
+
+    /// Returns the directories that contain these files, with the times of their last changes.
+    fn times_around<'a>(
+        &self,
+        view: &Path,
+        files: impl Iterator<Item = &'a File>,
+    ) -> BTreeMap<Vec<u8>, (SystemTime, &'a File)> {
+        let mut times = BTreeMap::new();
+        for file in files {
+            let path = self.anchors.whole(&file.path);
+            let end = path.iter().rposition(|byte| *byte == b'/').unwrap_or_default();
+            if times.contains_key(&path[..end]) {
+                continue;
+            }
+            let time = opened(view, &path[..end], file).ok().and_then(|directory| {
+                fs::File::from(directory).metadata().and_then(|of| of.modified()).ok()
+            });
+            if let Some(time) = time {
+                times.insert(path[..end].to_vec(), (time, file));
+            }
+        }
+        times
     }
 
     /// Restores mode, owner and extended attributes of a directory that stays.
