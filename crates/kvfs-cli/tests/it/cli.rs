@@ -184,6 +184,12 @@ fn keys() {
     lab.kv("put", &["--", "-b", "--new"]).prints("");
     lab.kv("get", &["--", "-b"]).prints("--new");
     lab.kv("del", &["--", "-b"]).prints("");
+    // As a value and as a key it may stand last.
+    lab.kv("put", &["b", "--"]).prints("");
+    lab.kv("get", &["b"]).prints("--");
+    lab.kv("put", &["--", "--", "v"]).prints("");
+    lab.kv("get", &["--"]).prints("v");
+    lab.kv("del", &["--"]).prints("");
     lab.kv("put", &["b", "2"]).prints("");
     lab.kv("call", &["MGET", "b", "nope"]).prints("2\n(nil)\n");
     lab.kv("call", &["NOSUCH"]).fails(1, "unknown command 'NOSUCH'");
