@@ -82,7 +82,7 @@ impl Fs {
     }
 
     /// Returns the inodes of a tree, ascending, and its entries, level by level.
-    fn found_below(&self, top: Ino) -> Result<(Vec<(Ino, Found)>, Vec<Entry>)> {
+    fn found_below(&self, top: Ino) -> Result<(Inodes, Vec<Entry>)> {
         let (scope, Layout { nmap, imap, .. }) = (&self.core.scope, self.core.layout);
         let node = scope.get(imap, &layout::node_key(top))?.ok_or(Error::Stale(top))?;
         let is_dir = layout::decode_node(top, &node)?.0.kind == FileKind::Dir;
@@ -125,6 +125,9 @@ impl Fs {
         Ok((found.into_iter().collect(), entries))
     }
 }
+
+/// The inodes of a tree, ascending.
+type Inodes = Vec<(Ino, Found)>;
 
 /// An inode of the tree, as its names tell.
 #[derive(Clone, Copy)]

@@ -102,6 +102,7 @@ fn helper_mount(words: &[OsString]) -> Outcome {
             key_file: None,
             credentials: Credentials::default(),
             timeout: None,
+            sealed: false,
             options,
             foreground: false,
             memory: None,
