@@ -38,7 +38,7 @@ impl Fs {
         hints: WriteHints,
     ) -> Result<Written> {
         self.writable()?;
-        let lost_privileges = self.retry_on_lock(|| {
+        let lost_privileges = self.core.locks.retry(|| {
             let _call = self.enter()?;
             self.allocate_inside(ino, how, offset, len, hints)
         })?;
@@ -334,7 +334,7 @@ impl Fs {
         if from == to && from_offset.abs_diff(to_offset) < len {
             return Err(Error::Invalid("overlapping ranges of one file"));
         }
-        self.retry_on_lock(|| self.copy_once((from, from_offset), (to, to_offset), len, hints))
+        self.core.locks.retry(|| self.copy_once((from, from_offset), (to, to_offset), len, hints))
     }
 
     fn copy_once(

@@ -46,7 +46,7 @@ impl Fs {
     /// clears them if `unprivileged_group` asks for it.
     pub fn setattr(&self, ino: Ino, set: &SetAttr, _caller: Caller) -> Result<Attr> {
         self.writable()?;
-        self.retry_on_lock(|| self.setattr_once(ino, set))
+        self.core.locks.retry(|| self.setattr_once(ino, set))
     }
 
     fn setattr_once(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {

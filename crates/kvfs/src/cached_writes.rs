@@ -29,7 +29,7 @@ impl Fs {
             under_way.wait_for_those_before();
         }
         let taken = self.writable().and_then(|()| {
-            self.retry_on_lock(|| {
+            self.core.locks.retry(|| {
                 let _call = self.enter()?;
                 if lost.contains(ino) && offset > self.size_of(ino)? {
                     return Err(Error::LostBefore(ino));

@@ -92,7 +92,7 @@ impl Fs {
             };
         }
         let once = || self.clone_tree_once(earlier, from, (parent, name), linked, note);
-        let (copied, untold) = self.retry_on_lock(once)?;
+        let (copied, untold) = self.core.locks.retry(once)?;
         linked.extend(copied.linked.iter().copied());
         Ok((copied, untold))
     }

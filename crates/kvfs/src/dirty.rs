@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::sync::RwLockWriteGuard;
-use kvdb::{Batch, Scope};
+use kvdb::{Batch, Scope, Transaction};
 
 use crate::attr::{Attr, Ino};
 use crate::attributes::CAPABILITY;
@@ -18,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::{Buffer, Inode, InodeState};
 use crate::layout::{self, Attributes, Body, PAGE, PageKeys};
+use crate::locks::Accepting;
 use crate::request;
 
 /// Dirty bytes charged for the node of a dirty inode.
@@ -395,5 +396,18 @@ impl Fs {
     pub(crate) fn exact_attr(&self, inode: &Inode, state: &mut InodeState) -> Result<Attr> {
         self.count_pages(inode.ino, state)?;
         Ok(self.with_promise(state.attr.public(inode.ino)))
+    }
+}
+
+impl Accepting for Fs {
+    fn commit_accepted(&self, transaction: &Transaction, ino: Ino) -> Result<()> {
+        let _call = self.enter()?;
+        let Some(inode) = self.core.inode_cache.get(ino) else { return Ok(()) };
+        let mut state = inode.state.write();
+        if !state.dirty || state.attr.nlink == 0 {
+            return Ok(());
+        }
+        transaction
+            .past_its_locks(|| kvdb::without_lock_waits(|| self.commit_dirty(&inode, &mut state)))
     }
 }

@@ -34,6 +34,7 @@ use crate::inode_allocator::InodeAllocator;
 use crate::inode_cache::InodeCache;
 use crate::layout::{self, Layout};
 use crate::listing_table::ListingTable;
+use crate::locks::Locks;
 use crate::lost::Lost;
 use crate::promises::Promises;
 use crate::read_plan::ReadPlans;
@@ -52,6 +53,8 @@ pub(crate) struct Core {
     pub options: FsOptions,
     pub inode_cache: InodeCache,
     pub freeze_lock: FreezeLock,
+    /// The locks that calls take in the store.
+    pub locks: Locks,
     pub superseded: Superseded,
     pub inode_allocator: InodeAllocator,
     /// Held by every operation that locks more than one directory; see `inode`.
@@ -155,7 +158,7 @@ impl Fs {
             let (imap, key) = (self.core.layout.imap, layout::node_key(ino));
             // Reading a directory does not lock it (see `locks`), so its kind is found out without
             // a lock.
-            if self.locking().is_some()
+            if self.core.locks.transaction().is_some()
                 && let Some(value) = self.core.scope.view()?.get(imap, &key)?
             {
                 let (attr, xattrs, _) = layout::decode_node(ino, &value)?;
@@ -163,7 +166,7 @@ impl Fs {
                     return Ok(InodeState { read_unlocked: true, ..InodeState::new(attr, xattrs) });
                 }
             }
-            self.lock_in_store(ino, false)?;
+            self.core.locks.in_store(ino, false)?;
             let value = self.core.scope.get(imap, &key)?.ok_or(Error::Stale(ino))?;
             let (attr, xattrs, _) = layout::decode_node(ino, &value)?;
             Ok(InodeState::new(attr, xattrs))
@@ -176,7 +179,7 @@ impl Fs {
         if state.gone {
             return Err(Error::Stale(inode.ino));
         }
-        self.lock_for_change(inode.ino, &mut state)?;
+        self.core.locks.for_change(inode.ino, &mut state)?;
         Ok(state)
     }
 
@@ -187,7 +190,7 @@ impl Fs {
     ) -> Result<RwLockWriteGuard<'a, InodeState>> {
         let mut state = inode.state.write();
         if !state.gone {
-            self.lock_for_change(inode.ino, &mut state)?;
+            self.core.locks.for_change(inode.ino, &mut state)?;
         }
         match () {
             () if state.gone => Err(Error::NotFound),

@@ -8,7 +8,7 @@
 //! **Files that a transaction has locked are clean on the mainline.** A file is not written to, not
 //! even in memory, while a transaction has it locked. A write that was accepted before and waits in
 //! memory is committed by the transaction that locks the file, after it has the lock and before it
-//! reads the file (`lock_in_store`): the write came first, so the transaction reads it. Otherwise
+//! reads the file (`Locks::in_store`): the write came first, so the transaction reads it. Otherwise
 //! it would wait for the transaction's end, however long after the flush interval, and syncs of the
 //! file would fail until then.
 //!
@@ -19,13 +19,14 @@
 //! than everything else that it sees. So may the directory's extended attributes, except for large
 //! values, which are stored apart: the transaction locks the directory before it reads one.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use kvdb::{Isolation, Scope, Transaction};
+use env::Env;
+use kvdb::{DictionaryId, Isolation, Scope, Transaction};
 
 use crate::attr::Ino;
 use crate::error::{Error, Result};
-use crate::fs::{Fs, Parent};
 use crate::inode::InodeState;
 use crate::layout;
 
@@ -49,12 +50,38 @@ fn retry_while_locked<T>(mut call: impl FnMut() -> Result<T>) -> Result<T> {
     }
 }
 
-impl Fs {
+/// A view in which transactions begin, as its transactions see it.
+pub(crate) trait Accepting: Send + Sync {
+    /// Commits the uncommitted changes of an inode that the view has accepted. The transaction has
+    /// locked the inode, so the view accepts no more of them.
+    fn commit_accepted(&self, transaction: &Transaction, ino: Ino) -> Result<()>;
+}
+
+/// The locks that the calls of one view take in the store, or must respect there.
+pub(crate) struct Locks {
+    scope: Scope,
+    imap: DictionaryId,
+    env: Arc<dyn Env>,
+    /// The view in which the transaction of this view began.
+    parent: Option<Arc<dyn Accepting>>,
+}
+
+impl Locks {
+    /// Returns the locks of a view that reads and writes `scope`, whose inodes are in `imap`.
+    pub fn new(
+        scope: Scope,
+        imap: DictionaryId,
+        env: Arc<dyn Env>,
+        parent: Option<Arc<dyn Accepting>>,
+    ) -> Locks {
+        Locks { scope, imap, env, parent }
+    }
+
     /// Makes a call that may change something, and repeats it on the mainline while a lock is
     /// missing. In a transaction the database waits for locks, which are taken one by one and kept.
-    pub(crate) fn retry_on_lock<T>(&self, mut call: impl FnMut() -> Result<T>) -> Result<T> {
-        match &self.core.scope {
-            Scope::Mainline(_) if !self.core.env.inline() => retry_while_locked(call),
+    pub fn retry<T>(&self, mut call: impl FnMut() -> Result<T>) -> Result<T> {
+        match &self.scope {
+            Scope::Mainline(_) if !self.env.inline() => retry_while_locked(call),
             // The environment runs inline: no other thread could end the transaction.
             Scope::Mainline(_) => kvdb::without_lock_waits(call),
             Scope::Transaction(_) | Scope::Frozen(_) | Scope::Served(_) => call(),
@@ -62,8 +89,8 @@ impl Fs {
     }
 
     /// Returns the transaction of this view if it takes locks.
-    pub(crate) fn locking(&self) -> Option<&Transaction> {
-        match &self.core.scope {
+    pub fn transaction(&self) -> Option<&Transaction> {
+        match &self.scope {
             Scope::Transaction(transaction)
                 if transaction.isolation() == Isolation::Serializable =>
             {
@@ -75,14 +102,13 @@ impl Fs {
 
     /// Prepares a change of an inode in memory. On the mainline, fails if a transaction has the
     /// inode locked. A serializable transaction locks the directory now and reloads it.
-    pub(crate) fn lock_for_change(&self, ino: Ino, state: &mut InodeState) -> Result<()> {
-        let imap = self.core.layout.imap;
-        if let Scope::Mainline(db) = &self.core.scope {
-            if state.attr.nlink > 0 && db.is_locked(imap, &layout::node_key(ino)) {
+    pub fn for_change(&self, ino: Ino, state: &mut InodeState) -> Result<()> {
+        if let Scope::Mainline(db) = &self.scope {
+            if state.attr.nlink > 0 && db.is_locked(self.imap, &layout::node_key(ino)) {
                 return Err(kvdb::Error::Locked("a transaction works with the file".into()).into());
             }
         } else if state.read_unlocked
-            && let Some(transaction) = self.locking()
+            && let Some(transaction) = self.transaction()
         {
             self.take_locked(transaction, ino, state, true)?;
         }
@@ -91,8 +117,8 @@ impl Fs {
 
     /// Prepares reading a value that is stored apart from an inode and must agree with it. A
     /// serializable transaction locks a directory that it has not locked so far and reloads it.
-    pub(crate) fn lock_for_read(&self, ino: Ino, state: &mut InodeState) -> Result<()> {
-        match self.locking() {
+    pub fn for_read(&self, ino: Ino, state: &mut InodeState) -> Result<()> {
+        match self.transaction() {
             Some(transaction) if state.read_unlocked => {
                 self.take_locked(transaction, ino, state, false)
             }
@@ -107,10 +133,8 @@ impl Fs {
         state: &mut InodeState,
         exclusive: bool,
     ) -> Result<()> {
-        self.lock_in_store(ino, exclusive)?;
-        let node = transaction
-            .get(self.core.layout.imap, &layout::node_key(ino))?
-            .ok_or(Error::Stale(ino))?;
+        self.in_store(ino, exclusive)?;
+        let node = transaction.get(self.imap, &layout::node_key(ino))?.ok_or(Error::Stale(ino))?;
         let (attr, xattrs, _) = layout::decode_node(ino, &node)?;
         *state = InodeState { queued: state.queued, ..InodeState::new(attr, xattrs) };
         Ok(())
@@ -118,47 +142,27 @@ impl Fs {
 
     /// Locks an inode that a serializable transaction has not read so far, and commits the changes
     /// to it that the parent view has accepted. Does nothing in other views.
-    pub(crate) fn lock_in_store(&self, ino: Ino, exclusive: bool) -> Result<()> {
-        let Some(transaction) = self.locking() else { return Ok(()) };
-        transaction.lock_key(self.core.layout.imap, &layout::node_key(ino), exclusive)?;
+    pub fn in_store(&self, ino: Ino, exclusive: bool) -> Result<()> {
+        let Some(transaction) = self.transaction() else { return Ok(()) };
+        transaction.lock_key(self.imap, &layout::node_key(ino), exclusive)?;
         self.commit_on_parent(transaction, ino)
     }
 
     /// Commits the uncommitted changes of an inode in the view in which the transaction began. The
     /// transaction has locked the inode, so no more changes are accepted, and no other transaction
     /// had it locked before: the first one to lock it has done this.
-    pub(crate) fn commit_on_parent(&self, transaction: &Transaction, ino: Ino) -> Result<()> {
-        let Some(Parent { fs: parent, .. }) = &self.core.parent else { return Ok(()) };
-        let _call = parent.enter()?;
-        let Some(inode) = parent.core.inode_cache.get(ino) else { return Ok(()) };
-        let mut state = inode.state.write();
-        if !state.dirty || state.attr.nlink == 0 {
-            return Ok(());
+    pub fn commit_on_parent(&self, transaction: &Transaction, ino: Ino) -> Result<()> {
+        match &self.parent {
+            Some(parent) => parent.commit_accepted(transaction, ino),
+            None => Ok(()),
         }
-        transaction
-            .past_its_locks(|| kvdb::without_lock_waits(|| parent.commit_dirty(&inode, &mut state)))
-    }
-
-    /// Returns the current parent of a directory.
-    pub(crate) fn parent_of(&self, ino: Ino) -> Result<Ino> {
-        let inode = self.inode(ino)?;
-        let state = inode.state.read();
-        if state.read_unlocked
-            && let Some(node) =
-                self.core.scope.view()?.get(self.core.layout.imap, &layout::node_key(ino))?
-        {
-            return Ok(layout::decode_node(ino, &node)?.0.parent);
-        }
-        Ok(state.attr.parent)
     }
 
     /// Takes the lock for moving a directory into another one, so that no other transaction moves
     /// one.
-    pub(crate) fn lock_moves(&self) -> Result<()> {
-        match self.locking() {
-            Some(transaction) => {
-                Ok(transaction.lock_key(self.core.layout.imap, &layout::MOVES_KEY, true)?)
-            }
+    pub fn moves(&self) -> Result<()> {
+        match self.transaction() {
+            Some(transaction) => Ok(transaction.lock_key(self.imap, &layout::MOVES_KEY, true)?),
             None => Ok(()),
         }
     }

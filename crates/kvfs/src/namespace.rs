@@ -145,12 +145,14 @@ impl Fs {
             FileKind::CharDevice | FileKind::BlockDevice => rdev,
             _ => 0,
         };
-        self.retry_on_lock(|| self.make(parent, name, kind, perm, rdev, Bytes::new(), caller))
+        self.core.locks.retry(|| self.make(parent, name, kind, perm, rdev, Bytes::new(), caller))
     }
 
     /// Makes a directory.
     pub fn mkdir(&self, parent: Ino, name: &[u8], perm: u16, caller: Caller) -> Result<Attr> {
-        self.retry_on_lock(|| self.make(parent, name, FileKind::Dir, perm, 0, Bytes::new(), caller))
+        self.core
+            .locks
+            .retry(|| self.make(parent, name, FileKind::Dir, perm, 0, Bytes::new(), caller))
     }
 
     /// Makes a symbolic link to `target`.
@@ -165,9 +167,9 @@ impl Fs {
             return Err(Error::Invalid("the target of a symbolic link holds no NUL"));
         }
         let target = Bytes::copy_from_slice(target);
-        self.retry_on_lock(|| {
-            self.make(parent, name, FileKind::Symlink, 0o777, 0, target.clone(), caller)
-        })
+        self.core
+            .locks
+            .retry(|| self.make(parent, name, FileKind::Symlink, 0o777, 0, target.clone(), caller))
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -239,7 +241,7 @@ impl Fs {
         let mut dir_state = dir.state.write();
         // The file may inherit the group. (A directory that is gone is not in the store, either.)
         if !dir_state.gone {
-            self.lock_for_read(parent, &mut dir_state)?;
+            self.core.locks.for_read(parent, &mut dir_state)?;
         }
         match () {
             () if dir_state.gone || dir_state.attr.nlink == 0 => return Err(Error::NotFound),
@@ -301,7 +303,7 @@ impl Fs {
     pub fn link(&self, ino: Ino, new_parent: Ino, new_name: &[u8]) -> Result<Attr> {
         self.writable()?;
         check_name(new_name)?;
-        self.retry_on_lock(|| self.link_once(ino, new_parent, new_name))
+        self.core.locks.retry(|| self.link_once(ino, new_parent, new_name))
     }
 
     fn link_once(&self, ino: Ino, new_parent: Ino, new_name: &[u8]) -> Result<Attr> {
@@ -352,7 +354,7 @@ impl Fs {
     pub fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
         self.writable()?;
         check_name(name)?;
-        self.retry_on_lock(|| self.unlink_once(parent, name))
+        self.core.locks.retry(|| self.unlink_once(parent, name))
     }
 
     fn unlink_once(&self, parent: Ino, name: &[u8]) -> Result<()> {
@@ -376,7 +378,7 @@ impl Fs {
             b".." => return Err(Error::NotEmpty),
             _ => check_name(name)?,
         }
-        self.retry_on_lock(|| self.rmdir_once(parent, name))
+        self.core.locks.retry(|| self.rmdir_once(parent, name))
     }
 
     fn rmdir_once(&self, parent: Ino, name: &[u8]) -> Result<()> {

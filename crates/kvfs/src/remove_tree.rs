@@ -69,7 +69,7 @@ impl Fs {
             b".." => return Err(Error::NotEmpty),
             _ => check_name(name)?,
         }
-        self.retry_on_lock(|| self.remove_once(parent, name, note))
+        self.core.locks.retry(|| self.remove_once(parent, name, note))
     }
 
     fn remove_once(
@@ -78,13 +78,13 @@ impl Fs {
         name: &[u8],
         note: &dyn Fn(&ChangeSet) -> Untold,
     ) -> Result<(RemoveStats, ChangeSet, Untold)> {
-        if let Some(transaction) = self.locking() {
+        if let Some(transaction) = self.core.locks.transaction() {
             // Waits for all locks before the freeze, while others can work in the view.
             let _call = self.enter()?;
             let (ino, kind) = self.entry(parent, name)?.ok_or(Error::NotFound)?;
             match kind {
                 FileKind::Dir => drop(self.tree_below(ino, Some(transaction), Locked::ToRemove)?),
-                _ => self.lock_in_store(ino, true)?,
+                _ => self.core.locks.in_store(ino, true)?,
             }
             drop(self.lock_dir(&*self.inode(parent)?)?);
         }
@@ -101,11 +101,13 @@ impl Fs {
         };
         let mut removal = Removal::new(self);
         let (view, tree) = match kind {
-            FileKind::Dir => self.tree_below(ino, self.locking(), Locked::ToRemove)?,
+            FileKind::Dir => {
+                self.tree_below(ino, self.core.locks.transaction(), Locked::ToRemove)?
+            }
             _ => {
                 // The inode is locked before it is read: the lock commits waiting changes to the
                 // store.
-                self.lock_in_store(ino, true)?;
+                self.core.locks.in_store(ino, true)?;
                 (Arc::new(self.core.scope.view()?), Tree::of_file(ino))
             }
         };
@@ -302,7 +304,7 @@ impl<'a> Removal<'a> {
         let attr = match &known {
             Some(inode) => {
                 let mut state = inode.state.write();
-                fs.lock_for_change(ino, &mut state)?;
+                fs.core.locks.for_change(ino, &mut state)?;
                 fs.count_pages(ino, &mut state)?;
                 state.attr
             }

@@ -117,7 +117,7 @@ impl Fs {
         if flags.exchange && (flags.no_replace || flags.whiteout) {
             return Err(Error::Invalid("an exchange cannot be combined with other flags"));
         }
-        self.retry_on_lock(|| self.rename_once((parent, name), (new_parent, new_name), flags))
+        self.core.locks.retry(|| self.rename_once((parent, name), (new_parent, new_name), flags))
     }
 
     /// Locks the directories, looks up both names, checks them, locks the inodes, and commits the
@@ -136,7 +136,7 @@ impl Fs {
 
         if let Some(new_dir_state) = &new_dir_state {
             if rename.moves_a_dir() {
-                self.lock_moves()?;
+                self.core.locks.moves()?;
             }
             self.check_ancestry(&rename, dir_state.attr.parent, new_dir_state.attr.parent)?;
         }
@@ -340,6 +340,19 @@ impl Fs {
             kind,
             inode: self.inode_of_entry((parent, name), (ino, kind), locked)?,
         }))
+    }
+
+    /// Returns the current parent of a directory.
+    fn parent_of(&self, ino: Ino) -> Result<Ino> {
+        let inode = self.inode(ino)?;
+        let state = inode.state.read();
+        if state.read_unlocked
+            && let Some(node) =
+                self.core.scope.view()?.get(self.core.layout.imap, &layout::node_key(ino))?
+        {
+            return Ok(layout::decode_node(ino, &node)?.0.parent);
+        }
+        Ok(state.attr.parent)
     }
 
     /// Returns whether `dir` is `above` or one of its descendants. `parent_of_locked` knows the

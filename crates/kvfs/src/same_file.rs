@@ -36,7 +36,7 @@ impl Fs {
         if files.is_empty() || self.writable().is_err() {
             return Ok(found);
         }
-        self.retry_on_lock(|| {
+        self.core.locks.retry(|| {
             let _call = self.enter()?;
             self.commit_older_than(Duration::MAX)
         })?;

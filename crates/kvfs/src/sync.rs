@@ -42,7 +42,7 @@ impl Fs {
         if self.core.options.read_only {
             return Ok(());
         }
-        match self.retry_on_lock(|| self.commit_before_sync(ino, usize::MAX))? {
+        match self.core.locks.retry(|| self.commit_before_sync(ino, usize::MAX))? {
             FSync::Done => Ok(()),
             // The freeze lock is released, so that freezing the view does not wait for the disk.
             FSync::WithNext | FSync::Alone => Ok(self.core.scope.sync()?),
@@ -95,7 +95,7 @@ impl Fs {
         if self.core.options.read_only {
             return Ok(());
         }
-        let committed = self.retry_on_lock(|| {
+        let committed = self.core.locks.retry(|| {
             let _call = self.enter()?;
             self.commit_older_than(Duration::MAX)
         });

@@ -48,7 +48,9 @@ impl Fs {
             };
             // The tree may have changed before it was locked, so it is read again.
             tree.lock(transaction, self.core.layout, mode == Locked::ToRemove)?;
-            tree.inodes.iter().try_for_each(|node| self.commit_on_parent(transaction, node.ino))?;
+            tree.inodes
+                .iter()
+                .try_for_each(|node| self.core.locks.commit_on_parent(transaction, node.ino))?;
             locked = Some(tree);
         }
     }

@@ -109,7 +109,7 @@ impl Fs {
     pub fn make_whole(&self, all: &[Whole]) -> Result<()> {
         self.writable()?;
         all.iter().try_for_each(Whole::check)?;
-        self.retry_on_lock(|| self.make_whole_once(all))
+        self.core.locks.retry(|| self.make_whole_once(all))
     }
 
     fn make_whole_once(&self, all: &[Whole]) -> Result<()> {

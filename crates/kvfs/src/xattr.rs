@@ -30,7 +30,7 @@ impl Fs {
         let mut state = inode.state.read();
         if state.read_unlocked && matches!(find(ino, &state, name)?, XattrValue::External(_)) {
             drop(state);
-            self.lock_for_read(ino, &mut inode.state.write())?;
+            self.core.locks.for_read(ino, &mut inode.state.write())?;
             state = inode.state.read();
         }
         match find(ino, &state, name)? {
@@ -73,7 +73,7 @@ impl Fs {
         if value.len() > VALUE_MAX {
             return Err(Error::ArgumentTooLong);
         }
-        self.retry_on_lock(|| self.setxattr_once(ino, name, value, flags))
+        self.core.locks.retry(|| self.setxattr_once(ino, name, value, flags))
     }
 
     fn setxattr_once(&self, ino: Ino, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
@@ -124,7 +124,7 @@ impl Fs {
     pub fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
         self.writable()?;
         check_name(name)?;
-        self.retry_on_lock(|| self.removexattr_once(ino, name))
+        self.core.locks.retry(|| self.removexattr_once(ino, name))
     }
 
     fn removexattr_once(&self, ino: Ino, name: &[u8]) -> Result<()> {

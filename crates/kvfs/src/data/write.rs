@@ -37,7 +37,7 @@ impl Fs {
             self.write_cached(ino, offset, data, hints)?
         } else {
             self.writable()?;
-            self.retry_on_lock(|| {
+            self.core.locks.retry(|| {
                 let _call = self.enter()?;
                 if hints.append {
                     self.append(ino, data, hints)

@@ -79,7 +79,7 @@ impl Fs {
     /// the store.
     pub(crate) fn in_use(&self) -> Result<ViewInUse> {
         if !self.core.options.read_only {
-            self.retry_on_lock(|| {
+            self.core.locks.retry(|| {
                 let _call = self.enter()?;
                 self.commit_older_than(Duration::MAX)
             })?;

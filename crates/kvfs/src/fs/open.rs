@@ -23,6 +23,7 @@ use crate::inode_allocator::{Counter, InodeAllocator};
 use crate::inode_cache::InodeCache;
 use crate::layout::{self, Attributes, Body, ImapKey, Layout, Super};
 use crate::listing_table::ListingTable;
+use crate::locks::{Accepting, Locks};
 use crate::lost::Lost;
 use crate::name_order::lay_by_name;
 use crate::promises::Promises;
@@ -182,6 +183,9 @@ impl Fs {
         let space = SpaceAccount::new(db.promised_space());
         let promises = Promises::new(db.promised_space());
         let listings = ListingTable::new(options.inode_memory);
+        let accepting =
+            parent.as_ref().map(|parent| Arc::new(parent.fs.clone()) as Arc<dyn Accepting>);
+        let locks = Locks::new(scope.clone(), layout.imap, env.clone(), accepting);
         let core = Core {
             db,
             scope,
@@ -191,6 +195,7 @@ impl Fs {
             inode_cache,
             options,
             freeze_lock: FreezeLock::default(),
+            locks,
             superseded: Superseded::default(),
             inode_allocator,
             tree: Mutex::new(()),

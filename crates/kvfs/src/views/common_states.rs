@@ -43,7 +43,7 @@ pub(super) fn stage(layout: &Layout, clone: DictionaryId, marks: &[u64], batch: 
 
 /// Notes marks in a branch itself.
 pub(super) fn note(fs: &Fs, clone: DictionaryId, marks: &[u64]) -> Result<()> {
-    fs.retry_on_lock(|| {
+    fs.core.locks.retry(|| {
         let _call = fs.enter()?;
         let mut batch = Batch::new();
         stage(&fs.core.layout, clone, marks, &mut batch);

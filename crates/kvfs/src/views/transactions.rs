@@ -274,7 +274,7 @@ impl Views {
                 applied => Ok(Ok((applied?, Some(turn)))),
             }
         };
-        let (orphans, turn) = parent.retry_on_lock(attempt).flatten()?;
+        let (orphans, turn) = parent.core.locks.retry(attempt).flatten()?;
         let (unsynced, running) = (unsynced.take(), Running::default());
         Ok(Committed { changes, orphans, turn, unsynced, running, untold })
     }
