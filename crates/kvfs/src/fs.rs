@@ -1,15 +1,11 @@
-//! The file system itself: its state, and the first steps of every call. `open` and `options` open
-//! it, `inode_numbers` and `counter` allocate its inode numbers.
+//! The file system itself: its state, and the first steps of every call. `build` puts its parts
+//! together, `inode_numbers` and `counter` allocate its inode numbers. (`opening` opens it.)
 
+mod build;
 pub(crate) mod counter;
-pub(crate) mod in_use;
 mod inode_numbers;
-mod lent;
-mod open;
 mod options;
-mod resolve;
 mod rewritten;
-mod served;
 mod statistics;
 pub(crate) mod superseded;
 
@@ -70,7 +66,7 @@ pub(crate) struct Core {
     pub counters: Counters,
     /// Orphans whose removal has failed; see `orphans`.
     pub left_orphans: Mutex<Vec<Ino>>,
-    ticker: Arc<Ticker>,
+    pub ticker: Arc<Ticker>,
 }
 
 /// A view in which transactions begin: the mainline, a clone, or another transaction.

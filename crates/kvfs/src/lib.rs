@@ -21,8 +21,9 @@
 //! which `docs/format.md` describes.
 //!
 //! - Calls: `namespace`, `rename`, `directory` (on `listing`, `listing_table`), `data`,
-//!   `attributes`, `xattr`, `allocate`, `reflink`, `statfs`. Every call begins in `fs`,
+//!   `attributes`, `xattr`, `allocate`, `reflink`, `statfs`, `resolve`. Every call begins in `fs`,
 //!   `freeze_lock` and `locks`; it reads and writes the store through `store`, or a scope of it.
+//!   `opening` opens and shuts down a file system; `orphans` removes files without a name.
 //! - Reading ahead, by place, what a reader of a tree will read next: `reading_ahead`, on
 //!   `read_plan` and `listing_order`.
 //! - In memory: `inode` (with the lock order), `partial_page`, `inode_cache`, `inode_allocator` (on
@@ -80,6 +81,7 @@ mod merge;
 mod merging;
 mod name_order;
 mod namespace;
+mod opening;
 mod orphans;
 #[cfg(any(test, fuzzing))]
 pub mod parsers;
@@ -95,6 +97,7 @@ mod repair;
 mod replaced_state;
 mod request;
 mod reservation;
+mod resolve;
 mod salvage;
 mod same_file;
 mod scrub_note;

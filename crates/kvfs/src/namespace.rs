@@ -102,13 +102,6 @@ impl Fs {
         true
     }
 
-    /// Returns whether this view may remove the data of an unlinked inode. In a transaction, an
-    /// inode that others may have open gets an orphan record instead, and the mainline decides when
-    /// the transaction commits.
-    pub(crate) fn may_remove(&self, ino: Ino) -> bool {
-        !self.core.options.read_only && self.core.inode_allocator.is_own(ino)
-    }
-
     fn remove_unlinked(&self, inode: &Arc<Inode>) {
         let mut state = inode.state.write();
         if state.gone || state.attr.nlink > 0 || inode.references.load(Ordering::Relaxed) > 0 {

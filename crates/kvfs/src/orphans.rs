@@ -6,17 +6,24 @@
 //! transaction has the orphan locked, for example, is noted here and removed by a later tick: it
 //! keeps its space until then, and not until the next mount.
 
-use kvdb::Batch;
+use kvdb::{Batch, Durability, Kvdb};
 
 use crate::attr::Ino;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
-use crate::layout;
+use crate::layout::{self, ImapKey, Layout};
 
 /// Number of orphans removed in one batch.
 const REMOVED_AT_ONCE: usize = 64;
 
 impl Fs {
+    /// Returns whether this view may remove the data of an unlinked inode. In a transaction, an
+    /// inode that others may have open gets an orphan record instead, and the mainline decides when
+    /// the transaction commits.
+    pub(crate) fn may_remove(&self, ino: Ino) -> bool {
+        !self.core.options.read_only && self.core.inode_allocator.is_own(ino)
+    }
+
     /// Removes the given inodes that are orphans and not open, with their records. An inode that a
     /// rollback or an undo has brought back in the meantime has no record any more; if it had one,
     /// it would have a node, too, and only the record is removed. A transaction removes only its
@@ -76,6 +83,57 @@ impl Fs {
             self.core.left_orphans.lock().extend(left);
         }
     }
+
+    /// Removes all orphans. None of them may be open.
+    pub(crate) fn empty_orphans(&self) -> Result<usize> {
+        let _call = self.enter()?;
+        empty_orphans(self.core.db.here()?, &self.core.layout, |_| false)
+    }
+
+    /// Returns the inodes that have an orphan record.
+    pub(crate) fn orphans(&self) -> Result<Vec<Ino>> {
+        let (start, end) = layout::orphan_range();
+        let mut cursor = self.core.db.here()?.view().cursor(self.core.layout.imap, &start, &end)?;
+        let mut orphans = Vec::new();
+        while let Some(tuple) = cursor.next()? {
+            if let ImapKey::Orphan(ino) = layout::decode_imap_key(&tuple.key)? {
+                orphans.push(ino);
+            }
+        }
+        Ok(orphans)
+    }
+}
+
+/// Removes the orphans that an unclean shutdown has left, except for those in use. An inode that
+/// has a node is a file, whatever its record says: only the record is removed.
+pub(crate) fn empty_orphans(
+    db: &Kvdb,
+    layout: &Layout,
+    in_use: impl Fn(Ino) -> bool,
+) -> Result<usize> {
+    let (start, end) = layout::orphan_range();
+    let view = db.view();
+    let mut cursor = view.cursor(layout.imap, &start, &end)?;
+    let mut count = 0;
+    while let Some(tuple) = cursor.next()? {
+        let ImapKey::Orphan(ino) = layout::decode_imap_key(&tuple.key)? else { continue };
+        if in_use(ino) {
+            continue;
+        }
+        let mut batch = Batch::new();
+        match view.get(layout.imap, &layout::node_key(ino)) {
+            Ok(None) => layout.stage_removal(ino, &mut batch),
+            Ok(Some(_)) => {}
+            Err(e) => {
+                tracing::warn!("the removed file {ino} keeps its space: {e}");
+                continue;
+            }
+        }
+        batch.delete(layout.imap, tuple.key);
+        db.commit(batch, Durability::Buffered)?;
+        count += 1;
+    }
+    Ok(count)
 }
 
 #[cfg(test)]
@@ -83,7 +141,7 @@ mod tests {
     use std::sync::Arc;
 
     use env::Simulated;
-    use kvdb::{Durability, Isolation, Kvdb, Transaction, TransactionOptions};
+    use kvdb::{Isolation, Transaction, TransactionOptions};
 
     use super::*;
     use crate::{Caller, FileKind, FsOptions, ROOT, ViewId, Views};

@@ -19,10 +19,10 @@ use kvdb::{
 use crate::difference::{Difference, Listing, Side, between, difference_of_states};
 use crate::error::{Error, Result};
 use crate::fs::counter::numbers_of;
-use crate::fs::in_use::ViewInUse;
 use crate::fs::{Fs, FsOptions};
 use crate::inode_allocator::InodeAllocator;
 use crate::layout::{self, Layout, Super};
+use crate::opening::in_use::ViewInUse;
 use crate::views::{Join, OpenView, Untold, VIEW_SHARE, ViewId, Views, Wait};
 
 impl Views {

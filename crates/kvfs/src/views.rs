@@ -61,8 +61,8 @@ use kvdb::{Isolation, Kvdb, MergeRoutine, Merged, Transaction, TransactionId, Tr
 use crate::attr::Ino;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
-use crate::fs::in_use::ViewInUse;
 use crate::merge;
+use crate::opening::in_use::ViewInUse;
 use crate::ticker::Ticker;
 
 mod ancestry;

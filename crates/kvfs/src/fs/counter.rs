@@ -54,7 +54,7 @@ pub(crate) fn forked_at(db: &Kvdb, store: &[u8; 16]) -> Result<Option<Ino>> {
 
 /// Opens the counter of a store whose main branch has the file system of `layout`. `is_current`: it
 /// was written by this version.
-pub(super) fn open_counter(
+pub(crate) fn open_counter(
     db: &Kvdb,
     layout: &Layout,
     is_current: bool,
@@ -137,7 +137,7 @@ fn counted(view: &View, notes: DictionaryId) -> Result<BTreeSet<DictionaryId>> {
 }
 
 /// Returns the allocator of a branch that is opened for the first time since the store was opened.
-pub(super) fn allocator_of(
+pub(crate) fn allocator_of(
     db: &Kvdb,
     layout: &Layout,
     counter: Arc<Counter>,

@@ -25,9 +25,9 @@ use super::notes::ViewNotes;
 use super::{Retired, ViewId, Views};
 use crate::attr::Ino;
 use crate::error::{Error, Result};
-use crate::fs::in_use::{MALFORMED, Reader, ViewInUse, put_bytes, put_references};
 use crate::fs::{Fs, FsOptions};
 use crate::layout::{Layout, put_varint};
+use crate::opening::in_use::{MALFORMED, Reader, ViewInUse, put_bytes, put_references};
 
 /// The version of the encoding.
 const VERSION: u64 = 1;

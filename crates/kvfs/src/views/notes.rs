@@ -40,8 +40,8 @@ use crate::apply_commit::ChangeSet;
 use crate::attr::Ino;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
-use crate::fs::in_use::{MALFORMED, Reader, put_bytes};
 use crate::layout::{Layout, put_varint};
+use crate::opening::in_use::{MALFORMED, Reader, put_bytes};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"KVVIEW01");
 const HEAD: usize = 24;

@@ -8,10 +8,9 @@ use std::time::Duration;
 use env::Env;
 use kvdb::{Scope, ServedView};
 
-use super::Fs;
-use super::options::{FsOptions, ZONE_SIZE};
 use crate::attr::ROOT;
 use crate::error::{Error, Result};
+use crate::fs::{Fs, FsOptions, ZONE_SIZE};
 use crate::inode_allocator::InodeAllocator;
 use crate::layout::{self, Layout, Super};
 use crate::store::Store;

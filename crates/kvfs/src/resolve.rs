@@ -1,8 +1,8 @@
 //! Finds an inode by its path.
 
-use super::Fs;
 use crate::attr::{Attr, FileKind, Ino, ROOT};
 use crate::error::{Error, Result};
+use crate::fs::Fs;
 
 impl Fs {
     /// Returns the inode at `path` (from the root, with any number of slashes), without adding a

@@ -9,9 +9,9 @@ use bytes::Bytes;
 use env::sync::atomic::Ordering;
 use kvdb::View;
 
-use super::Fs;
 use crate::attr::{Ino, Timestamp};
 use crate::error::{Error, Result};
+use crate::fs::Fs;
 use crate::inode::{Identity, Inode, InodeState};
 use crate::layout::{self, ImapKey, Layout, kind_code, kind_of, put_varint, take_varint};
 

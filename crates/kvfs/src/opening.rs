@@ -1,35 +1,26 @@
-//! Opens, makes and shuts down a file system, and builds the views of an open one.
+//! Opens, makes and shuts down a file system: on a store (here), on a view that a server holds
+//! (`served`), after another process (`in_use`), and while the mainline is lent (`lent`).
+
+pub(crate) mod in_use;
+mod lent;
+mod served;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use env::Env;
-use env::sync::Mutex;
 use kvdb::{Batch, Durability, Kvdb, Scope};
 
-use super::counter::{allocator_of, check_possible, open_counter, shown_below};
-use super::in_use::ViewInUse;
-use super::lent::end_lending;
-use super::options::{FsOptions, ZONE_SIZE};
-use super::statistics::Counters;
-use super::superseded::Superseded;
-use super::{Core, Fs, Parent};
-use crate::attr::{FileKind, Ino, ROOT, Timestamp};
-use crate::dirty_queue::DirtyQueue;
+use self::in_use::ViewInUse;
+use self::lent::end_lending;
+use crate::attr::{FileKind, ROOT, Timestamp};
 use crate::error::{Error, Result};
-use crate::file_account::FileAccount;
-use crate::freeze_lock::FreezeLock;
-use crate::inode_allocator::{Counter, InodeAllocator};
-use crate::inode_cache::InodeCache;
-use crate::layout::{self, Attributes, Body, ImapKey, Layout, Super};
-use crate::listing_table::ListingTable;
-use crate::locks::{Accepting, Locks};
-use crate::lost::Lost;
+use crate::fs::counter::{allocator_of, check_possible, open_counter, shown_below};
+use crate::fs::{Core, Fs, FsOptions, ZONE_SIZE};
+use crate::inode_allocator::Counter;
+use crate::layout::{self, Attributes, Body, Layout, Super};
 use crate::name_order::lay_by_name;
-use crate::promises::Promises;
-use crate::read_plan::ReadPlans;
-use crate::space_account::SpaceAccount;
-use crate::store::Store;
+use crate::orphans::empty_orphans;
 
 impl Fs {
     /// Opens the file system in `db`, or makes one with an empty root directory if there is none.
@@ -128,92 +119,6 @@ impl Fs {
         Ok(fs)
     }
 
-    /// Returns the view of a transaction that began in `parent`. It costs microseconds, whatever
-    /// the size of the view.
-    pub(crate) fn of_transaction(parent: Parent, scope: Scope, options: FsOptions) -> Fs {
-        let core = parent.fs.core.clone();
-        let (db, env) = (core.db.clone(), core.env.clone());
-        let allocator = core.inode_allocator.for_transaction();
-        Fs::build(Some(parent), db, scope, env, core.layout, core.hash_key, allocator, options)
-    }
-
-    /// Removes all orphans. None of them may be open.
-    pub(crate) fn empty_orphans(&self) -> Result<usize> {
-        let _call = self.enter()?;
-        empty_orphans(self.core.db.here()?, &self.core.layout, |_| false)
-    }
-
-    /// Returns the inodes that have an orphan record.
-    pub(crate) fn orphans(&self) -> Result<Vec<Ino>> {
-        let (start, end) = layout::orphan_range();
-        let mut cursor = self.core.db.here()?.view().cursor(self.core.layout.imap, &start, &end)?;
-        let mut orphans = Vec::new();
-        while let Some(tuple) = cursor.next()? {
-            if let ImapKey::Orphan(ino) = layout::decode_imap_key(&tuple.key)? {
-                orphans.push(ino);
-            }
-        }
-        Ok(orphans)
-    }
-
-    pub(crate) fn without_parent(
-        db: Store,
-        scope: Scope,
-        env: Arc<dyn Env>,
-        layout: Layout,
-        hash_key: [u8; 16],
-        inode_allocator: InodeAllocator,
-        options: FsOptions,
-    ) -> Fs {
-        Fs::build(None, db, scope, env, layout, hash_key, inode_allocator, options)
-    }
-
-    #[allow(clippy::too_many_arguments)]
-    fn build(
-        parent: Option<Parent>,
-        db: Store,
-        scope: Scope,
-        env: Arc<dyn Env>,
-        layout: Layout,
-        hash_key: [u8; 16],
-        inode_allocator: InodeAllocator,
-        options: FsOptions,
-    ) -> Fs {
-        let inode_cache = InodeCache::new(options.inode_memory);
-        let space = SpaceAccount::new(db.promised_space());
-        let promises = Promises::new(db.promised_space());
-        let listings = ListingTable::new(options.inode_memory);
-        let accepting =
-            parent.as_ref().map(|parent| Arc::new(parent.fs.clone()) as Arc<dyn Accepting>);
-        let locks = Locks::new(scope.clone(), layout.imap, env.clone(), accepting);
-        let core = Core {
-            db,
-            scope,
-            parent,
-            env,
-            layout,
-            inode_cache,
-            options,
-            freeze_lock: FreezeLock::default(),
-            locks,
-            superseded: Superseded::default(),
-            inode_allocator,
-            tree: Mutex::new(()),
-            dirty: DirtyQueue::default(),
-            space,
-            files: FileAccount::default(),
-            promises,
-            lost: Lost::default(),
-            listings,
-            read_plans: ReadPlans::default(),
-            hash_key,
-            counters: Counters::default(),
-            left_orphans: Mutex::default(),
-            ticker: Arc::default(),
-        };
-        Fs { core: Arc::new(core) }
-    }
-
     /// Commits and syncs everything, and stops the background thread. Calls after it still work,
     /// but nothing is committed in the background.
     pub fn shutdown(&self) -> Result<()> {
@@ -224,7 +129,7 @@ impl Fs {
         self.sync_all()
     }
 
-    pub(super) fn start_ticker(&self) {
+    fn start_ticker(&self) {
         if self.core.env.inline() || self.core.options.read_only {
             return;
         }
@@ -288,34 +193,6 @@ fn make(db: &Kvdb, layout: &Layout, env: &dyn Env, options: &FsOptions) -> Resul
     batch.put(layout.imap, layout::node_key(ROOT), layout::encode_node(&root, None, b""));
     db.commit(batch, Durability::Synced)?;
     Ok(record)
-}
-
-/// Removes the orphans that an unclean shutdown has left, except for those in use. An inode that
-/// has a node is a file, whatever its record says: only the record is removed.
-fn empty_orphans(db: &Kvdb, layout: &Layout, in_use: impl Fn(Ino) -> bool) -> Result<usize> {
-    let (start, end) = layout::orphan_range();
-    let view = db.view();
-    let mut cursor = view.cursor(layout.imap, &start, &end)?;
-    let mut count = 0;
-    while let Some(tuple) = cursor.next()? {
-        let ImapKey::Orphan(ino) = layout::decode_imap_key(&tuple.key)? else { continue };
-        if in_use(ino) {
-            continue;
-        }
-        let mut batch = Batch::new();
-        match view.get(layout.imap, &layout::node_key(ino)) {
-            Ok(None) => layout.stage_removal(ino, &mut batch),
-            Ok(Some(_)) => {}
-            Err(e) => {
-                tracing::warn!("the removed file {ino} keeps its space: {e}");
-                continue;
-            }
-        }
-        batch.delete(layout.imap, tuple.key);
-        db.commit(batch, Durability::Buffered)?;
-        count += 1;
-    }
-    Ok(count)
 }
 
 #[cfg(test)]

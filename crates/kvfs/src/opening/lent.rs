@@ -5,10 +5,10 @@
 
 use kvdb::{Batch, Durability, Kvdb};
 
-use super::Fs;
-use super::counter::notes_of;
-use super::superseded::ChangeTurn;
 use crate::error::{Error, Result};
+use crate::fs::Fs;
+use crate::fs::counter::notes_of;
+use crate::fs::superseded::ChangeTurn;
 use crate::layout::counter::{LENT_KEY, encode_number};
 
 /// Removes the note.

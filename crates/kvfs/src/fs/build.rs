@@ -1,0 +1,93 @@
+//! Puts the parts of a view together.
+
+use std::sync::Arc;
+
+use env::Env;
+use env::sync::Mutex;
+use kvdb::Scope;
+
+use super::statistics::Counters;
+use super::superseded::Superseded;
+use super::{Core, Fs, FsOptions, Parent};
+use crate::dirty_queue::DirtyQueue;
+use crate::file_account::FileAccount;
+use crate::freeze_lock::FreezeLock;
+use crate::inode_allocator::InodeAllocator;
+use crate::inode_cache::InodeCache;
+use crate::layout::Layout;
+use crate::listing_table::ListingTable;
+use crate::locks::{Accepting, Locks};
+use crate::lost::Lost;
+use crate::promises::Promises;
+use crate::read_plan::ReadPlans;
+use crate::space_account::SpaceAccount;
+use crate::store::Store;
+
+impl Fs {
+    /// Returns the view of a transaction that began in `parent`. It costs microseconds, whatever
+    /// the size of the view.
+    pub(crate) fn of_transaction(parent: Parent, scope: Scope, options: FsOptions) -> Fs {
+        let core = parent.fs.core.clone();
+        let (db, env) = (core.db.clone(), core.env.clone());
+        let allocator = core.inode_allocator.for_transaction();
+        Fs::build(Some(parent), db, scope, env, core.layout, core.hash_key, allocator, options)
+    }
+
+    pub(crate) fn without_parent(
+        db: Store,
+        scope: Scope,
+        env: Arc<dyn Env>,
+        layout: Layout,
+        hash_key: [u8; 16],
+        inode_allocator: InodeAllocator,
+        options: FsOptions,
+    ) -> Fs {
+        Fs::build(None, db, scope, env, layout, hash_key, inode_allocator, options)
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn build(
+        parent: Option<Parent>,
+        db: Store,
+        scope: Scope,
+        env: Arc<dyn Env>,
+        layout: Layout,
+        hash_key: [u8; 16],
+        inode_allocator: InodeAllocator,
+        options: FsOptions,
+    ) -> Fs {
+        let inode_cache = InodeCache::new(options.inode_memory);
+        let space = SpaceAccount::new(db.promised_space());
+        let promises = Promises::new(db.promised_space());
+        let listings = ListingTable::new(options.inode_memory);
+        let accepting =
+            parent.as_ref().map(|parent| Arc::new(parent.fs.clone()) as Arc<dyn Accepting>);
+        let locks = Locks::new(scope.clone(), layout.imap, env.clone(), accepting);
+        let core = Core {
+            db,
+            scope,
+            parent,
+            env,
+            layout,
+            inode_cache,
+            options,
+            freeze_lock: FreezeLock::default(),
+            locks,
+            superseded: Superseded::default(),
+            inode_allocator,
+            tree: Mutex::new(()),
+            dirty: DirtyQueue::default(),
+            space,
+            files: FileAccount::default(),
+            promises,
+            lost: Lost::default(),
+            listings,
+            read_plans: ReadPlans::default(),
+            hash_key,
+            counters: Counters::default(),
+            left_orphans: Mutex::default(),
+            ticker: Arc::default(),
+        };
+        Fs { core: Arc::new(core) }
+    }
+}
