@@ -140,7 +140,7 @@ impl Fs {
             let (from, to) =
                 (offset.min(u64::from(have)) as usize, end.min(u64::from(have)) as usize);
             if from < to {
-                let mut content = self.content(ino, state)?.to_vec();
+                let mut content = self.core.pages.content(ino, state)?.to_vec();
                 if to == content.len() {
                     content.truncate(from);
                 } else {
@@ -178,10 +178,10 @@ impl Fs {
         if first >= behind {
             edges
                 .into_iter()
-                .for_each(|(block, page)| self.put_page(state, block, Page::Own(page)));
+                .for_each(|(block, page)| self.core.pages.put(state, block, Page::Own(page)));
             return Ok(false);
         }
-        let removed = self.pages_between(ino, state, first, behind)?;
+        let removed = self.core.pages.between(ino, state, first, behind)?;
         // The node is committed with the pages, so that its page count is right in the store as
         // well.
         let Body::Paged(count) = state.attr.body else { return Ok(false) };
@@ -226,7 +226,7 @@ impl Fs {
         from: usize,
         to: usize,
     ) -> Result<Option<Vec<u8>>> {
-        let Some(page) = self.page(ino, state, block)? else { return Ok(None) };
+        let Some(page) = self.core.pages.page(ino, state, block)? else { return Ok(None) };
         let mut page = page.to_vec();
         let to = to.min(page.len());
         if from < to {
@@ -269,7 +269,7 @@ impl Fs {
         }
         let (first, blocks) = (offset / PAGE, blocks_of(size));
         let mut stored = if state.stored && first < state.buffer.cut {
-            Some(self.stored_blocks(ino, first, blocks.min(state.buffer.cut))?)
+            Some(self.core.pages.stored_blocks(ino, first, blocks.min(state.buffer.cut))?)
         } else {
             None
         };
@@ -403,7 +403,7 @@ impl Fs {
                 let end = size.min(from_offset.saturating_add(want));
                 let hole_at = self.seek_before(from, &state, from_offset, Whence::Hole, end)?;
                 let length = hole_at - from_offset;
-                CopyPiece::Data(self.read_locked(from, &state, from_offset, length)?)
+                CopyPiece::Data(self.core.pages.read(from, &state, from_offset, length)?)
             }
         };
         let (bytes, lost_privileges) = match piece {

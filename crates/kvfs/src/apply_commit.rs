@@ -268,7 +268,7 @@ impl Fs {
                 return Ok(None);
             }
             // Copied, since the slice could pin a whole block.
-            Bytes::copy_from_slice(&self.content(ino, &state)?)
+            Bytes::copy_from_slice(&self.core.pages.content(ino, &state)?)
         };
         Ok(Some(Unlinking { inode, content }))
     }

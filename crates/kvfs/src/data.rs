@@ -11,7 +11,6 @@
 //!   waiting ones that are marked as not counted.
 //! - A file with `Body::Inline(n)` has no pages, and everything after byte `n` is a hole.
 
-mod pages;
 mod read;
 mod truncate;
 mod write;

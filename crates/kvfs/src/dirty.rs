@@ -299,7 +299,7 @@ impl Fs {
             self.stage_promise(ino, attr.nlink, batch);
         }
         if attr.nlink > 0 {
-            let content = self.content(ino, state)?;
+            let content = self.core.pages.content(ino, state)?;
             batch.put(
                 layout.imap,
                 layout::node_key(ino),
@@ -309,8 +309,11 @@ impl Fs {
                 batch.delete(layout.imap, layout::orphan_key(ino));
             }
         } else if self.writes_through() {
-            let node =
-                layout::encode_node(attr, state.xattrs.as_deref(), &self.content(ino, state)?);
+            let node = layout::encode_node(
+                attr,
+                state.xattrs.as_deref(),
+                &self.core.pages.content(ino, state)?,
+            );
             batch.put(layout.imap, layout::orphan_key(ino), node);
         } else if !state.orphaned
             && (state.stored || !state.buffer.pages.is_empty() || state.has_external_xattrs())
@@ -369,7 +372,7 @@ impl Fs {
             state.buffer.pages.iter().filter(|(_, dirty)| !dirty.counted).map(|(&block, _)| block)
         };
         let (first, last) = (uncounted().next().unwrap_or(0), uncounted().next_back().unwrap_or(0));
-        let mut stored = self.stored_blocks(ino, first, last + 1)?;
+        let mut stored = self.core.pages.stored_blocks(ino, first, last + 1)?;
         let mut next = stored.next_from(first)?;
         let mut new = Vec::with_capacity(state.buffer.uncounted);
         for block in uncounted() {

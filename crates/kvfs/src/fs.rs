@@ -32,6 +32,7 @@ use crate::layout::{self, Layout};
 use crate::listing_table::ListingTable;
 use crate::locks::Locks;
 use crate::lost::Lost;
+use crate::pages::Pages;
 use crate::promises::Promises;
 use crate::read_plan::ReadPlans;
 use crate::space_account::SpaceAccount;
@@ -48,6 +49,8 @@ pub(crate) struct Core {
     pub layout: Layout,
     pub options: FsOptions,
     pub inode_cache: InodeCache,
+    /// The content of files; call it with the lock of the inode.
+    pub pages: Pages,
     pub freeze_lock: FreezeLock,
     /// The locks that calls take in the store.
     pub locks: Locks,

@@ -20,10 +20,10 @@
 //! translates. The kernel checks permissions. The `layout` module alone defines the stored form,
 //! which `docs/format.md` describes.
 //!
-//! - Calls: `namespace`, `rename`, `directory` (on `listing`, `listing_table`), `data`,
-//!   `attributes`, `xattr`, `allocate`, `reflink`, `statfs`, `resolve`. Every call begins in `fs`,
-//!   `freeze_lock` and `locks`; it reads and writes the store through `store`, or a scope of it.
-//!   `opening` opens and shuts down a file system; `orphans` removes files without a name.
+//! - Calls: `namespace`, `rename`, `directory` (on `listing`, `listing_table`), `data` (on
+//!   `pages`), `attributes`, `xattr`, `allocate`, `reflink`, `statfs`, `resolve`. Every call begins
+//!   in `fs`, `freeze_lock` and `locks`; it reads and writes the store through `store`, or a scope
+//!   of it. `opening` opens and shuts down a file system; `orphans` removes files without a name.
 //! - Reading ahead, by place, what a reader of a tree will read next: `reading_ahead`, on
 //!   `read_plan` and `listing_order`.
 //! - In memory: `inode` (with the lock order), `partial_page`, `inode_cache`, `inode_allocator` (on
@@ -83,6 +83,7 @@ mod name_order;
 mod namespace;
 mod opening;
 mod orphans;
+mod pages;
 #[cfg(any(test, fuzzing))]
 pub mod parsers;
 mod partial_page;

@@ -493,14 +493,14 @@ impl Fs {
         let referenced = inode.references.load(Ordering::Relaxed) > 0;
         if referenced {
             // The content is removed with the node: open handles read it from memory.
-            state.inline =
-                Some(self.content(inode.ino, state)?).filter(|content| !content.is_empty());
+            state.inline = Some(self.core.pages.content(inode.ino, state)?)
+                .filter(|content| !content.is_empty());
             if let Some(content) = &mut state.inline {
                 *content = Bytes::copy_from_slice(content);
             }
             batch.delete(self.core.layout.imap, layout::node_key(inode.ino));
             if self.writes_through() {
-                let content = self.content(inode.ino, state)?;
+                let content = self.core.pages.content(inode.ino, state)?;
                 let node = layout::encode_node(&attr, state.xattrs.as_deref(), &content);
                 batch.put(self.core.layout.imap, layout::orphan_key(inode.ino), node);
             } else if stored {

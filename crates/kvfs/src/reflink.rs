@@ -104,7 +104,7 @@ impl Fs {
             Body::Inline(_) => 0,
         };
         if count > 0 {
-            count -= self.pages_between(to, &state, to_first, to_first + blocks)?.min(count);
+            count -= self.core.pages.between(to, &state, to_first, to_first + blocks)?.min(count);
             let (start, end) =
                 (layout::page_key(to, to_first), layout::page_key(to, to_first + blocks));
             batch.delete_range(dmap, start.to_vec(), end.to_vec());
@@ -157,7 +157,7 @@ impl Fs {
         blocks: u64,
     ) -> Result<Vec<Reference>> {
         let dict = self.core.layout.dmap;
-        let mut stored = self.stored_blocks(from, first, first + blocks)?;
+        let mut stored = self.core.pages.stored_blocks(from, first, first + blocks)?;
         let mut references = Vec::new();
         while let Some(block) = stored.next()? {
             let key = layout::page_key(to, block - first + to_first);

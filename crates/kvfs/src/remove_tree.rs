@@ -356,7 +356,7 @@ impl<'a> Removal<'a> {
                 let content = match node.dir {
                     true => Bytes::new(),
                     // Copied, since the slice could pin a whole block.
-                    false => Bytes::copy_from_slice(&fs.content(ino, &state)?),
+                    false => Bytes::copy_from_slice(&fs.core.pages.content(ino, &state)?),
                 };
                 let attr = Attributes { nlink: 0, ctime: self.now, ..attr };
                 let mut stored = pages || external;

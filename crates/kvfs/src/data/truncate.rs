@@ -27,8 +27,9 @@ impl Fs {
         let old = state.attr.size;
         match state.attr.body {
             Body::Inline(have) if size < u64::from(have) => {
-                state.inline =
-                    Some(Bytes::copy_from_slice(&self.content(inode.ino, state)?[..size as usize]));
+                state.inline = Some(Bytes::copy_from_slice(
+                    &self.core.pages.content(inode.ino, state)?[..size as usize],
+                ));
                 state.attr.body = Body::Inline(size as u32);
             }
             Body::Paged(_) if size < old => self.cut(inode.ino, state, size)?,
@@ -57,17 +58,17 @@ impl Fs {
         let count = if count == blocks {
             kept
         } else if kept <= blocks - kept {
-            self.pages_between(ino, state, 0, kept)?
+            self.core.pages.between(ino, state, 0, kept)?
         } else {
             // In a damaged store there may be more pages than the node says.
-            count.saturating_sub(self.pages_between(ino, state, kept, blocks)?)
+            count.saturating_sub(self.core.pages.between(ino, state, kept, blocks)?)
         };
         // The page that contains the new end keeps only its first bytes.
         let rest = (size % PAGE) as usize;
         if rest > 0 {
             let block = kept - 1;
             let joined = match state.buffer.pages.get(&block).map(|dirty| &dirty.page) {
-                Some(Page::Part(part)) => Some(self.whole(ino, state, block, part)?),
+                Some(Page::Part(part)) => Some(self.core.pages.whole(ino, state, block, part)?),
                 _ => None,
             };
             if let Some(dirty) = state.buffer.pages.get_mut(&block) {
@@ -79,7 +80,7 @@ impl Fs {
                     Page::Own(v) => v.truncate(rest),
                     Page::Part(_) => debug_assert!(false, "it was made whole"),
                 }
-            } else if let Some(page) = self.stored_page(ino, state, block)?
+            } else if let Some(page) = self.core.pages.stored_page(ino, state, block)?
                 && page.len() > rest
             {
                 let page = Page::Own(page[..rest].to_vec());

@@ -116,7 +116,7 @@ impl Fs {
                     data.to_vec()
                 } else {
                     let mut content = Vec::with_capacity(end.max(u64::from(have)) as usize);
-                    content.extend_from_slice(&self.content(inode.ino, state)?);
+                    content.extend_from_slice(&self.core.pages.content(inode.ino, state)?);
                     if content.len() < end as usize {
                         content.resize(end as usize, 0);
                     }
@@ -166,11 +166,11 @@ impl Fs {
             let stored = state.stored && block < state.buffer.cut;
             let edge = match state.buffer.pages.get(&block).map(|dirty| &dirty.page) {
                 Some(Page::Part(part)) if !part.has_room(inside, len) => {
-                    Edge::Read(self.whole(ino, state, block, part)?)
+                    Edge::Read(self.core.pages.whole(ino, state, block, part)?)
                 }
                 Some(_) => continue,
                 None if stored && PartialPage::takes(len) => Edge::Unread,
-                None => match self.stored_page(ino, state, block)? {
+                None => match self.core.pages.stored_page(ino, state, block)? {
                     Some(page) => Edge::Read(page.into()),
                     None => continue,
                 },
@@ -182,7 +182,7 @@ impl Fs {
 
     /// Turns the content of a small file into its page 0.
     pub(crate) fn move_to_pages(&self, ino: Ino, state: &mut InodeState) -> Result<()> {
-        let content = self.content(ino, state)?;
+        let content = self.core.pages.content(ino, state)?;
         state.inline = None;
         state.attr.body = Body::Paged(u64::from(!content.is_empty()));
         if !content.is_empty() {
@@ -229,7 +229,7 @@ impl Fs {
                     }
                 }
             };
-            self.put_page(state, block, page);
+            self.core.pages.put(state, block, page);
             at += len;
             state.attr.size = state.attr.size.max(offset + at as u64);
         }

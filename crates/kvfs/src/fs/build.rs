@@ -18,6 +18,7 @@ use crate::layout::Layout;
 use crate::listing_table::ListingTable;
 use crate::locks::{Accepting, Locks};
 use crate::lost::Lost;
+use crate::pages::Pages;
 use crate::promises::Promises;
 use crate::read_plan::ReadPlans;
 use crate::space_account::SpaceAccount;
@@ -57,6 +58,7 @@ impl Fs {
         options: FsOptions,
     ) -> Fs {
         let inode_cache = InodeCache::new(options.inode_memory);
+        let pages = Pages::new(scope.clone(), layout);
         let space = SpaceAccount::new(db.promised_space());
         let promises = Promises::new(db.promised_space());
         let listings = ListingTable::new(options.inode_memory);
@@ -70,6 +72,7 @@ impl Fs {
             env,
             layout,
             inode_cache,
+            pages,
             options,
             freeze_lock: FreezeLock::default(),
             locks,

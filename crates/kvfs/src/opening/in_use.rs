@@ -97,7 +97,7 @@ impl Fs {
             }
             self.count_pages(inode.ino, &mut state)?;
             self.commit_dirty(&inode, &mut state)?;
-            let content = self.content(inode.ino, &state)?;
+            let content = self.core.pages.content(inode.ino, &state)?;
             let node = layout::encode_node(&state.attr, state.xattrs.as_deref(), &content);
             let nameless = Nameless {
                 node,

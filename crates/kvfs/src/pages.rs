@@ -1,15 +1,17 @@
-//! The pages of a file, one by one: those that wait in its buffer and those in the store.
+//! The content of the files of one view: pages that wait in the buffers of inodes, and those in the
+//! store. `data` calls this with the lock of the inode.
+
+mod read;
 
 use env::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use kvdb::ScopeCursor;
+use kvdb::{Scope, ScopeCursor};
 
 use crate::attr::Ino;
 use crate::error::{Error, Result};
-use crate::fs::Fs;
 use crate::inode::{DirtyPage, InodeState, Page};
-use crate::layout::{self, Body, PAGE, blocks_of};
+use crate::layout::{self, Body, Layout, PAGE, blocks_of};
 use crate::partial_page::PartialPage;
 
 /// File size up to which a page is read together with its neighbours on the device, which are the
@@ -21,10 +23,21 @@ const AROUND: u64 = 256 << 10;
 /// at a time.
 const PIECE: u64 = 16;
 
-impl Fs {
+/// The stored content of the files of a view.
+pub(crate) struct Pages {
+    scope: Scope,
+    layout: Layout,
+}
+
+impl Pages {
+    /// Returns the content of the files in `scope`, which is in the dictionaries of `layout`.
+    pub fn new(scope: Scope, layout: Layout) -> Pages {
+        Pages { scope, layout }
+    }
+
     /// Returns the current content of a page, waiting or stored, or `None` if the file does not
     /// have the page.
-    pub(crate) fn page(&self, ino: Ino, state: &InodeState, block: u64) -> Result<Option<Bytes>> {
+    pub fn page(&self, ino: Ino, state: &InodeState, block: u64) -> Result<Option<Bytes>> {
         Ok(match state.buffer.pages.get(&block).map(|dirty| &dirty.page) {
             Some(Page::Shared(b)) => Some(b.clone()),
             Some(Page::Own(v)) => Some(Bytes::copy_from_slice(v)),
@@ -34,7 +47,7 @@ impl Fs {
     }
 
     /// Returns the whole page of which `part` holds changes; the rest is read from the store.
-    pub(super) fn whole(
+    pub fn whole(
         &self,
         ino: Ino,
         state: &InodeState,
@@ -45,16 +58,11 @@ impl Fs {
     }
 
     /// Returns a page as it is in the store, unless it is cut off.
-    pub(crate) fn stored_page(
-        &self,
-        ino: Ino,
-        state: &InodeState,
-        block: u64,
-    ) -> Result<Option<Bytes>> {
+    pub fn stored_page(&self, ino: Ino, state: &InodeState, block: u64) -> Result<Option<Bytes>> {
         if !state.stored || block >= state.buffer.cut {
             return Ok(None);
         }
-        let get = || self.core.scope.get(self.core.layout.dmap, &layout::page_key(ino, block));
+        let get = || self.scope.get(self.layout.dmap, &layout::page_key(ino, block));
         let in_order = state.next_page.swap(block + 1, Ordering::Relaxed) == block;
         // The neighbours of a page of a large file are mostly other pages of the same file.
         let page =
@@ -67,7 +75,7 @@ impl Fs {
 
     /// Runs `read`, which reads the blocks `[first, behind)` of a file. It reads them without their
     /// neighbours if those are other pages of a large file that is not read in order.
-    pub(super) fn read_piece<T>(
+    fn read_piece<T>(
         &self,
         state: &InodeState,
         (first, behind): (u64, u64),
@@ -85,7 +93,7 @@ impl Fs {
 
     /// Puts a page into the buffer. The caller moves the size over the page afterwards: until then
     /// a page at or after the size is known not to exist.
-    pub(crate) fn put_page(&self, state: &mut InodeState, block: u64, page: Page) {
+    pub fn put(&self, state: &mut InodeState, block: u64, page: Page) {
         let Body::Paged(count) = &mut state.attr.body else {
             debug_assert!(false, "pages belong to paged files");
             return;
@@ -108,13 +116,7 @@ impl Fs {
     }
 
     /// Returns the number of blocks in `[from, to)` that are stored or waiting.
-    pub(crate) fn pages_between(
-        &self,
-        ino: Ino,
-        state: &InodeState,
-        from: u64,
-        to: u64,
-    ) -> Result<u64> {
+    pub fn between(&self, ino: Ino, state: &InodeState, from: u64, to: u64) -> Result<u64> {
         let mut count = state.buffer.pages.range(from..to).count() as u64;
         if state.stored && from < to.min(state.buffer.cut) {
             let mut stored = self.stored_blocks(ino, from, to.min(state.buffer.cut))?;
@@ -129,15 +131,15 @@ impl Fs {
 
     /// Returns a walk over the blocks in `[from, to)` that have pages in the store, in order. No
     /// page is read.
-    pub(crate) fn stored_blocks(&self, ino: Ino, from: u64, to: u64) -> Result<StoredBlocks> {
+    pub fn stored_blocks(&self, ino: Ino, from: u64, to: u64) -> Result<StoredBlocks> {
         let (start, end) = (layout::page_key(ino, from), layout::page_key(ino, to));
-        let cursor = self.core.scope.cursor(self.core.layout.dmap, &start, &end)?.keys_only();
+        let cursor = self.scope.cursor(self.layout.dmap, &start, &end)?.keys_only();
         Ok(StoredBlocks { cursor, ino, position: from })
     }
 }
 
 /// Checks the value of a page, which must not be longer than a page, and returns it.
-pub(super) fn checked_page(ino: Ino, page: &[u8]) -> Result<&[u8]> {
+fn checked_page(ino: Ino, page: &[u8]) -> Result<&[u8]> {
     if layout::is_lost_page(page.len() as u64) {
         return Err(Error::Corrupt { ino, what: "this part of its content is lost".into() });
     }
