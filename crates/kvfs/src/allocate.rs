@@ -94,7 +94,9 @@ impl Fs {
         }
         let lost_privileges = self.touch_content(&mut state, self.now(), hints.unprivileged_group);
         let cleared = match how.mode {
-            AllocateMode::Allocate => self.promise(ino, &mut state, &missing).map(|()| false),
+            AllocateMode::Allocate => {
+                self.core.promises.make(ino, &mut state, &missing).map(|()| false)
+            }
             _ => self.clear(&inode, &mut state, offset, end.min(before.size), before.size),
         };
         match cleared {
@@ -103,7 +105,7 @@ impl Fs {
                     self.core.superseded.rewritten(ino, offset, end);
                 }
                 if how.mode == AllocateMode::Punch {
-                    self.release_promise(ino, &mut state, offset, end);
+                    self.core.promises.release(ino, &mut state, offset, end);
                 }
                 if !committed || state.buffer.promise_changed {
                     self.changed(&inode, &mut state)?;

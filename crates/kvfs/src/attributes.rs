@@ -29,7 +29,7 @@ impl Fs {
                 return Err(Error::Stale(ino));
             }
             if state.buffer.uncounted == 0 {
-                return Ok(self.with_promise(state.attr.public(ino)));
+                return Ok(self.core.promises.shown(state.attr.public(ino)));
             }
         }
         let mut state = inode.state.write();

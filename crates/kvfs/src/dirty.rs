@@ -296,7 +296,7 @@ impl Fs {
             batch.delete(layout.imap, layout::xattr_key(ino, CAPABILITY));
         }
         if state.buffer.promise_changed {
-            self.stage_promise(ino, attr.nlink, batch);
+            self.core.promises.stage(ino, attr.nlink, batch);
         }
         if attr.nlink > 0 {
             let content = self.core.pages.content(ino, state)?;
@@ -398,7 +398,7 @@ impl Fs {
     /// Returns the attributes to show, with an exact page count. Call with the inode's lock.
     pub(crate) fn exact_attr(&self, inode: &Inode, state: &mut InodeState) -> Result<Attr> {
         self.count_pages(inode.ino, state)?;
-        Ok(self.with_promise(state.attr.public(inode.ino)))
+        Ok(self.core.promises.shown(state.attr.public(inode.ino)))
     }
 }
 

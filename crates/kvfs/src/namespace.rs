@@ -68,7 +68,7 @@ impl Fs {
         }
         inode.references.fetch_add(1, Ordering::Relaxed);
         if state.buffer.uncounted == 0 {
-            return Ok(self.with_promise(state.attr.public(ino)));
+            return Ok(self.core.promises.shown(state.attr.public(ino)));
         }
         drop(state);
         let attr = self.attr_of(ino);
@@ -340,7 +340,7 @@ impl Fs {
         self.mark_committed(&mut state, attr);
         self.mark_committed(&mut dir_state, dir_attr);
         inode.references.fetch_add(1, Ordering::Relaxed);
-        Ok(self.with_promise(attr.public(ino)))
+        Ok(self.core.promises.shown(attr.public(ino)))
     }
 
     /// Removes the name of anything but a directory.
@@ -485,7 +485,7 @@ impl Fs {
             return Ok(Unlinked::Linked(attr));
         }
         if self.core.promises.has(inode.ino) {
-            self.stage_promise(inode.ino, 0, batch);
+            self.core.promises.stage(inode.ino, 0, batch);
             state.buffer.promise_changed = true;
         }
         let stored = state.stored || state.has_external_xattrs();

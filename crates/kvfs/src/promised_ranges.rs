@@ -1,10 +1,9 @@
-//! Changes the space that `fallocate` has promised to a file, as calls and the store require.
-//! `promises` explains promises and how long they hold.
+//! Finds the bytes that `fallocate` must promise space for, reserves it, and brings promises up to
+//! date with the store. `promises` explains promises and how long they hold.
 
 use env::sync::atomic::Ordering;
-use kvdb::Batch;
 
-use crate::attr::{Attr, FileKind, Ino};
+use crate::attr::{FileKind, Ino};
 use crate::error::Result;
 use crate::fs::Fs;
 use crate::inode::InodeState;
@@ -12,16 +11,6 @@ use crate::layout::{self, Body, ImapKey, PAGE, blocks_of};
 use crate::promises::Ranges;
 
 impl Fs {
-    /// Returns the number of bytes of a write for which no space is promised yet, or `None` if all
-    /// are covered by a promise.
-    pub(crate) fn not_promised(&self, ino: Ino, offset: u64, end: u64) -> Option<u64> {
-        let promised = self.core.promises.pages_within(ino, offset, end);
-        match promised == blocks_of(end) - offset / PAGE {
-            true => None,
-            false => Some((end - offset).saturating_sub(promised * PAGE)),
-        }
-    }
-
     /// Returns the ranges of `offset..end` that no page holds, waiting or stored.
     pub(crate) fn unwritten(
         &self,
@@ -76,58 +65,6 @@ impl Fs {
         match both.pages() - have.pages().min(both.pages()) {
             0 => Ok(()),
             pages => self.reserve(pages.saturating_mul(PAGE)),
-        }
-    }
-
-    /// Promises space to ranges of a file whose inode is locked, and has the host allocate it. The
-    /// note is written with the inode's next commit. After an error nothing is promised.
-    pub(crate) fn promise(&self, ino: Ino, state: &mut InodeState, ranges: &Ranges) -> Result<()> {
-        if ranges.is_empty() {
-            return Ok(());
-        }
-        let before = self.core.promises.of(ino);
-        self.core.promises.change(ino, |have| {
-            ranges.iter().for_each(|(from, to)| have.add(from, to));
-        });
-        if let Err(e) = self.core.promises.back() {
-            self.core.promises.change(ino, |have| *have = before.unwrap_or_default());
-            return Err(e.into());
-        }
-        state.buffer.promise_changed = true;
-        Ok(())
-    }
-
-    /// Releases the promise for bytes that were written; the account of dirty data covers them now.
-    pub(crate) fn keep_promise(&self, ino: Ino, state: &mut InodeState, from: u64, to: u64) {
-        if self.core.promises.pages_within(ino, from, to) > 0 {
-            self.core.promises.change(ino, |ranges| ranges.remove(from, to));
-            // When no promised bytes are left, the note is removed.
-            state.buffer.promise_changed |= !self.core.promises.has(ino);
-        }
-    }
-
-    /// Releases the promise for bytes that are cut off or become a hole.
-    pub(crate) fn release_promise(&self, ino: Ino, state: &mut InodeState, from: u64, to: u64) {
-        if self.core.promises.pages_within(ino, from, to) > 0 {
-            self.core.promises.change(ino, |ranges| ranges.remove(from, to));
-            state.buffer.promise_changed = true;
-        }
-    }
-
-    /// Adds the note of a file's promise to its commit.
-    pub(crate) fn stage_promise(&self, ino: Ino, links: u32, batch: &mut Batch) {
-        let key = layout::promise_key(ino);
-        match self.core.promises.of(ino).filter(|_| links > 0) {
-            Some(ranges) => batch.put(self.core.layout.imap, key, ranges.encode()),
-            None => batch.delete(self.core.layout.imap, key),
-        }
-    }
-
-    /// Returns the attributes with promised pages counted as taken.
-    pub(crate) fn with_promise(&self, attr: Attr) -> Attr {
-        match self.core.promises.pages_within(attr.ino, 0, u64::MAX) {
-            0 => attr,
-            pages => Attr { blocks: attr.blocks.saturating_add(pages * (PAGE / 512)), ..attr },
         }
     }
 

@@ -15,9 +15,11 @@ use std::collections::{BTreeMap, HashMap};
 
 use env::sync::Mutex;
 use env::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use kvdb::PromisedSpace;
+use kvdb::{Batch, DictionaryId, PromisedSpace};
 
-use crate::attr::Ino;
+use crate::attr::{Attr, Ino};
+use crate::error::Result;
+use crate::inode::InodeState;
 use crate::layout::{self, PAGE, blocks_of};
 use crate::space_account::cost_of;
 
@@ -133,14 +135,17 @@ pub(crate) struct Promises {
     /// The number of files, to be read without the lock.
     count: AtomicUsize,
     space: PromisedSpace,
+    /// The dictionary of the notes.
+    imap: DictionaryId,
     /// All notes in the store count: the view is the mainline.
     pub all: AtomicBool,
 }
 
 impl Promises {
-    pub fn new(space: PromisedSpace) -> Promises {
+    /// Returns the promises of a view whose notes are in `imap`. It sets aside `space`.
+    pub fn new(space: PromisedSpace, imap: DictionaryId) -> Promises {
         let (files, count) = (Mutex::default(), AtomicUsize::new(0));
-        Promises { files, count, space, all: AtomicBool::new(false) }
+        Promises { files, count, space, imap, all: AtomicBool::new(false) }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -191,6 +196,68 @@ impl Promises {
     pub fn forget(&self, ino: Ino) {
         if self.has(ino) {
             self.change(ino, |ranges| *ranges = Ranges::default());
+        }
+    }
+
+    /// Returns the number of bytes of a write for which no space is promised yet, or `None` if all
+    /// are covered by a promise.
+    pub fn not_promised(&self, ino: Ino, offset: u64, end: u64) -> Option<u64> {
+        let promised = self.pages_within(ino, offset, end);
+        match promised == blocks_of(end) - offset / PAGE {
+            true => None,
+            false => Some((end - offset).saturating_sub(promised * PAGE)),
+        }
+    }
+
+    /// Promises space to ranges of a file whose inode is locked, and has the host allocate it. The
+    /// note is written with the inode's next commit. After an error nothing is promised.
+    pub fn make(&self, ino: Ino, state: &mut InodeState, ranges: &Ranges) -> Result<()> {
+        if ranges.is_empty() {
+            return Ok(());
+        }
+        let before = self.of(ino);
+        self.change(ino, |have| {
+            ranges.iter().for_each(|(from, to)| have.add(from, to));
+        });
+        if let Err(e) = self.back() {
+            self.change(ino, |have| *have = before.unwrap_or_default());
+            return Err(e.into());
+        }
+        state.buffer.promise_changed = true;
+        Ok(())
+    }
+
+    /// Releases the promise for bytes that were written; the account of dirty data covers them now.
+    pub fn keep(&self, ino: Ino, state: &mut InodeState, from: u64, to: u64) {
+        if self.pages_within(ino, from, to) > 0 {
+            self.change(ino, |ranges| ranges.remove(from, to));
+            // When no promised bytes are left, the note is removed.
+            state.buffer.promise_changed |= !self.has(ino);
+        }
+    }
+
+    /// Releases the promise for bytes that are cut off or become a hole.
+    pub fn release(&self, ino: Ino, state: &mut InodeState, from: u64, to: u64) {
+        if self.pages_within(ino, from, to) > 0 {
+            self.change(ino, |ranges| ranges.remove(from, to));
+            state.buffer.promise_changed = true;
+        }
+    }
+
+    /// Adds the note of a file's promise to its commit.
+    pub fn stage(&self, ino: Ino, links: u32, batch: &mut Batch) {
+        let key = layout::promise_key(ino);
+        match self.of(ino).filter(|_| links > 0) {
+            Some(ranges) => batch.put(self.imap, key, ranges.encode()),
+            None => batch.delete(self.imap, key),
+        }
+    }
+
+    /// Returns the attributes with promised pages counted as taken.
+    pub fn shown(&self, attr: Attr) -> Attr {
+        match self.pages_within(attr.ino, 0, u64::MAX) {
+            0 => attr,
+            pages => Attr { blocks: attr.blocks.saturating_add(pages * (PAGE / 512)), ..attr },
         }
     }
 

@@ -141,7 +141,7 @@ impl Fs {
         self.mark_committed(&mut state, attr);
         self.core.superseded.rewritten(to, to_offset, to_offset + len);
         state.stored |= shared > 0;
-        self.keep_promise(to, &mut state, to_offset, to_offset + len);
+        self.core.promises.keep(to, &mut state, to_offset, to_offset + len);
         if state.buffer.promise_changed {
             self.mark_dirty(&target, &mut state);
         }

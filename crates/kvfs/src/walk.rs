@@ -58,7 +58,7 @@ impl Fs {
         let node = view.get(layout.imap, &layout::node_key(from))?.ok_or(Error::Stale(from))?;
         let top = layout::decode_node(from, &node)?.0.public(from);
         Ok(Walk {
-            top: Some(fs.with_promise(top)),
+            top: Some(fs.core.promises.shown(top)),
             fs,
             view,
             layout,
@@ -107,7 +107,7 @@ impl Walk {
                 self.path.push(b'/');
             }
             self.path.extend_from_slice(&name);
-            let attr = self.fs.with_promise(attr);
+            let attr = self.fs.core.promises.shown(attr);
             self.enter(attr)?;
             return Ok(Some(Walked { path: &self.path, attr }));
         }

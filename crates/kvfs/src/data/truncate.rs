@@ -36,7 +36,7 @@ impl Fs {
             _ => {}
         }
         if size <= old {
-            self.release_promise(inode.ino, state, size, u64::MAX);
+            self.core.promises.release(inode.ino, state, size, u64::MAX);
         }
         state.attr.size = size;
         Ok(())

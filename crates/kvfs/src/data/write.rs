@@ -65,7 +65,7 @@ impl Fs {
         if data.is_empty() {
             return Ok(false);
         }
-        if let Some(more) = self.not_promised(ino, offset, end) {
+        if let Some(more) = self.core.promises.not_promised(ino, offset, end) {
             self.reserve(more)?;
         }
         let inode = self.inode(ino)?;
@@ -80,7 +80,7 @@ impl Fs {
         debug_assert!(state.attr.size >= end);
         let lost_privileges = self.touch_content(&mut state, self.now(), hints.unprivileged_group);
         self.mark_dirty(&inode, &mut state);
-        self.keep_promise(ino, &mut state, offset, end);
+        self.core.promises.keep(ino, &mut state, offset, end);
         self.complete(&inode, &mut state)?;
         self.core.counters.bytes_written.fetch_add(data.len() as u64, Ordering::Relaxed);
         self.commit_if_large(&inode, &mut state);

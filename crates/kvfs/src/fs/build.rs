@@ -60,7 +60,7 @@ impl Fs {
         let inode_cache = InodeCache::new(options.inode_memory);
         let pages = Pages::new(scope.clone(), layout);
         let space = SpaceAccount::new(db.promised_space());
-        let promises = Promises::new(db.promised_space());
+        let promises = Promises::new(db.promised_space(), layout.imap);
         let listings = ListingTable::new(options.inode_memory);
         let accepting =
             parent.as_ref().map(|parent| Arc::new(parent.fs.clone()) as Arc<dyn Accepting>);
