@@ -6,12 +6,12 @@ use std::sync::Arc;
 use kvdb::Batch;
 
 use crate::attr::{Allocate, AllocateMode, FileKind, Ino, Whence, WriteHints, Written};
-use crate::attributes::CAPABILITY;
 use crate::data::MAX_SIZE;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::{DirtyPage, Inode, InodeState, Page};
 use crate::layout::{self, Attributes, Body, PAGE, blocks_of};
+use crate::privileges::CAPABILITY;
 use crate::promises::Ranges;
 
 /// Limit of the bytes that one call of `copy_file_range` copies; the caller calls again for the
@@ -92,7 +92,7 @@ impl Fs {
         if !how.keep_size && end > state.attr.size {
             state.attr.size = end;
         }
-        let lost_privileges = self.touch_content(&mut state, self.now(), hints.unprivileged_group);
+        let lost_privileges = state.touch_content(self.now(), hints.unprivileged_group);
         let cleared = match how.mode {
             AllocateMode::Allocate => {
                 self.core.promises.make(ino, &mut state, &missing).map(|()| false)

@@ -1,17 +1,8 @@
 //! Shows and sets the attributes of an inode.
 
-use crate::attr::{Attr, Caller, FileKind, Ino, SetAttr, TimeSet, Timestamp};
+use crate::attr::{Attr, Caller, FileKind, Ino, SetAttr, TimeSet};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
-use crate::inode::InodeState;
-use crate::layout::XattrValue;
-
-const SUID: u16 = 0o4000;
-const SGID: u16 = 0o2000;
-const GROUP_EXECUTE: u16 = 0o010;
-/// The attribute that holds a file's capabilities. A change of content clears it like the set-uid
-/// bit, since it grants rights to the content that the file had when it was set.
-pub(crate) const CAPABILITY: &[u8] = b"security.capability";
 
 impl Fs {
     /// Returns the attributes of an inode.
@@ -64,14 +55,13 @@ impl Fs {
                 FileKind::Dir => return Err(Error::IsDirectory),
                 _ => return Err(Error::Invalid("the size of something that is not a file")),
             }
-            self.touch_content(&mut state, now, set.unprivileged_group);
+            state.touch_content(now, set.unprivileged_group);
         }
         if set.uid.is_some() || set.gid.is_some() {
             state.attr.uid = set.uid.unwrap_or(state.attr.uid);
             state.attr.gid = set.gid.unwrap_or(state.attr.gid);
             if !state.is_dir() {
-                drop_privileges(&mut state, None);
-                kill_capability(&mut state);
+                state.drop_privileges();
             }
         }
         if let Some(mode) = set.mode {
@@ -90,44 +80,5 @@ impl Fs {
         state.attr.ctime = set.ctime.unwrap_or(now);
         self.changed(&inode, &mut state)?;
         self.exact_attr(&inode, &mut state)
-    }
-
-    /// Updates the attributes after a change of content. If `unprivileged_group` is set, the caller
-    /// with this group is not privileged, and the set-uid and set-gid bits are cleared. Returns
-    /// whether the permission bits have changed.
-    pub(crate) fn touch_content(
-        &self,
-        state: &mut InodeState,
-        now: Timestamp,
-        unprivileged_group: Option<u32>,
-    ) -> bool {
-        state.attr.mtime = now;
-        state.attr.ctime = now;
-        state.written_nameless |= state.attr.nlink == 0;
-        let before = state.attr.perm;
-        if unprivileged_group.is_some() {
-            drop_privileges(state, unprivileged_group);
-        }
-        kill_capability(state);
-        state.attr.perm != before
-    }
-}
-
-/// Clears set-uid, and set-gid as Linux does since 6.2: set-gid without group execute, which once
-/// meant mandatory locks, stays for root and for members of the file's group, and is cleared for
-/// others. `group` is the group of a caller who is not root.
-fn drop_privileges(state: &mut InodeState, group: Option<u32>) {
-    state.attr.perm &= !SUID;
-    let member = group.is_none_or(|group| group == state.attr.gid);
-    if state.attr.perm & GROUP_EXECUTE != 0 || !member {
-        state.attr.perm &= !SGID;
-    }
-}
-
-fn kill_capability(state: &mut InodeState) {
-    if let Some(xattrs) = &mut state.xattrs
-        && let Some(XattrValue::External(_)) = xattrs.remove(CAPABILITY)
-    {
-        state.buffer.lost_capability = true;
     }
 }

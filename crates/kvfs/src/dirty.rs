@@ -13,12 +13,12 @@ use env::sync::RwLockWriteGuard;
 use kvdb::{Batch, Scope, Transaction};
 
 use crate::attr::{Attr, Ino};
-use crate::attributes::CAPABILITY;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::{Buffer, Inode, InodeState};
 use crate::layout::{self, Attributes, Body, PAGE, PageKeys};
 use crate::locks::Accepting;
+use crate::privileges::CAPABILITY;
 use crate::request;
 
 /// Dirty bytes charged for the node of a dirty inode.

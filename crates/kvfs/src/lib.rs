@@ -26,10 +26,10 @@
 //!   of it. `opening` opens and shuts down a file system; `orphans` removes files without a name.
 //! - Reading ahead, by place, what a reader of a tree will read next: `reading_ahead`, on
 //!   `read_plan` and `listing_order`.
-//! - In memory: `inode` (with the lock order), `partial_page`, `inode_cache`, `inode_allocator` (on
-//!   `reservation`). Uncommitted changes: `dirty`, `dirty_queue`, `sync`, `free_space` on
-//!   `space_account`. Writes out of a cache: `cached_writes`, `lost`. The thread of an interval:
-//!   `ticker`.
+//! - In memory: `inode` (with the lock order), `privileges`, `partial_page`, `inode_cache`,
+//!   `inode_allocator` (on `reservation`). Uncommitted changes: `dirty`, `dirty_queue`, `sync`,
+//!   `free_space` on `space_account`. Writes out of a cache: `cached_writes`, `lost`. The thread of
+//!   an interval: `ticker`.
 //! - Transactions, snapshots and clones: `views`, `apply_commit`, `merge`, `fs/superseded`,
 //!   `snapshots`, `difference`, `changed_paths`, `going_down`; `views/in_use`, for another process
 //!   that continues with all of it; `views/lent`, for a client of a server that has the mainline.
@@ -87,6 +87,7 @@ mod pages;
 #[cfg(any(test, fuzzing))]
 pub mod parsers;
 mod partial_page;
+mod privileges;
 mod promised_ranges;
 mod promises;
 mod read_plan;

@@ -6,11 +6,11 @@ use bytes::Bytes;
 use kvdb::{Batch, Isolation, Reference, Scope};
 
 use crate::attr::{FileKind, Ino, WriteHints, Written};
-use crate::attributes::CAPABILITY;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::Inode;
 use crate::layout::{self, Body, PAGE, PageKeys};
+use crate::privileges::CAPABILITY;
 
 /// Number of pages that one call shares at most.
 const PER_LOCK: u64 = 16 << 10;
@@ -118,7 +118,7 @@ impl Fs {
         let before = state.attr;
         let lost_capability = state.buffer.lost_capability;
         let capability = state.xattrs.as_ref().and_then(|all| all.get(CAPABILITY).cloned());
-        let lost_privileges = self.touch_content(&mut state, self.now(), hints.unprivileged_group);
+        let lost_privileges = state.touch_content(self.now(), hints.unprivileged_group);
         // The target is dirty until it is committed.
         self.mark_dirty(&target, &mut state);
         let mut attr = state.attr;

@@ -3,11 +3,11 @@
 use kvdb::Batch;
 
 use crate::attr::{Ino, XattrFlags};
-use crate::attributes::CAPABILITY;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::InodeState;
 use crate::layout::{self, XattrValue, Xattrs};
+use crate::privileges::CAPABILITY;
 use crate::request;
 
 /// The supported name spaces: for all users, for the superuser, and for security modules and

@@ -78,7 +78,7 @@ impl Fs {
         self.write_locked(&inode, &mut state, offset, data)?;
         self.core.superseded.rewritten(ino, offset, end);
         debug_assert!(state.attr.size >= end);
-        let lost_privileges = self.touch_content(&mut state, self.now(), hints.unprivileged_group);
+        let lost_privileges = state.touch_content(self.now(), hints.unprivileged_group);
         self.mark_dirty(&inode, &mut state);
         self.core.promises.keep(ino, &mut state, offset, end);
         self.complete(&inode, &mut state)?;
@@ -95,7 +95,7 @@ impl Fs {
         let mut state = self.lock(&inode)?;
         if state.attr.kind == FileKind::File && state.attr.size < size {
             self.truncate(&inode, &mut state, size)?;
-            self.touch_content(&mut state, self.now(), None);
+            state.touch_content(self.now(), None);
             self.changed(&inode, &mut state)?;
         }
         Ok(())
