@@ -66,13 +66,6 @@ impl Fs {
         size(&before.fs) != size(self)
     }
 
-    /// Writes at the current end of the file, wherever the writer believes that to be. (Under the
-    /// freeze lock.)
-    pub(crate) fn append(&self, ino: Ino, data: &[u8], hints: WriteHints) -> Result<bool> {
-        let end = self.attr_of(ino)?.size;
-        self.write_in_call(ino, end, data, hints)
-    }
-
     /// Writes a page out of a cache. While caches are still being told of a change of the view, it
     /// writes only bytes that differ from the page before that change, or that calls have written
     /// since. (Under the freeze lock.)

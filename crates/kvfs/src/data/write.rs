@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::MAX_SIZE;
-use crate::attr::{FileKind, Ino, WriteHints, Written};
+use crate::attr::{FileKind, Ino, WriteHints};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::{DirtyPage, Inode, InodeState, Page};
@@ -20,36 +20,7 @@ use crate::partial_page::PartialPage;
 const PIECE: u64 = 64 << 10;
 
 impl Fs {
-    /// Writes all of `data`; it is in memory when this returns, and committed later.
-    pub fn write(&self, ino: Ino, offset: u64, data: &[u8], hints: WriteHints) -> Result<u32> {
-        self.write_for(ino, offset, data, hints).map(|_| data.len() as u32)
-    }
-
-    /// Like `write`, and also returns the effects that a cache of attributes must be told of.
-    pub fn write_for(
-        &self,
-        ino: Ino,
-        offset: u64,
-        data: &[u8],
-        hints: WriteHints,
-    ) -> Result<Written> {
-        let lost_privileges = if hints.from_cache {
-            self.write_cached(ino, offset, data, hints)?
-        } else {
-            self.writable()?;
-            self.core.locks.retry(|| {
-                let _call = self.enter()?;
-                if hints.append {
-                    self.append(ino, data, hints)
-                } else {
-                    self.write_in_call(ino, offset, data, hints)
-                }
-            })?
-        };
-        Ok(Written { bytes: data.len() as u64, lost_privileges })
-    }
-
-    /// Like `write`, for a call that has entered the view. Returns whether the file has lost
+    /// Writes all of `data`, for a call that has entered the view. Returns whether the file has lost
     /// set-uid or set-gid bits.
     pub(crate) fn write_in_call(
         &self,
