@@ -201,7 +201,7 @@ impl Fs {
         }
         for (parent, name, removed) in &changes.names {
             if *removed && let Some(dir) = self.core.inode_cache.get(*parent) {
-                self.remember_removed(&dir, name);
+                self.core.listings.remember_removed(&dir, name);
             }
         }
         Ok(changes.orphans.iter().copied().filter(|ino| !kept.contains(ino)).collect())
@@ -477,7 +477,7 @@ mod tests {
             scope,
             env.clone(),
             core.layout,
-            core.hash_key,
+            core.listings.hash_key,
             allocator,
             FsOptions::default(),
         );

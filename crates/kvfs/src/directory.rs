@@ -18,29 +18,22 @@
 //! which excludes names that were added after the listing began. The last entry has a special
 //! position after which the listing ends, whatever was added.
 
-use std::hash::Hasher;
-
 use kvdb::{ScopeCursor, Tuple};
-use siphasher::sip::SipHasher13;
 
 use crate::attr::{DirEntry, FileKind, Ino};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::Inode;
 use crate::layout;
-use crate::listing::Emitted;
+use crate::listing::{Emitted, FIRST_HASH, NAME_BITS, position};
 use crate::listing_order::Entry;
 use crate::listing_table::Listed;
 
 /// Positions after `.` and `..`; those of names are larger.
 const AFTER_DOT: u64 = 1;
 const AFTER_DOTS: u64 = 2;
-const FIRST_HASH: u64 = 3;
 /// The position after all entries.
 const AT_END: u64 = i64::MAX as u64;
-/// Number of bits of a position that belong to the name; the bits above are the number of the
-/// listing.
-const NAME_BITS: u32 = 48;
 /// Number of entries from which a directory is large: its listing announces from the start what it
 /// will read.
 const LARGE: u64 = 1024;
@@ -155,7 +148,9 @@ impl Fs {
                         match cursor.next()? {
                             Some(tuple)
                                 if position(
-                                    self.name_hash(layout::decode_name_key(&tuple.key)?.1),
+                                    self.core
+                                        .listings
+                                        .name_hash(layout::decode_name_key(&tuple.key)?.1),
                                 ) == after =>
                             {
                                 break true;
@@ -184,7 +179,7 @@ impl Fs {
                     }
                     announced -= 1;
                 }
-                let name = self.name_hash(layout::decode_name_key(&tuple.key)?.1);
+                let name = self.core.listings.name_hash(layout::decode_name_key(&tuple.key)?.1);
                 if !(added && self.core.listings.is_added(ino, listing, name)) {
                     return Ok(Some((tuple, position(name))));
                 }
@@ -234,32 +229,6 @@ impl Fs {
         self.core.scope.announce(self.core.layout.imap, &keys);
         Ok(nodes.len())
     }
-
-    fn name_hash(&self, name: &[u8]) -> u64 {
-        let mut hasher = SipHasher13::new_with_key(&self.core.hash_key);
-        hasher.write(name);
-        hasher.finish()
-    }
-
-    /// Notes that a new name is about to be added to a directory. Call before the commit. A name
-    /// that replaces another one need not be noted.
-    pub(crate) fn remember_added(&self, dir: Ino, name: &[u8]) {
-        self.core.listings.add(dir, || self.name_hash(name));
-    }
-
-    /// Notes that a name is removed, so that listings that stopped at it can find their position.
-    /// Call before the commit that removes it, so that no listing misses it. If the commit fails,
-    /// the note does no harm, since the position of a name never changes.
-    pub(crate) fn remember_removed(&self, dir: &Inode, name: &[u8]) {
-        if let Some(listing) = &mut *dir.listing.lock() {
-            listing.push_removed(position(self.name_hash(name)), name);
-        }
-    }
-}
-
-/// Returns the name's part of a position, which is never one of the first positions.
-fn position(name: u64) -> u64 {
-    (name & ((1 << NAME_BITS) - 1)).max(FIRST_HASH)
 }
 
 /// Returns a position of a listing; it is positive as a signed offset.

@@ -65,7 +65,6 @@ pub(crate) struct Core {
     pub lost: Lost,
     pub listings: ListingTable,
     pub read_plans: ReadPlans,
-    pub hash_key: [u8; 16],
     pub counters: Counters,
     /// Orphans whose removal has failed; see `orphans`.
     pub left_orphans: Mutex<Vec<Ino>>,

@@ -21,9 +21,10 @@
 //! which `docs/format.md` describes.
 //!
 //! - Calls: `namespace`, `rename`, `directory` (on `listing`, `listing_table`), `data` (on
-//!   `pages`), `write_call`, `attributes`, `xattr`, `allocate`, `reflink`, `statfs`, `resolve`. Every
-//!   call begins in `fs`, `freeze_lock` and `locks`; it reads and writes the store through `store`, or a scope
-//!   of it. `opening` opens and shuts down a file system; `orphans` removes files without a name.
+//!   `pages`), `write_call`, `attributes`, `xattr`, `allocate`, `reflink`, `statfs`, `resolve`.
+//!   Every call begins in `fs`, `freeze_lock` and `locks`; it reads and writes the store through
+//!   `store`, or a scope of it. `opening` opens and shuts down a file system; `orphans` removes
+//!   files without a name.
 //! - Reading ahead, by place, what a reader of a tree will read next: `reading_ahead`, on
 //!   `read_plan` and `listing_order`.
 //! - In memory: `inode` (with the lock order), `privileges`, `partial_page`, `inode_cache`,

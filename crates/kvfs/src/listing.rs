@@ -2,12 +2,22 @@
 
 use std::collections::VecDeque;
 
+/// Number of bits of a position that belong to the name; the bits above are the number of the
+/// listing.
+pub(crate) const NAME_BITS: u32 = 48;
+/// The smallest name's part of a position; `directory` has the positions below it.
+pub(crate) const FIRST_HASH: u64 = 3;
 /// Number of calls per directory whose entries are remembered until a listing ends.
 const LISTINGS: usize = 8;
 /// Number of entries of a call that are remembered, the last ones.
 const REMEMBERED: usize = 2048;
 /// Number of removed names that are remembered for a directory.
 const REMOVED: usize = 4096;
+
+/// Returns the name's part of a position, which is never one of the first positions.
+pub(crate) fn position(name: u64) -> u64 {
+    (name & ((1 << NAME_BITS) - 1)).max(FIRST_HASH)
+}
 
 /// The positions and names that one call of `readdir` has emitted.
 #[derive(Default)]

@@ -13,11 +13,15 @@
 //! earlier.
 
 use std::collections::HashMap;
+use std::hash::Hasher;
 
 use env::sync::Mutex;
 use env::sync::atomic::{AtomicUsize, Ordering};
+use siphasher::sip::SipHasher13;
 
 use crate::attr::Ino;
+use crate::inode::Inode;
+use crate::listing::position;
 
 /// Limit of the listings in the table.
 const LISTINGS: usize = 256;
@@ -61,15 +65,18 @@ pub(crate) struct ListingTable {
     /// Number of listings, to be read without the lock.
     listings: AtomicUsize,
     most_names: usize,
+    /// The key of the hashes of names.
+    pub hash_key: [u8; 16],
 }
 
 impl ListingTable {
     /// Returns an empty table. `memory` is the budget for inodes in memory.
-    pub fn new(memory: usize) -> ListingTable {
+    pub fn new(memory: usize, hash_key: [u8; 16]) -> ListingTable {
         ListingTable {
             table: Mutex::default(),
             listings: AtomicUsize::new(0),
             most_names: (memory / BUDGET_OF_NAME).max(LEAST_NAMES),
+            hash_key,
         }
     }
 
@@ -103,8 +110,30 @@ impl ListingTable {
         self.remove(&mut self.table.lock(), dir, listing);
     }
 
-    /// Notes that a new name is about to be added to a directory.
-    pub fn add(&self, dir: Ino, name: impl FnOnce() -> u64) {
+    /// Returns the hash of a name, of which positions are made.
+    pub fn name_hash(&self, name: &[u8]) -> u64 {
+        let mut hasher = SipHasher13::new_with_key(&self.hash_key);
+        hasher.write(name);
+        hasher.finish()
+    }
+
+    /// Notes that a new name is about to be added to a directory. Call before the commit. A name
+    /// that replaces another one need not be noted.
+    pub fn remember_added(&self, dir: Ino, name: &[u8]) {
+        self.add(dir, || self.name_hash(name));
+    }
+
+    /// Notes that a name is removed, so that listings that stopped at it can find their position.
+    /// Call before the commit that removes it, so that no listing misses it. If the commit fails,
+    /// the note does no harm, since the position of a name never changes.
+    pub fn remember_removed(&self, dir: &Inode, name: &[u8]) {
+        if let Some(listing) = &mut *dir.listing.lock() {
+            listing.push_removed(position(self.name_hash(name)), name);
+        }
+    }
+
+    /// Notes the hash of a new name.
+    fn add(&self, dir: Ino, name: impl FnOnce() -> u64) {
         if self.listings.load(Ordering::Relaxed) == 0 {
             return;
         }
@@ -176,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_name_is_added_for_the_listings_that_had_begun() {
-        let table = ListingTable::new(0);
+        let table = ListingTable::new(0, [0; 16]);
         table.add(1, || panic!("no listing wants to know"));
         let first = table.begin(1);
         table.add(1, || 10);
@@ -197,7 +226,7 @@ mod tests {
 
     #[test]
     fn the_table_has_a_bound() {
-        let table = ListingTable::new(0);
+        let table = ListingTable::new(0, [0; 16]);
         for dir in 1..=1000 {
             table.begin(dir);
         }

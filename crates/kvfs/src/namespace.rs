@@ -214,7 +214,7 @@ impl Fs {
         // The inode is in the cache before a lookup can find the name.
         let inode = Arc::new(Inode::new(ino, InodeState::new(attr, None), 1));
         self.core.inode_cache.insert(inode.clone());
-        self.remember_added(parent, name);
+        self.core.listings.remember_added(parent, name);
         if let Err(e) = self.apply(batch) {
             self.discard(ino, &mut inode.state.write());
             self.core.inode_cache.remove(&inode);
@@ -333,7 +333,7 @@ impl Fs {
         batch.put(self.core.layout.nmap, key, layout::encode_name(ino, attr.kind));
         self.stage(ino, &mut state, &attr, &mut batch)?;
         self.stage(new_parent, &mut dir_state, &dir_attr, &mut batch)?;
-        self.remember_added(new_parent, new_name);
+        self.core.listings.remember_added(new_parent, new_name);
         request::completes(&mut batch, ino);
         self.apply(batch)?;
         admitted.made();
@@ -412,7 +412,7 @@ impl Fs {
         (dir_attr.mtime, dir_attr.ctime) = (now, now);
         self.stage(dir.ino, dir_state, &dir_attr, &mut batch)?;
         let dropped = self.stage_unlink(inode, state, now, &mut batch)?;
-        self.remember_removed(dir, name);
+        self.core.listings.remember_removed(dir, name);
         request::completes(&mut batch, inode.ino);
         self.apply(batch)?;
         self.mark_committed(dir_state, dir_attr);

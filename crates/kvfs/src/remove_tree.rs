@@ -124,7 +124,7 @@ impl Fs {
         (dir_attr.mtime, dir_attr.ctime) = (removal.now, removal.now);
         removal.batch.delete(self.core.layout.nmap, layout::name_key(parent, name));
         self.stage(parent, &mut dir_state, &dir_attr, &mut removal.batch)?;
-        self.remember_removed(&dir, name);
+        self.core.listings.remember_removed(&dir, name);
         let mut changes = std::mem::take(&mut removal.changes);
         changes.names.push((parent, name.into(), true));
         changes.inodes.push((parent, false));

@@ -156,10 +156,10 @@ impl Fs {
         let mut batch = Batch::new();
         let renamed = self.stage_rename(&rename, &mut locks, &mut batch)?;
         if !flags.exchange && !flags.whiteout {
-            self.remember_removed(&dir, from.1);
+            self.core.listings.remember_removed(&dir, from.1);
         }
         if rename.target.is_none() {
-            self.remember_added(to.0, to.1);
+            self.core.listings.remember_added(to.0, to.1);
         }
         request::completes(&mut batch, rename.source.inode.ino);
         self.apply(batch)?;

@@ -53,7 +53,7 @@ impl Fs {
         // Listings that stopped at a removed name must find their position.
         for (parent, name, _) in changes.names.iter().filter(|(.., removed)| *removed) {
             if let Some(dir) = self.core.inode_cache.get(*parent) {
-                self.remember_removed(&dir, name);
+                self.core.listings.remember_removed(&dir, name);
             }
         }
         Ok(())
@@ -154,7 +154,7 @@ impl Fs {
         // Listings that stopped at a removed name must find their position.
         for gone in names.iter().filter(|named| !after.contains(named)) {
             if let Some(dir) = self.core.inode_cache.get(gone.0) {
-                self.remember_removed(&dir, &gone.1);
+                self.core.listings.remember_removed(&dir, &gone.1);
             }
         }
         names.extend(after);

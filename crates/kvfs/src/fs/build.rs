@@ -31,7 +31,16 @@ impl Fs {
         let core = parent.fs.core.clone();
         let (db, env) = (core.db.clone(), core.env.clone());
         let allocator = core.inode_allocator.for_transaction();
-        Fs::build(Some(parent), db, scope, env, core.layout, core.hash_key, allocator, options)
+        Fs::build(
+            Some(parent),
+            db,
+            scope,
+            env,
+            core.layout,
+            core.listings.hash_key,
+            allocator,
+            options,
+        )
     }
 
     pub(crate) fn without_parent(
@@ -61,7 +70,7 @@ impl Fs {
         let pages = Pages::new(scope.clone(), layout);
         let space = SpaceAccount::new(db.promised_space());
         let promises = Promises::new(db.promised_space(), layout.imap);
-        let listings = ListingTable::new(options.inode_memory);
+        let listings = ListingTable::new(options.inode_memory, hash_key);
         let accepting =
             parent.as_ref().map(|parent| Arc::new(parent.fs.clone()) as Arc<dyn Accepting>);
         let locks = Locks::new(scope.clone(), layout.imap, env.clone(), accepting);
@@ -86,7 +95,6 @@ impl Fs {
             lost: Lost::default(),
             listings,
             read_plans: ReadPlans::default(),
-            hash_key,
             counters: Counters::default(),
             left_orphans: Mutex::default(),
             ticker: Arc::default(),

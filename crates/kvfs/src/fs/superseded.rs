@@ -109,7 +109,7 @@ impl Fs {
             scope,
             core.env.clone(),
             core.layout,
-            core.hash_key,
+            core.listings.hash_key,
             inode_allocator,
             options,
         );
