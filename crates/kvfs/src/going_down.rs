@@ -46,9 +46,4 @@ impl Views {
         self.tell(|watcher| watcher.went_down());
         Ok(())
     }
-
-    /// Returns whether the file system was shut down: then nothing of it may be shown.
-    pub fn is_down(&self) -> bool {
-        self.shared.down.load(Ordering::Acquire)
-    }
 }

@@ -54,7 +54,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Weak};
 
-use env::sync::atomic::AtomicBool;
+use env::sync::atomic::{AtomicBool, Ordering};
 use env::sync::{Mutex, RwLock};
 use kvdb::{Isolation, Kvdb, MergeRoutine, Merged, Transaction, TransactionId, TransactionInfo};
 
@@ -76,6 +76,7 @@ mod notes;
 mod rebasing;
 mod retired;
 mod running;
+mod states;
 mod transactions;
 mod undo;
 mod watcher;
@@ -264,9 +265,9 @@ impl Views {
         let joinable = |info: &TransactionInfo| self.shared.db.transaction(info.id).is_ok();
         let transactions = self.list().into_iter().filter(joinable);
         let transactions = transactions.map(|info| ViewId::Transaction(info.id));
-        let labels = self.snapshot_labels().into_iter();
+        let labels = self.shared.db.snapshot_labels().into_iter();
         let snapshots = labels.map(|label| ViewId::Snapshot(label.name));
-        let clones = self.clones().into_iter().map(|info| ViewId::Clone(info.name));
+        let clones = self.shared.db.branches().into_iter().map(|info| ViewId::Clone(info.name));
         transactions.chain(snapshots).chain(clones).collect()
     }
 
@@ -381,6 +382,11 @@ impl Views {
         let agreed =
             watchers.iter().try_for_each(|watcher| watcher.goes(view, number, fs, at, path));
         agreed.map_err(|why| kvdb::Error::Invalid(why).into())
+    }
+
+    /// Returns whether the file system was shut down: then nothing of it may be shown.
+    pub fn is_down(&self) -> bool {
+        self.shared.down.load(Ordering::Acquire)
     }
 
     // --- background

@@ -1,0 +1,90 @@
+//! Opens the views of snapshots and clones; `snapshots` makes and drops these.
+
+use std::sync::Arc;
+
+use kvdb::{Kvdb, Scope};
+
+use super::{Join, OpenView, VIEW_SHARE, ViewId, Views};
+use crate::error::{Error, Result};
+use crate::fs::{Fs, FsOptions};
+use crate::inode_allocator::InodeAllocator;
+use crate::layout::{self, Layout, Super};
+use crate::opening::in_use::ViewInUse;
+
+impl Views {
+    /// Opens a snapshot.
+    pub(super) fn open_snapshot(&self, name: &str) -> Result<Arc<OpenView>> {
+        let db = &self.shared.db;
+        let found = db.snapshot_label(name).ok_or(Error::NotFound)?;
+        let state = db.open_snapshot(name)?;
+        let mainline = &self.shared.mainline;
+        let options = FsOptions {
+            read_only: true,
+            inode_memory: mainline.core.options.inode_memory / VIEW_SHARE,
+            ..mainline.core.options.clone()
+        };
+        let fs = Fs::frozen(db, mainline.core.env.clone(), state, options)?;
+        let exists = || db.snapshot_label(name).is_some_and(|now| now.id == found.id);
+        self.add(ViewId::Snapshot(name.into()), fs, None, exists)
+    }
+
+    /// Opens a clone. `in_use`: the state in use that it continues with.
+    pub(super) fn open_clone(&self, name: &str, in_use: &ViewInUse) -> Result<Arc<OpenView>> {
+        let db = &self.shared.db;
+        if name.is_empty() || !db.has_branch(name) {
+            return Err(Error::NotFound);
+        }
+        let mainline = &self.shared.mainline.core;
+        let options = FsOptions {
+            write_buffer: (mainline.options.write_buffer / VIEW_SHARE).max(1 << 20),
+            inode_memory: mainline.options.inode_memory / VIEW_SHARE,
+            ..mainline.options.clone()
+        };
+        // Two views of one branch would not know of each other's changes.
+        let _one = self.shared.opening.lock();
+        if let Some(entry) = self.entry(&ViewId::Clone(name.into())) {
+            return Ok(entry);
+        }
+        let layout = Layout::find_in(db, name).ok_or(Error::NotFound)?;
+        db.set_merge(layout.imap, Arc::new(Join));
+        let counter = Some(mainline.inode_allocator.counter().clone());
+        let env = mainline.env.clone();
+        let fs = Fs::open_layout(db.clone(), counter, layout, env, options, in_use)?;
+        let exists = || Layout::find_in(db, name).is_some_and(|now| now.imap == layout.imap);
+        self.add(ViewId::Clone(name.into()), fs, None, exists)
+    }
+}
+
+impl Fs {
+    /// Returns the file system of an immutable state.
+    fn frozen(
+        db: &Kvdb,
+        env: Arc<dyn env::Env>,
+        state: kvdb::View,
+        options: FsOptions,
+    ) -> Result<Fs> {
+        let layout = Layout::of_state(&state).ok_or(Error::NotFound)?;
+        Fs::frozen_with(layout, db, env, state, options)
+    }
+
+    /// Returns the file system of an immutable state that has it in the dictionaries of `layout`.
+    pub(super) fn frozen_with(
+        layout: Layout,
+        db: &Kvdb,
+        env: Arc<dyn env::Env>,
+        state: kvdb::View,
+        options: FsOptions,
+    ) -> Result<Fs> {
+        let value = state.get(layout.imap, &layout::SUPER_KEY)?.ok_or(Error::NotFound)?;
+        let hash_key = Super::decode(&value)?.hash_key;
+        Ok(Fs::without_parent(
+            db.clone().into(),
+            Scope::Frozen(state),
+            env,
+            layout,
+            hash_key,
+            InodeAllocator::of_frozen(),
+            options,
+        ))
+    }
+}
