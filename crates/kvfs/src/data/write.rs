@@ -20,8 +20,8 @@ use crate::partial_page::PartialPage;
 const PIECE: u64 = 64 << 10;
 
 impl Fs {
-    /// Writes all of `data`, for a call that has entered the view. Returns whether the file has lost
-    /// set-uid or set-gid bits.
+    /// Writes all of `data`, for a call that has entered the view. Returns whether the file has
+    /// lost set-uid or set-gid bits.
     pub(crate) fn write_in_call(
         &self,
         ino: Ino,
