@@ -154,6 +154,12 @@ impl Fs {
         }
     }
 
+    /// Fails with ENOSPC unless `more` bytes fit into the store in addition to everything that is
+    /// dirty already. Commits dirty data if that may make room.
+    pub(crate) fn reserve(&self, more: u64) -> Result<()> {
+        self.core.free_space.reserve(more, || self.commit_older_than(Duration::MAX))
+    }
+
     /// Marks `state` as newer than the store, and charges for its dirty data.
     pub(crate) fn mark_dirty(&self, inode: &Arc<Inode>, state: &mut InodeState) {
         state.dirty = true;

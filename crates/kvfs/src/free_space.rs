@@ -1,79 +1,88 @@
 //! Reserves the space that a write needs before anything changes, so that accepted data can be
 //! committed.
 
-use std::time::Duration;
+use std::sync::Arc;
 
-use kvdb::{BranchLimit, Scope};
+use kvdb::{BranchLimit, DictionaryId, Scope};
 
 use crate::error::{Error, Result};
-use crate::fs::Fs;
 use crate::layout::PAGE;
 use crate::space_account::{SpaceAccount, cost_of};
+use crate::store::Store;
 
-impl Fs {
+/// The space that a view may still take: in the store, and within the limit of its transaction or
+/// clone.
+pub(crate) struct FreeSpace {
+    store: Store,
+    scope: Scope,
+    imap: DictionaryId,
+    /// The dirty bytes of the view.
+    own: Arc<SpaceAccount>,
+    /// The account from which a view and all transactions that began in it take their credit.
+    shared: Arc<SpaceAccount>,
+}
+
+impl FreeSpace {
+    /// Returns the space of a view that reads and writes `scope`, whose inodes are in `imap`.
+    pub fn new(
+        store: Store,
+        scope: Scope,
+        imap: DictionaryId,
+        own: Arc<SpaceAccount>,
+        shared: Arc<SpaceAccount>,
+    ) -> FreeSpace {
+        FreeSpace { store, scope, imap, own, shared }
+    }
+
     /// Fails with ENOSPC unless `more` bytes fit into the store in addition to everything that is
-    /// dirty already.
-    pub(crate) fn reserve(&self, more: u64) -> Result<()> {
+    /// dirty already. `commit` commits all dirty data of the view.
+    pub fn reserve(&self, more: u64, commit: impl Fn() -> Result<()>) -> Result<()> {
         // Adds a whole page at each end.
         let cost = cost_of(more.saturating_add(2 * PAGE));
-        if !self.is_within_limit(cost)? {
+        if !self.is_within_limit(cost, &commit)? {
             return Err(Error::NoSpace);
         }
-        if self.shared_space().spend(cost) || self.refill_space(cost) {
+        if self.shared.spend(cost) || self.refill(cost) {
             return Ok(());
         }
         // Truncated and rewritten files free space when they are committed. If the store takes no
         // more data, the commit fails; the checks below decide.
-        let _ = self.commit_older_than(Duration::MAX);
-        if !self.refill_space(cost) {
-            self.core.db.reclaim();
+        let _ = commit();
+        if !self.refill(cost) {
+            self.store.reclaim();
         }
-        if self.refill_space(cost) { Ok(()) } else { Err(Error::NoSpace) }
+        if self.refill(cost) { Ok(()) } else { Err(Error::NoSpace) }
     }
 
     /// Returns whether `cost` more bytes, together with all data that waits in memory, are within
     /// the limits of the transaction or clone.
-    fn is_within_limit(&self, cost: u64) -> Result<bool> {
-        let fits =
-            |waits: u64| self.room_of_limit().is_none_or(|room| cost.saturating_add(waits) <= room);
-        if fits(cost_of(self.core.space.dirty_bytes() as u64)) {
+    fn is_within_limit(&self, cost: u64, commit: impl Fn() -> Result<()>) -> Result<bool> {
+        let fits = |waits: u64| self.room().is_none_or(|room| cost.saturating_add(waits) <= room);
+        if fits(cost_of(self.own.dirty_bytes() as u64)) {
             return Ok(true);
         }
         // Waiting data may shrink when it is committed, and deletions may return space.
-        self.commit_older_than(Duration::MAX)?;
-        match &self.core.scope {
+        commit()?;
+        match &self.scope {
             Scope::Transaction(transaction) => _ = transaction.make_room()?,
-            Scope::Mainline(db) => _ = db.make_room_for(self.core.layout.imap)?,
+            Scope::Mainline(db) => _ = db.make_room_for(self.imap)?,
             Scope::Frozen(_) | Scope::Served(_) => {}
         }
-        Ok(fits(cost_of(self.core.space.dirty_bytes() as u64)))
+        Ok(fits(cost_of(self.own.dirty_bytes() as u64)))
     }
 
     /// Returns the bytes that a transaction or clone may still take, or `None` if it has no limit.
-    pub(crate) fn room_of_limit(&self) -> Option<u64> {
-        match &self.core.scope {
+    pub fn room(&self) -> Option<u64> {
+        match &self.scope {
             Scope::Transaction(transaction) => transaction.room(),
-            Scope::Mainline(db) => db.limit_of(self.core.layout.imap).map(BranchLimit::room),
+            Scope::Mainline(db) => db.limit_of(self.imap).map(BranchLimit::room),
             Scope::Frozen(_) | Scope::Served(_) => None,
         }
     }
 
     /// Asks the store for its free space, a part of which may then be used without asking again.
     /// Returns `false` if `cost` does not fit.
-    pub(crate) fn refill_space(&self, cost: u64) -> bool {
-        self.shared_space().refill(|| self.core.db.space().free, cost)
-    }
-
-    /// Returns the account from which a view and all transactions that began in it take their
-    /// credit.
-    fn shared_space(&self) -> &SpaceAccount {
-        &self.core.parent.as_ref().map_or(self, |parent| &parent.fs).core.space
-    }
-
-    /// Returns whether the store is so full that a write may soon be refused for lack of space:
-    /// then writes out of a cache have to be announced ([`Fs::announce_cached`]). The answer is
-    /// that of the last 4 MiB written. Call on the mainline.
-    pub fn is_tight(&self) -> bool {
-        self.core.space.is_tight()
+    pub fn refill(&self, cost: u64) -> bool {
+        self.shared.refill(|| self.store.space().free, cost)
     }
 }

@@ -24,6 +24,7 @@ use crate::attr::{FileKind, Ino, Timestamp};
 use crate::dirty_queue::DirtyQueue;
 use crate::error::{Error, Result};
 use crate::file_account::FileAccount;
+use crate::free_space::FreeSpace;
 use crate::freeze_lock::{CallGuard, FreezeLock};
 use crate::inode::{Inode, InodeState};
 use crate::inode_allocator::InodeAllocator;
@@ -59,7 +60,8 @@ pub(crate) struct Core {
     /// Held by every operation that locks more than one directory; see `inode`.
     pub tree: Mutex<()>,
     pub dirty: DirtyQueue,
-    pub space: SpaceAccount,
+    pub space: Arc<SpaceAccount>,
+    pub free_space: FreeSpace,
     pub files: FileAccount,
     pub promises: Promises,
     pub lost: Lost,

@@ -105,7 +105,7 @@ impl Fs {
         }
         // Asks for the free space at the start, so that it is known whether the store is nearly
         // full.
-        fs.refill_space(0);
+        fs.core.free_space.refill(0);
         let root = fs.inode(ROOT)?;
         if !root.state.read().is_dir() {
             return Err(Error::Corrupt { ino: ROOT, what: "the root is not a directory".into() });

@@ -16,7 +16,7 @@ impl Fs {
     pub fn statfs(&self) -> Result<StatFs> {
         let space = self.core.db.space();
         let dirty = self.core.space.dirty_bytes() as u64;
-        let of_limit = self.room_of_limit().map(|room| room.saturating_sub(dirty));
+        let of_limit = self.core.free_space.room().map(|room| room.saturating_sub(dirty));
         let free = space.free.saturating_sub(dirty + SPACE_MARGIN);
         let free = of_limit.map_or(free, |room| room.min(free));
         let inodes = free / INODE_BYTES;
@@ -30,5 +30,12 @@ impl Fs {
             files_free: inodes,
             name_max: 255,
         })
+    }
+
+    /// Returns whether the store is so full that a write may soon be refused for lack of space:
+    /// then writes out of a cache have to be announced ([`Fs::announce_cached`]). The answer is
+    /// that of the last 4 MiB written. Call on the mainline.
+    pub fn is_tight(&self) -> bool {
+        self.core.space.is_tight()
     }
 }

@@ -11,6 +11,7 @@ use super::superseded::Superseded;
 use super::{Core, Fs, FsOptions, Parent};
 use crate::dirty_queue::DirtyQueue;
 use crate::file_account::FileAccount;
+use crate::free_space::FreeSpace;
 use crate::freeze_lock::FreezeLock;
 use crate::inode_allocator::InodeAllocator;
 use crate::inode_cache::InodeCache;
@@ -68,7 +69,10 @@ impl Fs {
     ) -> Fs {
         let inode_cache = InodeCache::new(options.inode_memory);
         let pages = Pages::new(scope.clone(), layout);
-        let space = SpaceAccount::new(db.promised_space());
+        let space = Arc::new(SpaceAccount::new(db.promised_space()));
+        let shared = parent.as_ref().map_or(&space, |parent| &parent.fs.core.space).clone();
+        let free_space =
+            FreeSpace::new(db.clone(), scope.clone(), layout.imap, space.clone(), shared);
         let promises = Promises::new(db.promised_space(), layout.imap);
         let listings = ListingTable::new(options.inode_memory, hash_key);
         let accepting =
@@ -90,6 +94,7 @@ impl Fs {
             tree: Mutex::new(()),
             dirty: DirtyQueue::default(),
             space,
+            free_space,
             files: FileAccount::default(),
             promises,
             lost: Lost::default(),

@@ -47,7 +47,7 @@ impl Fs {
         let write_buffer = options.write_buffer.min(MOST_WAITING);
         let options = FsOptions { read_only: false, write_buffer, ..options };
         let fs = Fs::of_served(view, env, options, InodeAllocator::of_served)?;
-        fs.refill_space(0);
+        fs.core.free_space.refill(0);
         fs.start_ticker();
         Ok(fs)
     }
