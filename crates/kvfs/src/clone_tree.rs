@@ -138,7 +138,7 @@ impl Fs {
             }
         };
         let order = TreeOrder::of(&tree)?;
-        let admitted = self.admit_files(order.len() as u64)?;
+        let admitted = self.core.files.admit(order.len() as u64)?;
         let copies = self.new_inos(order.len() as u64)?;
         let copying = Copying {
             fs: self,

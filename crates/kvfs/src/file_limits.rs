@@ -10,50 +10,71 @@
 //! by a commit. From then on, calls count the files that they make and remove. Views without a
 //! limit count nothing.
 
+use std::sync::Arc;
+
 use kvdb::{DictionaryId, Scope, View};
 
 use crate::attr::Ino;
 use crate::error::{Error, Result};
-use crate::file_account::{AdmittedFiles, FileMoment, Files};
-use crate::fs::Fs;
+use crate::file_account::{AdmittedFiles, FileAccount, FileMoment, Files};
 use crate::layout::{self, ImapKey, Layout};
 
 /// A number that no dictionary has, to compare a view with an empty dictionary.
 const NO_DICTIONARY: DictionaryId = DictionaryId(u32::MAX);
 
-impl Fs {
-    /// Returns this view and those around it: each one began in the next.
-    fn and_around(&self) -> impl Iterator<Item = &Fs> {
-        std::iter::successors(Some(self), |fs| fs.around())
+/// The limits of the files of a view, and its count of them.
+pub(crate) struct FileLimits {
+    scope: Scope,
+    imap: DictionaryId,
+    account: FileAccount,
+    /// The limits of the view in which the transaction of this one began.
+    around: Option<Arc<FileLimits>>,
+}
+
+impl FileLimits {
+    /// Returns the limits of a view that reads and writes `scope`, whose inodes are in `imap`.
+    pub fn new(scope: Scope, imap: DictionaryId, around: Option<Arc<FileLimits>>) -> FileLimits {
+        FileLimits { scope, imap, account: FileAccount::default(), around }
     }
 
-    fn around(&self) -> Option<&Fs> {
-        self.core.parent.as_ref().map(|parent| &parent.fs)
+    /// Returns this view and those around it: each one began in the next.
+    fn and_around(&self) -> impl Iterator<Item = &FileLimits> {
+        std::iter::successors(Some(self), |view| view.around.as_deref())
+    }
+
+    /// Forgets the counts, since the state of the view, or one beneath it, was replaced.
+    pub fn forget(&self) {
+        self.account.forget();
+    }
+
+    /// Returns the moment before a change that [`FileLimits::removed`] counts.
+    pub fn moment(&self) -> FileMoment {
+        self.account.moment()
     }
 
     /// Returns the limit of the view itself, and the error for a call that exceeds it.
-    fn limit_of_files(&self) -> Option<(u64, kvdb::Error)> {
-        match &self.core.scope {
+    fn limit(&self) -> Option<(u64, kvdb::Error)> {
+        match &self.scope {
             Scope::Transaction(one) => one.options().limit_of_files.map(|limit| {
                 let id = one.id();
                 (limit, kvdb::Error::TooManyFiles { id, limit })
             }),
             Scope::Mainline(db) => {
-                let (branch, limit) = db.limit_of_files(self.core.layout.imap)?;
+                let (branch, limit) = db.limit_of_files(self.imap)?;
                 Some((limit, kvdb::Error::CloneTooManyFiles { branch, limit }))
             }
             Scope::Frozen(_) | Scope::Served(_) => None,
         }
     }
 
-    fn has_limit_of_files(&self) -> bool {
-        self.and_around().any(|fs| fs.limit_of_files().is_some())
+    fn has_limit(&self) -> bool {
+        self.and_around().any(|view| view.limit().is_some())
     }
 
     /// Fails if `more` files would exceed the limit of the view or of one around it.
-    pub(crate) fn admit_files(&self, more: u64) -> Result<AdmittedFiles<'_>> {
-        let account = &self.core.files;
-        if more == 0 || !self.has_limit_of_files() {
+    pub fn admit(&self, more: u64) -> Result<AdmittedFiles<'_>> {
+        let account = &self.account;
+        if more == 0 || !self.has_limit() {
             return Ok(AdmittedFiles::uncounted());
         }
         let mut counted = account.counted.lock();
@@ -62,17 +83,17 @@ impl Fs {
         Ok(AdmittedFiles::of(account, &mut counted, more))
     }
 
-    /// Like [`Fs::admit_files`], for a file without a name that gets one.
-    pub(crate) fn admit_named(&self, ino: Ino) -> Result<AdmittedFiles<'_>> {
+    /// Like [`FileLimits::admit`], for a file without a name that gets one.
+    pub fn admit_named(&self, ino: Ino) -> Result<AdmittedFiles<'_>> {
         // A file that a state beneath has is not the view's own when it gets a name again.
-        let own = self.has_limit_of_files() && !self.is_beneath(ino)?;
-        self.admit_files(own.into())
+        let own = self.has_limit() && !self.is_beneath(ino)?;
+        self.admit(own.into())
     }
 
     /// Fails if the commit of a transaction would take the view around it beyond a limit. A commit
     /// that removes at least as many files of that view as it makes never fails.
-    pub(crate) fn check_files_of_commit(&self) -> Result<()> {
-        if !self.around().is_some_and(Fs::has_limit_of_files) {
+    pub fn check_commit(&self) -> Result<()> {
+        if !self.around.as_ref().is_some_and(|around| around.has_limit()) {
             return Ok(());
         }
         self.check_files((self.look_for_files()?, 0), 0, 1)
@@ -96,19 +117,19 @@ impl Fs {
         mut see: impl FnMut(usize, u64, u64, u64, kvdb::Error) -> Result<()>,
     ) -> Result<()> {
         // Views outside of the outermost limit are not counted.
-        let limited = self.and_around().map(|fs| fs.limit_of_files().is_some());
+        let limited = self.and_around().map(|view| view.limit().is_some());
         let limited: Vec<bool> = limited.collect();
         let levels = limited.iter().rposition(|limited| *limited).map_or(0, |last| last + 1);
         let mut all = Vec::new();
-        for (level, fs) in self.and_around().take(levels).enumerate() {
+        for (level, view) in self.and_around().take(levels).enumerate() {
             all.push(match level {
                 0 => of_this.clone(),
                 _ => {
-                    let account = &fs.core.files;
-                    account.files(&mut account.counted.lock(), || fs.look_for_files())?
+                    let account = &view.account;
+                    account.files(&mut account.counted.lock(), || view.look_for_files())?
                 }
             });
-            let Some((limit, refused)) = fs.limit_of_files() else { continue };
+            let Some((limit, refused)) = view.limit() else { continue };
             let (mut made, mut removed) = (0u64, 0u64);
             for (at, (files, admitted)) in all.iter().enumerate() {
                 made = made.saturating_add(files.made).saturating_add(*admitted);
@@ -122,11 +143,11 @@ impl Fs {
     }
 
     /// Returns the number of files that may still be made, or `None` if there is no limit.
-    pub(crate) fn room_of_files(&self) -> Result<Option<u64>> {
-        if !self.has_limit_of_files() {
+    pub fn room(&self) -> Result<Option<u64>> {
+        if !self.has_limit() {
             return Ok(None);
         }
-        let account = &self.core.files;
+        let account = &self.account;
         let of_this = account.files(&mut account.counted.lock(), || self.look_for_files())?;
         let mut least = None;
         self.each_limit(of_this, |_, limit, taken, _, _| {
@@ -138,14 +159,14 @@ impl Fs {
     }
 
     /// Returns the number of the view's own files.
-    pub fn files_of_its_own(&self) -> Result<u64> {
-        let account = &self.core.files;
+    pub fn own(&self) -> Result<u64> {
+        let account = &self.account;
         Ok(account.files(&mut account.counted.lock(), || self.look_for_files())?.0.made)
     }
 
     /// Counts a file that has lost its last name. `at` is a moment before that.
-    pub(crate) fn file_is_gone(&self, ino: Ino, at: FileMoment) {
-        let account = &self.core.files;
+    pub fn removed(&self, ino: Ino, at: FileMoment) {
+        let account = &self.account;
         if !account.is_used() {
             return;
         }
@@ -168,8 +189,8 @@ impl Fs {
     /// Returns `None` if the file is older than these views, or has come back.
     fn made_in(&self, ino: Ino) -> Result<Option<usize>> {
         let mut made = None;
-        for (level, fs) in self.and_around().enumerate() {
-            match (fs.is_beneath(ino)?, made) {
+        for (level, view) in self.and_around().enumerate() {
+            match (view.is_beneath(ino)?, made) {
                 (true, Some(_)) => return Ok(None),
                 (true, None) | (false, Some(_)) => {}
                 (false, None) => made = Some(level),
@@ -191,8 +212,8 @@ impl Fs {
 
     /// Returns the states beneath the view, the newest last, each with its dictionary of inodes.
     fn beneath(&self) -> Result<Vec<(View, DictionaryId)>> {
-        let imap = self.core.layout.imap;
-        Ok(match &self.core.scope {
+        let imap = self.imap;
+        Ok(match &self.scope {
             Scope::Transaction(transaction) => vec![(transaction.view()?.beneath(), imap)],
             Scope::Mainline(db) => {
                 // The mainline has no states beneath it: its own state takes their place.
@@ -207,14 +228,14 @@ impl Fs {
 
     /// Compares the view with the states beneath it.
     fn look_for_files(&self) -> Result<Files> {
-        let imap = self.core.layout.imap;
+        let imap = self.imap;
         let mut files = Files::default();
-        match &self.core.scope {
+        match &self.scope {
             Scope::Mainline(db) if db.states_beneath(imap).is_none() => return Ok(files),
             Scope::Frozen(_) | Scope::Served(_) => return Ok(files),
             _ => {}
         }
-        let now = self.core.scope.view()?;
+        let now = self.scope.view()?;
         let beneath = self.beneath()?;
         let (base, older) = match beneath.split_last() {
             Some(((base, of), older)) => (base.difference(*of, &now, imap)?, older),
@@ -239,7 +260,8 @@ impl Fs {
                     files.made += 1;
                 }
                 (Some(_), None) => {
-                    let level = self.around().map(|around| around.made_in(ino)).transpose()?;
+                    let level =
+                        self.around.as_ref().map(|around| around.made_in(ino)).transpose()?;
                     level.flatten().into_iter().for_each(|level| files.remove(level));
                 }
                 _ => {}

@@ -23,7 +23,7 @@ use self::superseded::Superseded;
 use crate::attr::{FileKind, Ino, Timestamp};
 use crate::dirty_queue::DirtyQueue;
 use crate::error::{Error, Result};
-use crate::file_account::FileAccount;
+use crate::file_limits::FileLimits;
 use crate::free_space::FreeSpace;
 use crate::freeze_lock::{CallGuard, FreezeLock};
 use crate::inode::{Inode, InodeState};
@@ -62,7 +62,7 @@ pub(crate) struct Core {
     pub dirty: DirtyQueue,
     pub space: Arc<SpaceAccount>,
     pub free_space: FreeSpace,
-    pub files: FileAccount,
+    pub files: Arc<FileLimits>,
     pub promises: Promises,
     pub lost: Lost,
     pub listings: ListingTable,

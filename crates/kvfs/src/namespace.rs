@@ -180,7 +180,7 @@ impl Fs {
         check_name(name)?;
         let _call = self.enter()?;
         self.reserve(NAME_COST)?;
-        let admitted = self.admit_files(1)?;
+        let admitted = self.core.files.admit(1)?;
         let dir = self.inode(parent)?;
         let mut dir_state = self.lock_dir(&dir)?;
         let key = layout::name_key(parent, name);
@@ -317,8 +317,8 @@ impl Fs {
             return Err(Error::Exists);
         }
         let admitted = match state.attr.nlink {
-            0 => self.admit_named(ino)?,
-            _ => self.admit_files(0)?,
+            0 => self.core.files.admit_named(ino)?,
+            _ => self.core.files.admit(0)?,
         };
         self.count_pages(ino, &mut state)?;
         let mut attr = state.attr;
@@ -519,7 +519,7 @@ impl Fs {
 
     pub(crate) fn unlinked(&self, inode: &Arc<Inode>, state: &mut InodeState, unlinked: Unlinked) {
         if let Unlinked::Nameless { at, .. } = &unlinked {
-            self.file_is_gone(inode.ino, *at);
+            self.core.files.removed(inode.ino, *at);
         }
         match unlinked {
             Unlinked::Linked(attr) => self.mark_committed(state, attr),

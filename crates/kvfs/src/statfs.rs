@@ -20,7 +20,7 @@ impl Fs {
         let free = space.free.saturating_sub(dirty + SPACE_MARGIN);
         let free = of_limit.map_or(free, |room| room.min(free));
         let inodes = free / INODE_BYTES;
-        let inodes = self.room_of_files()?.map_or(inodes, |room| room.min(inodes));
+        let inodes = self.core.files.room()?.map_or(inodes, |room| room.min(inodes));
         let used = self.statistics().next_ino;
         Ok(StatFs {
             block_size: PAGE as u32,
@@ -30,6 +30,11 @@ impl Fs {
             files_free: inodes,
             name_max: 255,
         })
+    }
+
+    /// Returns the number of the view's own files.
+    pub fn files_of_its_own(&self) -> Result<u64> {
+        self.core.files.own()
     }
 
     /// Returns whether the store is so full that a write may soon be refused for lack of space:

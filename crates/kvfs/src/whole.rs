@@ -116,7 +116,7 @@ impl Fs {
         let _call = self.enter()?;
         let bytes: u64 = all.iter().map(|whole| whole.content.len() as u64).sum();
         self.reserve(bytes.saturating_add(NAME_COST * all.len() as u64))?;
-        let admitted = self.admit_files(all.len() as u64)?;
+        let admitted = self.core.files.admit(all.len() as u64)?;
         let _tree = self.core.tree.lock();
         let mut dirs: BTreeMap<Ino, Arc<Inode>> = BTreeMap::new();
         for whole in all {

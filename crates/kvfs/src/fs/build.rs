@@ -10,7 +10,7 @@ use super::statistics::Counters;
 use super::superseded::Superseded;
 use super::{Core, Fs, FsOptions, Parent};
 use crate::dirty_queue::DirtyQueue;
-use crate::file_account::FileAccount;
+use crate::file_limits::FileLimits;
 use crate::free_space::FreeSpace;
 use crate::freeze_lock::FreezeLock;
 use crate::inode_allocator::InodeAllocator;
@@ -73,6 +73,8 @@ impl Fs {
         let shared = parent.as_ref().map_or(&space, |parent| &parent.fs.core.space).clone();
         let free_space =
             FreeSpace::new(db.clone(), scope.clone(), layout.imap, space.clone(), shared);
+        let around = parent.as_ref().map(|parent| parent.fs.core.files.clone());
+        let files = Arc::new(FileLimits::new(scope.clone(), layout.imap, around));
         let promises = Promises::new(db.promised_space(), layout.imap);
         let listings = ListingTable::new(options.inode_memory, hash_key);
         let accepting =
@@ -95,7 +97,7 @@ impl Fs {
             dirty: DirtyQueue::default(),
             space,
             free_space,
-            files: FileAccount::default(),
+            files,
             promises,
             lost: Lost::default(),
             listings,

@@ -240,7 +240,7 @@ impl Views {
         let options = CommitOptions { durability: Durability::Buffered, ..options };
         let commit = || {
             // No other call makes files there at this moment.
-            view.check_files_of_commit()?;
+            view.core.files.check_commit()?;
             match transaction.commit_with(options) {
                 // The commit is done: the inodes in memory follow it.
                 Err(error @ kvdb::Error::NotSynced(_)) => {
