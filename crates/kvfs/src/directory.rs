@@ -110,7 +110,7 @@ impl Fs {
         let ended = kvdb::read_onward(ahead, || {
             self.list_names((ino, &dir), (listing, after), plus, &mut emit)
         })?;
-        self.core.read_plans.listed(ino, (cookie, end), &order);
+        self.core.reading_ahead.plans.listed(ino, (cookie, end), &order);
         if ended && cookie == 0 {
             // One call was enough; a later call can only continue from a position within the
             // entries that this one returned.

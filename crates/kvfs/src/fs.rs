@@ -35,7 +35,7 @@ use crate::locks::Locks;
 use crate::lost::Lost;
 use crate::pages::Pages;
 use crate::promises::Promises;
-use crate::read_plan::ReadPlans;
+use crate::reading_ahead::ReadingAhead;
 use crate::space_account::SpaceAccount;
 use crate::store::Store;
 use crate::ticker::Ticker;
@@ -66,7 +66,7 @@ pub(crate) struct Core {
     pub promises: Promises,
     pub lost: Lost,
     pub listings: ListingTable,
-    pub read_plans: ReadPlans,
+    pub reading_ahead: ReadingAhead,
     pub counters: Counters,
     /// Orphans whose removal has failed; see `orphans`.
     pub left_orphans: Mutex<Vec<Ino>>,

@@ -7,14 +7,13 @@
 
 use std::time::Instant;
 
-use kvdb::View;
+use kvdb::{Scope, View};
 
 use crate::attr::{FileKind, Ino};
 use crate::error::Result;
-use crate::fs::Fs;
-use crate::layout;
+use crate::layout::{self, Layout};
 use crate::listing_order::Entry;
-use crate::read_plan::{Extension, Frontier, Next};
+use crate::read_plan::{Extension, Frontier, Next, ReadPlans};
 
 /// Bytes of a file up to which it is announced whole: larger files are read in order, and announce
 /// by themselves what follows.
@@ -26,16 +25,28 @@ const ROUNDS: usize = 4;
 const DIRECTORIES: usize = 64;
 const NAMES: usize = 1024;
 
-impl Fs {
+/// Reads ahead for the readers of a view.
+pub(crate) struct ReadingAhead {
+    scope: Scope,
+    layout: Layout,
+    pub plans: ReadPlans,
+}
+
+impl ReadingAhead {
+    /// Reads ahead in `scope`, whose files are in the dictionaries of `layout`.
+    pub fn new(scope: Scope, layout: Layout) -> ReadingAhead {
+        ReadingAhead { scope, layout, plans: ReadPlans::default() }
+    }
+
     /// Prepares a read at `offset`, and announces what is likely to be read after this file.
     /// Returns the directory in the order of whose listing the file is read, if there is one: the
-    /// caller passes it to [`Fs::timed`]. Call under the freeze lock.
-    pub(crate) fn will_read(&self, ino: Ino, offset: u64) -> Option<Ino> {
+    /// caller passes it to [`ReadingAhead::timed`]. Call under the freeze lock.
+    pub fn will_read(&self, ino: Ino, offset: u64) -> Option<Ino> {
         // A served view is read by requests, which know no places.
-        if offset > 0 || self.core.scope.is_served() {
+        if offset > 0 || self.scope.is_served() {
             return None;
         }
-        let step = self.core.read_plans.begins(ino);
+        let step = self.plans.begins(ino);
         if let Some(extension) = step.extension {
             self.extend(extension);
         }
@@ -44,11 +55,11 @@ impl Fs {
 
     /// Runs `read`, which reads `len` bytes from the start of a file in the listing of `dir`, and
     /// notes whether it had to wait for the device.
-    pub(crate) fn timed<T>(&self, dir: Ino, len: u64, read: impl FnOnce() -> T) -> T {
+    pub fn timed<T>(&self, dir: Ino, len: u64, read: impl FnOnce() -> T) -> T {
         let begun = Instant::now();
         let data = read();
         if kvdb::value_waited(begun, len) {
-            self.core.read_plans.waited(dir);
+            self.plans.waited(dir);
         }
         data
     }
@@ -61,7 +72,7 @@ impl Fs {
             tracing::debug!("nothing is read ahead: {e}");
             extension.frontier = Frontier::default();
         }
-        self.core.read_plans.extended(extension, announced);
+        self.plans.extended(extension, announced);
     }
 
     fn announce_files(
@@ -69,7 +80,7 @@ impl Fs {
         extension: &mut Extension,
         announced: &mut Vec<(Ino, u64)>,
     ) -> Result<()> {
-        let view = self.core.scope.view()?;
+        let view = self.scope.view()?;
         for _ in 0..ROUNDS {
             let wanted = extension.files.saturating_sub(announced.len());
             let files = self.next_files(&view, &mut extension.frontier, wanted)?;
@@ -83,7 +94,7 @@ impl Fs {
                 .iter()
                 .map(|&ino| (layout::page_key(ino, 0), layout::page_key(ino + 1, 0)))
                 .collect();
-            let bytes = view.announce_by_place(self.core.layout.dmap, &ranges, SMALL)?;
+            let bytes = view.announce_by_place(self.layout.dmap, &ranges, SMALL)?;
             let of = |ino: &Ino| by_key.binary_search(ino).map_or(Some(0), |at| bytes[at]);
             let beyond = files.iter().copied().filter(|ino| of(ino).is_none());
             let beyond: Vec<Ino> = beyond.collect();
@@ -131,7 +142,7 @@ impl Fs {
         from: Option<Vec<u8>>,
     ) -> Result<(Vec<Entry>, Option<Vec<u8>>)> {
         let start = from.unwrap_or_else(|| layout::name_key(dir, b""));
-        let mut cursor = view.cursor(self.core.layout.nmap, &start, &layout::names_end(dir))?;
+        let mut cursor = view.cursor(self.layout.nmap, &start, &layout::names_end(dir))?;
         let (mut entries, mut last) = (Vec::new(), Vec::new());
         for _ in 0..NAMES {
             let Some(tuple) = cursor.next()? else { return Ok((entries, None)) };

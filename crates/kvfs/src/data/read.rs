@@ -65,7 +65,7 @@ impl Fs {
         read: impl FnOnce(&InodeState) -> Result<T>,
     ) -> Result<T> {
         let _call = self.enter()?;
-        let in_order = self.will_read(ino, offset);
+        let in_order = self.core.reading_ahead.will_read(ino, offset);
         let inode = self.inode(ino)?;
         let state = inode.state.read();
         if state.gone {
@@ -77,7 +77,9 @@ impl Fs {
             _ => return Err(Error::Invalid("reading something that is not a file")),
         }
         let data = match in_order {
-            Some(dir) => self.timed(dir, len.min(state.attr.size), || read(&state))?,
+            Some(dir) => {
+                self.core.reading_ahead.timed(dir, len.min(state.attr.size), || read(&state))?
+            }
             None => read(&state)?,
         };
         let stale = !hints.keep_atime && self.atime_is_stale(&state);

@@ -21,7 +21,7 @@ use crate::locks::{Accepting, Locks};
 use crate::lost::Lost;
 use crate::pages::Pages;
 use crate::promises::Promises;
-use crate::read_plan::ReadPlans;
+use crate::reading_ahead::ReadingAhead;
 use crate::space_account::SpaceAccount;
 use crate::store::Store;
 
@@ -69,6 +69,7 @@ impl Fs {
     ) -> Fs {
         let inode_cache = InodeCache::new(options.inode_memory);
         let pages = Pages::new(scope.clone(), layout);
+        let reading_ahead = ReadingAhead::new(scope.clone(), layout);
         let space = Arc::new(SpaceAccount::new(db.promised_space()));
         let shared = parent.as_ref().map_or(&space, |parent| &parent.fs.core.space).clone();
         let free_space =
@@ -101,7 +102,7 @@ impl Fs {
             promises,
             lost: Lost::default(),
             listings,
-            read_plans: ReadPlans::default(),
+            reading_ahead,
             counters: Counters::default(),
             left_orphans: Mutex::default(),
             ticker: Arc::default(),

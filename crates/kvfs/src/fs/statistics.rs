@@ -50,7 +50,7 @@ impl Fs {
     pub fn statistics(&self) -> Statistics {
         let c = &self.core.counters;
         let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
-        let ahead = self.core.read_plans.counts();
+        let ahead = self.core.reading_ahead.plans.counts();
         Statistics {
             inodes: self.core.inode_cache.len() as u64,
             dirty_bytes: self.core.space.dirty_bytes() as u64,
