@@ -153,7 +153,7 @@ impl Fs {
             }
             return Ok(false);
         }
-        self.count_pages(ino, state)?;
+        self.core.pages.count(ino, state)?;
         // The page that contains the end of the file counts as whole.
         let first = offset.div_ceil(PAGE);
         let behind = if end == size { blocks_of(end) } else { end / PAGE };

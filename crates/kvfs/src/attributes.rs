@@ -3,6 +3,7 @@
 use crate::attr::{Attr, Caller, FileKind, Ino, SetAttr, TimeSet};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
+use crate::inode::{Inode, InodeState};
 
 impl Fs {
     /// Returns the attributes of an inode.
@@ -80,5 +81,11 @@ impl Fs {
         state.attr.ctime = set.ctime.unwrap_or(now);
         self.changed(&inode, &mut state)?;
         self.exact_attr(&inode, &mut state)
+    }
+
+    /// Returns the attributes to show, with an exact page count. Call with the inode's lock.
+    fn exact_attr(&self, inode: &Inode, state: &mut InodeState) -> Result<Attr> {
+        self.core.pages.count(inode.ino, state)?;
+        Ok(self.core.promises.shown(state.attr.public(inode.ino)))
     }
 }

@@ -12,11 +12,11 @@ use std::time::Duration;
 use env::sync::RwLockWriteGuard;
 use kvdb::{Batch, Scope, Transaction};
 
-use crate::attr::{Attr, Ino};
-use crate::error::{Error, Result};
+use crate::attr::Ino;
+use crate::error::Result;
 use crate::fs::Fs;
 use crate::inode::{Buffer, Inode, InodeState};
-use crate::layout::{self, Attributes, Body, PAGE, PageKeys};
+use crate::layout::{self, Attributes, PAGE, PageKeys};
 use crate::locks::Accepting;
 use crate::privileges::CAPABILITY;
 use crate::request;
@@ -97,7 +97,7 @@ impl Fs {
                 bytes = 0;
             }
             bytes += state.charged;
-            let staged = self.count_pages(inode.ino, &mut state).and_then(|()| {
+            let staged = self.core.pages.count(inode.ino, &mut state).and_then(|()| {
                 let attr = state.attr;
                 self.stage(inode.ino, &mut state, &attr, &mut batch).map(|()| attr)
             });
@@ -249,7 +249,7 @@ impl Fs {
         if !state.dirty || state.gone {
             return Ok(());
         }
-        self.count_pages(inode.ino, state)?;
+        self.core.pages.count(inode.ino, state)?;
         let mut batch = Batch::new();
         hint(&mut batch);
         let attr = state.attr;
@@ -266,7 +266,7 @@ impl Fs {
     }
 
     /// Adds to `batch` everything that is dirty of this inode, and its node with `attr`. Call
-    /// `count_pages` before copying and changing `state.attr`, and `mark_committed` after the
+    /// `Pages::count` before copying and changing `state.attr`, and `mark_committed` after the
     /// commit.
     pub(crate) fn stage(
         &self,
@@ -360,51 +360,6 @@ impl Fs {
         state.buffer = Buffer::default();
         state.inline = None;
         self.core.space.charge(state, 0);
-    }
-
-    /// Makes the page count exact: looks up whether pages that were written without reading replace
-    /// stored ones.
-    pub(crate) fn count_pages(&self, ino: Ino, state: &mut InodeState) -> Result<()> {
-        if state.buffer.uncounted == 0 {
-            return Ok(());
-        }
-        let Body::Paged(mut count) = state.attr.body else {
-            return Err(Error::Corrupt {
-                ino,
-                what: "uncounted pages in a file without pages".into(),
-            });
-        };
-        let uncounted = || {
-            state.buffer.pages.iter().filter(|(_, dirty)| !dirty.counted).map(|(&block, _)| block)
-        };
-        let (first, last) = (uncounted().next().unwrap_or(0), uncounted().next_back().unwrap_or(0));
-        let mut stored = self.core.pages.stored_blocks(ino, first, last + 1)?;
-        let mut next = stored.next_from(first)?;
-        let mut new = Vec::with_capacity(state.buffer.uncounted);
-        for block in uncounted() {
-            if next.is_some_and(|n| n < block) {
-                next = stored.next_from(block)?;
-            }
-            // A page above the cut is dead, even if the store still has it.
-            if next != Some(block) || block >= state.buffer.cut {
-                count += 1;
-            }
-            new.push(block);
-        }
-        for block in new {
-            if let Some(dirty) = state.buffer.pages.get_mut(&block) {
-                dirty.counted = true;
-            }
-        }
-        state.buffer.uncounted = 0;
-        state.attr.body = Body::Paged(count);
-        Ok(())
-    }
-
-    /// Returns the attributes to show, with an exact page count. Call with the inode's lock.
-    pub(crate) fn exact_attr(&self, inode: &Inode, state: &mut InodeState) -> Result<Attr> {
-        self.count_pages(inode.ino, state)?;
-        Ok(self.core.promises.shown(state.attr.public(inode.ino)))
     }
 }
 

@@ -320,7 +320,7 @@ impl Fs {
             0 => self.core.files.admit_named(ino)?,
             _ => self.core.files.admit(0)?,
         };
-        self.count_pages(ino, &mut state)?;
+        self.core.pages.count(ino, &mut state)?;
         let mut attr = state.attr;
         attr.nlink += 1;
         if attr.parent == 0 || attr.nlink == 1 {
@@ -476,7 +476,7 @@ impl Fs {
     ) -> Result<Unlinked> {
         let left = if state.is_dir() { 0 } else { state.attr.nlink.saturating_sub(1) };
         if left > 0 {
-            self.count_pages(inode.ino, state)?;
+            self.core.pages.count(inode.ino, state)?;
         }
         let mut attr = state.attr;
         (attr.nlink, attr.ctime) = (left, now);

@@ -129,6 +129,45 @@ impl Pages {
         Ok(count)
     }
 
+    /// Makes the page count exact: looks up whether pages that were written without reading replace
+    /// stored ones.
+    pub fn count(&self, ino: Ino, state: &mut InodeState) -> Result<()> {
+        if state.buffer.uncounted == 0 {
+            return Ok(());
+        }
+        let Body::Paged(mut count) = state.attr.body else {
+            return Err(Error::Corrupt {
+                ino,
+                what: "uncounted pages in a file without pages".into(),
+            });
+        };
+        let uncounted = || {
+            state.buffer.pages.iter().filter(|(_, dirty)| !dirty.counted).map(|(&block, _)| block)
+        };
+        let (first, last) = (uncounted().next().unwrap_or(0), uncounted().next_back().unwrap_or(0));
+        let mut stored = self.stored_blocks(ino, first, last + 1)?;
+        let mut next = stored.next_from(first)?;
+        let mut new = Vec::with_capacity(state.buffer.uncounted);
+        for block in uncounted() {
+            if next.is_some_and(|n| n < block) {
+                next = stored.next_from(block)?;
+            }
+            // A page above the cut is dead, even if the store still has it.
+            if next != Some(block) || block >= state.buffer.cut {
+                count += 1;
+            }
+            new.push(block);
+        }
+        for block in new {
+            if let Some(dirty) = state.buffer.pages.get_mut(&block) {
+                dirty.counted = true;
+            }
+        }
+        state.buffer.uncounted = 0;
+        state.attr.body = Body::Paged(count);
+        Ok(())
+    }
+
     /// Returns a walk over the blocks in `[from, to)` that have pages in the store, in order. No
     /// page is read.
     pub fn stored_blocks(&self, ino: Ino, from: u64, to: u64) -> Result<StoredBlocks> {

@@ -305,7 +305,7 @@ impl<'a> Removal<'a> {
             Some(inode) => {
                 let mut state = inode.state.write();
                 fs.core.locks.for_change(ino, &mut state)?;
-                fs.count_pages(ino, &mut state)?;
+                fs.core.pages.count(ino, &mut state)?;
                 state.attr
             }
             None => stored.attr,

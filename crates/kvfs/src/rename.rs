@@ -281,7 +281,7 @@ impl Fs {
         (to, now): (Ino, Timestamp),
         batch: &mut Batch,
     ) -> Result<Attributes> {
-        self.count_pages(moved.ino, state)?;
+        self.core.pages.count(moved.ino, state)?;
         let attr = Attributes { ctime: now, parent: to, ..state.attr };
         self.stage(moved.ino, state, &attr, batch)?;
         Ok(attr)

@@ -154,7 +154,7 @@ impl Fs {
         all: Xattrs,
         mut batch: Batch,
     ) -> Result<()> {
-        self.count_pages(ino, state)?;
+        self.core.pages.count(ino, state)?;
         let mut attr = state.attr;
         attr.ctime = self.now();
         request::completes(&mut batch, ino);

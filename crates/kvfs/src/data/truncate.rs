@@ -51,7 +51,7 @@ impl Fs {
             state.inline = None;
             return Ok(());
         }
-        self.count_pages(ino, state)?;
+        self.core.pages.count(ino, state)?;
         let (kept, blocks) = (blocks_of(size), blocks_of(state.attr.size));
         let Body::Paged(count) = state.attr.body else { return Ok(()) };
         // Reads all that is needed before anything changes.

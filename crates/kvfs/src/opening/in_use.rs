@@ -95,7 +95,7 @@ impl Fs {
             if state.gone || state.attr.nlink > 0 || inode.references.load(Ordering::Relaxed) == 0 {
                 continue;
             }
-            self.count_pages(inode.ino, &mut state)?;
+            self.core.pages.count(inode.ino, &mut state)?;
             self.commit_dirty(&inode, &mut state)?;
             let content = self.core.pages.content(inode.ino, &state)?;
             let node = layout::encode_node(&state.attr, state.xattrs.as_deref(), &content);
