@@ -1,11 +1,9 @@
-//! The commands: for each one its name, the number of its arguments and its properties, which the
-//! rows of `table` list. Each family of handlers has a file of its own.
+//! The commands. Each is one row of `table`, whose fields (`row`) are all that the rest of the
+//! server knows of it. Each family of handlers has a file of its own.
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::Failure;
 use crate::metrics::Metrics;
-use crate::output::Output;
 use crate::request::Arguments;
-use crate::session::Session;
 
 mod administration;
 mod authors;
@@ -43,6 +41,7 @@ mod numbers;
 mod pubsub;
 mod ranges;
 mod revert;
+mod row;
 mod scan;
 mod scrub;
 mod sealed;
@@ -65,82 +64,8 @@ mod zones;
 use dispatch::run_one;
 pub use dispatch::{refuse, run};
 pub use dump::is_sound as is_sound_payload;
+pub use row::Command;
 pub use table::COMMANDS;
-use table::NONE;
-
-pub struct Command {
-    /// The name in lower case.
-    pub name: &'static str,
-    /// The arguments, as shown to users.
-    pub usage: &'static str,
-    /// Number of arguments including the name. A negative number is a minimum.
-    pub arity: i32,
-    /// A success reply acknowledges a change of the store.
-    pub writes: bool,
-    /// Allowed before the client has authenticated.
-    pub open: bool,
-    /// First and last argument that is a key, and the step between keys. A negative last one counts
-    /// from the end. All 0 if there are no keys.
-    pub keys: (i32, i32, i32),
-    pub run: Handler,
-    pub in_multi: InMulti,
-    /// The command may set a deadline on a key, or store a value that is not a string.
-    pub typed: bool,
-    /// The command sends messages instead of replies (`pushes`).
-    pub pushes: bool,
-}
-
-impl Command {
-    /// Returns the keys among the command's arguments.
-    pub fn keys_of<'a>(&self, args: Arguments<'a>) -> Vec<&'a [u8]> {
-        if matches!(self.name, "xread" | "xreadgroup") {
-            return streams::keys_of_read(args);
-        }
-        let (first, last, step) = self.keys;
-        // Commands that have the number of their keys as an argument.
-        let counted = match self.name {
-            "lmpop" | "sintercard" | "zdiff" | "zinter" | "zintercard" | "zmpop" | "zunion" => {
-                Some(1)
-            }
-            "blmpop" | "bzmpop" => Some(2),
-            "zdiffstore" | "zinterstore" | "zunionstore" => Some(2),
-            "eval" | "evalsha" | "eval_ro" | "evalsha_ro" | "fcall" | "fcall_ro" => Some(2),
-            _ => None,
-        };
-        if let Some(at) = counted {
-            let count = crate::request::integer(args.at(at)).and_then(|n| usize::try_from(n).ok());
-            let stored = args.from(1).take(usize::from(self.name.ends_with("store")));
-            return stored.chain(args.from(at + 1).take(count.unwrap_or(0))).collect();
-        }
-        if first == 0 {
-            return Vec::new();
-        }
-        if self.name == "sort" {
-            return args.from(1).take(1).chain(sort::destination(args)).collect();
-        }
-        if matches!(self.name, "georadius" | "georadiusbymember") {
-            return args.from(1).take(1).chain(sorted_sets::destination(args)).collect();
-        }
-        let len = args.len() as i32;
-        let last = if last < 0 { len + last + 1 } else { (last + 1).min(len) };
-        let last = usize::try_from(last).unwrap_or(0);
-        (first as usize..last).step_by(step as usize).map(|i| args.at(i)).collect()
-    }
-}
-
-/// Treatment of a command between `MULTI` and `EXEC`.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum InMulti {
-    /// `EXEC` runs it.
-    Queued,
-    /// It runs at once, and handles `MULTI` itself.
-    AtOnce,
-    Refused,
-}
-
-/// A handler writes exactly one reply, or writes none and returns the failure that becomes the
-/// reply.
-pub type Handler = fn(&mut Session, Arguments<'_>, &mut Output) -> Outcome;
 
 /// A name as two integers, so that two names are compared in few instructions.
 type Name = (u128, u64);
@@ -201,17 +126,10 @@ pub fn metrics() -> Metrics {
 /// begins. Strings longer than `tuple` bytes need it, which `APPEND` and others can build from
 /// shorter arguments.
 fn may_need_types(args: Arguments<'_>, tuple: usize) -> bool {
-    let plain = |command: &Command| match command.name {
-        "set" => args.len() == 3,
-        "sort" => sort::destination(args).is_none(),
-        "georadius" | "georadiusbymember" => sorted_sets::destination(args).is_none(),
-        "getex" => args.len() == 2,
-        _ => false,
-    };
     let long = || args.from(1).any(|arg| arg.len() > tuple);
     find(args.at(0))
         .map(|i| &COMMANDS[i])
-        .is_some_and(|c| c.typed && !plain(c) || c.writes && long())
+        .is_some_and(|command| command.needs_types(args) || command.writes && long())
 }
 
 /// Returns the error for a first argument that is no subcommand of `command`, or has the wrong

@@ -3,19 +3,14 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use super::{
-    COMMANDS, Command, InMulti, NONE, find, is, monitor, multi, sealed, tracking, wrong_arity,
-};
+use super::row::{InMulti, NONE, Shown};
+use super::{COMMANDS, Command, find, monitor, multi, sealed, tracking, wrong_arity};
 use crate::dictionaries::Place;
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::request::Arguments;
 use crate::session::{SNAPSHOT, Session};
 use crate::slow_log::{Entry, shortened};
-
-/// In addition to subscriptions, a RESP2 client may use these commands while it receives messages:
-/// their replies can be told from messages.
-const AMONG_MESSAGES: [&str; 3] = ["ping", "quit", "reset"];
 
 /// Runs one request and writes its one reply, followed by the messages that have arrived.
 pub fn run(s: &mut Session, args: Arguments<'_>, out: &mut Output) {
@@ -36,7 +31,7 @@ pub fn run(s: &mut Session, args: Arguments<'_>, out: &mut Output) {
     }
     if s.queue.is_none()
         && let Some(tracks) = &mut s.tracks
-        && index.is_some_and(|index| COMMANDS[index].name != "client")
+        && index.is_some_and(|index| !COMMANDS[index].controls)
     {
         tracks.caching = None;
     }
@@ -64,10 +59,8 @@ pub fn refuse(s: &mut Session, why: &str, out: &mut Output) {
 /// Waits while commands of this kind are paused (`CLIENT PAUSE`). Commands that end a pause do not
 /// wait. Returns `false` if the client disconnected while it waited.
 fn pause(s: &Session, command: &Command, out: &Output) -> bool {
-    // These commands change state that others see, but only in some of their forms.
-    const MAY_WRITE: [&str; 5] = ["clone", "dict", "publish", "snapshot", "txn"];
-    let writes = command.writes || MAY_WRITE.contains(&command.name);
-    command.name == "client" || s.shared.pause.wait(writes, || out.will_wait(), || out.is_gone())
+    let with_writes = command.paused_with_writes;
+    command.controls || s.shared.pause.wait(with_writes, || out.will_wait(), || out.is_gone())
 }
 
 fn answer(s: &mut Session, index: Option<usize>, args: Arguments<'_>, out: &mut Output) {
@@ -80,8 +73,7 @@ fn answer(s: &mut Session, index: Option<usize>, args: Arguments<'_>, out: &mut 
         return out.error(&failure.to_string());
     };
     let command = &COMMANDS[index];
-    if s.is_subscribed() && !out.resp3 && !command.pushes && !AMONG_MESSAGES.contains(&command.name)
-    {
+    if s.is_subscribed() && !out.resp3 && !command.among_messages {
         return out.error(&format!(
             "ERR Can't execute '{}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context",
             command.name
@@ -139,7 +131,7 @@ pub fn run_one(s: &mut Session, index: usize, args: Arguments<'_>, out: &mut Out
 
 /// Runs a command, and shows it to the clients that watch.
 fn run_shown(s: &mut Session, command: &Command, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let first = monitor::is_shown_first(command);
+    let first = command.shown == Shown::Before;
     if first {
         monitor::show(s, command, args);
     }
@@ -152,19 +144,14 @@ fn run_shown(s: &mut Session, command: &Command, args: Arguments<'_>, out: &mut 
 
 /// Keeps a slow command, except `EXEC`, whose commands are kept individually.
 fn note_slow(s: &Session, command: &Command, args: Arguments<'_>, took: Duration) {
-    if command.name == "exec" {
+    if command.runs_queue {
         return;
     }
-    let secret = match command.name {
-        "auth" | "hello" => true,
-        "config" => args.from(2).any(|word| is(word, "requirepass")),
-        _ => false,
-    };
     s.shared.slow_log.keep(Entry {
         number: 0,
         at: s.db().wall_clock().as_secs(),
         micros: u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
-        words: shortened(args, secret),
+        words: shortened(args, command.is_secret(args)),
         address: s.connection.address.clone(),
         name: s.name.clone(),
     });
@@ -180,7 +167,7 @@ fn spoil(s: &mut Session) {
 /// Returns the reason why a command is not run. A malformed `EXEC` discards the queue, so that the
 /// next one does not run commands that the client believes to be discarded.
 fn refused(s: &mut Session, command: &Command, failure: Failure) -> Failure {
-    if command.name != "exec" || s.queue.is_none() {
+    if !command.runs_queue || s.queue.is_none() {
         return failure;
     }
     s.discard();
@@ -194,20 +181,11 @@ fn admit(s: &Session, command: &Command, args: Arguments<'_>) -> Outcome {
         return Err(NOAUTH);
     }
     let wanted = command.arity.unsigned_abs() as usize;
-    if matches!(s.place, Place::Snapshot(..))
-        && (command.writes && !shows_functions(command, args)
-            || matches!(command.name, "multi" | "watch"))
-    {
+    if matches!(s.place, Place::Snapshot(..)) && !command.is_for_snapshots(args) {
         return Err(SNAPSHOT);
     }
     let fits = if command.arity < 0 { args.len() >= wanted } else { args.len() == wanted };
     if fits { sealed::admit(s, command, args) } else { Err(wrong_arity(command.name)) }
-}
-
-/// Returns whether the command is one of those forms of `FUNCTION` that change nothing.
-fn shows_functions(command: &Command, args: Arguments<'_>) -> bool {
-    const FORMS: [&str; 4] = ["dump", "help", "list", "stats"];
-    command.name == "function" && FORMS.iter().any(|form| is(args.at(1), form))
 }
 
 const NOAUTH: Failure =

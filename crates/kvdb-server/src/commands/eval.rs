@@ -8,6 +8,7 @@
 //! transaction; if a script that has changed something fails in `EXEC`, `EXEC` fails, because a
 //! part of it cannot be undone.
 
+use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -15,7 +16,8 @@ use kvdb_lua::wire::{self, Kind};
 use kvdb_lua::{library, name_of, shebang};
 
 use super::multi::{Locks, atomically};
-use super::{COMMANDS, InMulti, find, is, may_need_types, run_one, streams, unknown_subcommand};
+use super::row::InScripts;
+use super::{COMMANDS, find, is, may_need_types, run_one, streams, unknown_subcommand};
 use crate::dictionaries::Place;
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
@@ -49,13 +51,6 @@ pub fn evalsha_ro(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Out
 fn known(s: &Session, args: Arguments<'_>) -> Result<Bytes, Failure> {
     let none = Failure::coded("NOSCRIPT No matching script. Please use EVAL.");
     s.shared.scripts.find(args.at(1)).ok_or(none)
-}
-
-/// Returns whether a command needs a worker.
-pub fn is_script(args: Arguments<'_>) -> bool {
-    const ALL: [&str; 8] =
-        ["eval", "eval_ro", "evalsha", "evalsha_ro", "fcall", "fcall_ro", "function", "script"];
-    ALL.iter().any(|name| is(args.at(0), name))
 }
 
 pub fn script(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
@@ -451,30 +446,6 @@ struct Asking<'a> {
     wrote: bool,
 }
 
-/// Commands that scripts may not call, in addition to those that `MULTI` refuses. `BLMPOP` and
-/// `BZMPOP` are allowed, as in Redis, and do not wait in a script.
-const FORBIDDEN: [&str; 19] = [
-    "blmove",
-    "blpop",
-    "brpop",
-    "brpoplpush",
-    "bzpopmax",
-    "bzpopmin",
-    "client",
-    "config",
-    "debug",
-    "durable",
-    "eval",
-    "eval_ro",
-    "evalsha",
-    "evalsha_ro",
-    "fcall",
-    "fcall_ro",
-    "function",
-    "script",
-    "unwatch",
-];
-
 impl Asking<'_> {
     /// Runs a command and returns its reply. Returns an error if the script cannot continue, and
     /// `None` if the payload is not a command.
@@ -491,32 +462,29 @@ impl Asking<'_> {
     }
 
     /// Returns the index of the command named by these words, if a script may call it.
-    fn find(&self, words: &[&[u8]]) -> Result<usize, &'static str> {
+    fn find(&self, words: &[&[u8]]) -> Result<usize, Cow<'static, str>> {
         let name = words.first().copied().unwrap_or_default();
         let index = find(name).ok_or("Unknown Redis command called from script")?;
         let command = &COMMANDS[index];
         let wanted = command.arity.unsigned_abs() as usize;
         if words.len() < wanted || command.arity > 0 && words.len() != wanted {
-            return Err("Wrong number of args calling Redis command from script");
+            return Err("Wrong number of args calling Redis command from script".into());
         }
-        let debugs = command.name == "debug" && self.session.shared.scripts.may_debug();
-        if !debugs && (command.in_multi != InMulti::Queued || FORBIDDEN.contains(&command.name)) {
-            return Err("This Redis command is not allowed from script");
+        if !command.is_for_scripts(self.session.shared.scripts.may_debug()) {
+            return Err("This Redis command is not allowed from script".into());
         }
-        if streams::waits(command.name, words) {
-            return Err(match command.name {
-                "xread" => "xread command is not allowed with BLOCK option from scripts",
-                _ => "xreadgroup command is not allowed with BLOCK option from scripts",
-            });
+        if command.in_scripts == InScripts::AllowedWithoutBlock && streams::waits(words) {
+            let why = "command is not allowed with BLOCK option from scripts";
+            return Err(format!("{} {why}", command.name).into());
         }
         if self.script.only_reads && command.writes {
-            return Err("Write commands are not allowed from read-only scripts.");
+            return Err("Write commands are not allowed from read-only scripts.".into());
         }
         let limits = &self.session.shared.limits;
         let bytes: usize = words.iter().map(|word| word.len()).sum();
         let longest = words.iter().map(|word| word.len()).max().unwrap_or(0);
         if words.len() > limits.arguments || longest > limits.argument || bytes > limits.request {
-            return Err("string exceeds maximum allowed size (proto-max-bulk-len)");
+            return Err("string exceeds maximum allowed size (proto-max-bulk-len)".into());
         }
         Ok(index)
     }

@@ -10,7 +10,8 @@ use kvdb_lua::library;
 
 use super::eval::{self, Found};
 use super::multi::{Locks, atomically};
-use super::{Handler, is, unknown_subcommand, wrong_arity};
+use super::row::Handler;
+use super::{is, unknown_subcommand, wrong_arity};
 use crate::failure::{Failure, Outcome};
 use crate::glob;
 use crate::output::Output;

@@ -7,6 +7,7 @@ use std::fmt::Write;
 
 use bytes::Bytes;
 
+use super::row::{Secret, Shown};
 use super::{Command, is};
 use crate::failure::Outcome;
 use crate::output::Output;
@@ -17,29 +18,6 @@ use crate::session::Session;
 const MOST: usize = 1 << 20;
 /// Approximate memory of a kept line in addition to its bytes.
 const PER_LINE: usize = 128;
-
-/// Commands that are not shown: they are about the server, and may name its secrets.
-const HIDDEN: [&str; 19] = [
-    "acl",
-    "bgsave",
-    "config",
-    "debug",
-    "kvfs.check",
-    "kvfs.push",
-    "latency",
-    "module",
-    "monitor",
-    "pfdebug",
-    "psync",
-    "replconf",
-    "replicaof",
-    "save",
-    "shutdown",
-    "slaveof",
-    "slowlog",
-    "sync",
-    "waitaof",
-];
 
 pub fn monitor(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     s.monitors = true;
@@ -55,31 +33,10 @@ pub fn end(s: &mut Session) {
     }
 }
 
-/// Commands that may wait for others, so that they are shown before they run.
-const WAITING: [&str; 10] = [
-    "blmove",
-    "blmpop",
-    "blpop",
-    "brpop",
-    "brpoplpush",
-    "bzmpop",
-    "bzpopmax",
-    "bzpopmin",
-    "xread",
-    "xreadgroup",
-];
-
-/// Returns whether the command is shown before it runs: it may wait, or a script's commands follow
-/// it.
-pub fn is_shown_first(command: &Command) -> bool {
-    let calls = command.name.starts_with("eval") || command.name.starts_with("fcall");
-    calls || WAITING.contains(&command.name)
-}
-
 /// Shows a command to those who watch, or keeps it until the transaction that it belongs to has
 /// committed.
 pub fn show(s: &mut Session, command: &Command, args: Arguments<'_>) {
-    if HIDDEN.contains(&command.name) {
+    if command.shown == Shown::Never {
         return;
     }
     if s.executing.is_none() {
@@ -119,10 +76,11 @@ fn line(s: &Session, command: &Command, args: Arguments<'_>) -> Bytes {
             escape(&word[..word.len().min(MOST)], &mut text);
         }
         text.push('"');
-        secret |= match command.name {
-            "auth" => i == 0,
-            "hello" => i > 0 && is(word, "auth"),
-            _ => false,
+        secret |= match command.secret {
+            Secret::None => false,
+            Secret::All => i == 0,
+            Secret::AfterAuth => i > 0 && is(word, "auth"),
+            Secret::IfNamed(name) => i > 1 && is(word, name),
         };
     }
     text.into()

@@ -19,12 +19,13 @@ use bytes::Bytes;
 use env::sync::Mutex;
 use kvdb::{Batch, Durability, Transaction, TransactionOptions};
 
-use super::{COMMANDS, Command, InMulti, eval, find, is, monitor, run_one, tracking};
+use super::row::InMulti;
+use super::{COMMANDS, Command, find, monitor, run_one, tracking};
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::Kind;
 use crate::locks::{Held, keeping_clear};
 use crate::output::Output;
-use crate::request::Arguments;
+use crate::request::{Arguments, Request};
 use crate::session::multi::{Counted, Queue, WATCHED, Watch, Watched, is_over};
 use crate::session::seen::Seen;
 use crate::session::{Executing, Session, Shared, TRIES};
@@ -150,7 +151,10 @@ pub fn exec(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     if queue.spoilt {
         return Err(Failure::coded("EXECABORT Transaction discarded because of previous errors."));
     }
-    if queue.requests.iter().any(|request| eval::is_script(request.arguments())) {
+    let needs_worker = |request: &Request| {
+        find(request.arguments().at(0)).is_some_and(|index| COMMANDS[index].needs_worker)
+    };
+    if queue.requests.iter().any(needs_worker) {
         // Taken before any lock: the connections that use the other workers may wait for that lock.
         match s.shared.scripts.slot() {
             Err(failure) if failure.is_of_the_store() => return Err(failure),
@@ -344,9 +348,7 @@ fn hold<'a>(s: &mut Session, shared: &'a Shared, queue: &Queue) -> Result<Held<'
         let named = command.keys_of(args);
         if !named.is_empty() {
             keys.extend(named);
-        } else if command.writes
-            || [("select"), ("use")].iter().any(|name| is(command.name.as_bytes(), name))
-        {
+        } else if command.writes || command.moves {
             return Ok(shared.locks.all());
         }
     }

@@ -8,7 +8,7 @@ use kvdb::{Durability, ReceiveOptions, Received};
 
 use super::tell::tell_all;
 use super::txn::{arity, list_files, size};
-use super::{changes, is};
+use super::{COMMANDS, changes, find, is};
 use crate::dictionaries::{Place, listed_at};
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
@@ -99,11 +99,7 @@ fn go_to(s: &mut Session, place: Place, args: Arguments<'_>, out: &mut Output) -
         out.ok();
         return Ok(());
     }
-    let nested = args.at(3);
-    if ["snapshot", "clone", "txn", "multi", "exec", "watch", "reset"]
-        .iter()
-        .any(|command| is(nested, command))
-    {
+    if find(args.at(3)).is_some_and(|index| COMMANDS[index].moves_connection) {
         return Err(Failure::request("a command on keys is wanted behind the name"));
     }
     let before = (std::mem::replace(&mut s.place, place), s.joined.take());

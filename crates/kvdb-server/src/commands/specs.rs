@@ -181,25 +181,37 @@ impl Keys {
     }
 }
 
+/// The flags of a key that is read, and of one that is overwritten.
+const READ: &[&str] = &["RO", "access"];
+const WRITTEN: &[&str] = &["OW", "update"];
+
+/// Returns the flags of the key of `SET` if it returns nothing of it.
+pub fn of_set(args: Arguments<'_>) -> Option<&'static [&'static str]> {
+    (!args.from(3).any(|arg| super::is(arg, "get"))).then_some(WRITTEN)
+}
+
+/// Returns the flags of the key of `BITFIELD` if it changes nothing.
+pub fn of_bitfield(args: Arguments<'_>) -> Option<&'static [&'static str]> {
+    (!args.from(2).any(changes)).then_some(READ)
+}
+
 /// Returns the keys of a command, each with its flags.
 pub fn keys_and_flags<'a>(
     command: &Command,
     args: Arguments<'a>,
 ) -> Vec<(&'a [u8], Vec<&'static str>)> {
-    const WRITTEN: [&str; 2] = ["OW", "update"];
     let described = describe(command);
     let mut found = Vec::new();
     for keys in &described.keys {
         let Some(places) = keys.places(args) else {
             // The second one, if there is one, is the destination.
-            let flags = |i: usize| if i == 0 { vec!["RO", "access"] } else { WRITTEN.to_vec() };
+            let flags = |i: usize| if i == 0 { READ.to_vec() } else { WRITTEN.to_vec() };
             let all = command.keys_of(args).into_iter().enumerate();
             return all.map(|(i, key)| (key, flags(i))).collect();
         };
-        let flags = match command.name {
-            "set" if !args.from(3).any(|arg| super::is(arg, "get")) => WRITTEN.to_vec(),
-            "bitfield" if !args.from(2).any(changes) => vec!["RO", "access"],
-            _ => keys.flags.iter().copied().filter(|flag| *flag != "variable_flags").collect(),
+        let flags = match command.key_flags.and_then(|flags| flags(args)) {
+            Some(flags) => flags.to_vec(),
+            None => keys.flags.iter().copied().filter(|flag| *flag != "variable_flags").collect(),
         };
         found.extend(places.into_iter().map(|at| (args.at(at), flags.clone())));
     }

@@ -1,73 +1,19 @@
-//! The rows of the table of commands, and the words in which they are written.
+//! The rows of the table of commands (`row` has their fields, and the words in which they are
+//! written).
 
-use super::{
-    Command, Handler, InMulti, administration, bits, blocking, client, config, connection, debug,
-    defrag, dict, dump, eval, expiry, feed, field_values, fields, functions, hashes, hyperloglog,
-    info, introspection, keys, lcs, lists, monitor, multi, numbers, pubsub, ranges, scan, scrub,
-    server, sets, snapshot, sort, sorted_sets, streams, strings, tree, txn, zones,
+use super::row::{
+    BUT_LAST, Command, EACH, FIRST, InScripts, NONE, OnSnapshots,
+    OtherKeys::{self, Destination, StoredAndCounted},
+    PAIRS, SECOND,
+    Sealed::Forms,
+    Secret, TWO, acts, asks, open, pushes, reads, typed, writes,
 };
-
-const fn open(name: &'static str, usage: &'static str, arity: i32, run: Handler) -> Command {
-    Command {
-        name,
-        usage,
-        arity,
-        writes: false,
-        open: true,
-        keys: (0, 0, 0),
-        run,
-        in_multi: InMulti::Queued,
-        typed: false,
-        pushes: false,
-    }
-}
-
-const fn reads(
-    name: &'static str,
-    usage: &'static str,
-    arity: i32,
-    keys: (i32, i32, i32),
-    run: Handler,
-) -> Command {
-    Command { keys, open: false, ..open(name, usage, arity, run) }
-}
-
-const fn writes(
-    name: &'static str,
-    usage: &'static str,
-    arity: i32,
-    keys: (i32, i32, i32),
-    run: Handler,
-) -> Command {
-    Command { writes: true, ..reads(name, usage, arity, keys, run) }
-}
-
-const fn typed(
-    name: &'static str,
-    usage: &'static str,
-    arity: i32,
-    keys: (i32, i32, i32),
-    run: Handler,
-) -> Command {
-    Command { typed: true, ..writes(name, usage, arity, keys, run) }
-}
-
-const fn in_multi(in_multi: InMulti, command: Command) -> Command {
-    Command { in_multi, ..command }
-}
-
-/// Makes a command of subscriptions: it sends messages, even where replies are suppressed, and is
-/// allowed while a RESP2 client expects nothing but messages.
-const fn pushes(name: &'static str, usage: &'static str, arity: i32, run: Handler) -> Command {
-    Command { pushes: true, ..in_multi(InMulti::Refused, reads(name, usage, arity, NONE, run)) }
-}
-
-pub(super) const NONE: (i32, i32, i32) = (0, 0, 0);
-const FIRST: (i32, i32, i32) = (1, 1, 1);
-const EACH: (i32, i32, i32) = (1, -1, 1);
-const BUT_LAST: (i32, i32, i32) = (1, -2, 1);
-const PAIRS: (i32, i32, i32) = (1, -1, 2);
-const TWO: (i32, i32, i32) = (1, 2, 1);
+use super::{
+    administration, bits, blocking, client, config, connection, debug, defrag, dict, dump, eval,
+    expiry, feed, field_values, fields, functions, hashes, hyperloglog, info, introspection, keys,
+    lcs, lists, monitor, multi, numbers, pubsub, ranges, scan, scrub, sealed, server, sets,
+    snapshot, sort, sorted_sets, specs, streams, strings, tree, txn, zones,
+};
 
 const EVAL_USAGE: &str = "script numkeys [key ...] [arg ...]";
 const EVALSHA_USAGE: &str = "sha1 numkeys [key ...] [arg ...]";
@@ -82,97 +28,124 @@ const HPEXPIRE_USAGE: &str = "key milliseconds [NX|XX|GT|LT] FIELDS numfields fi
 const HPEXPIREAT_USAGE: &str =
     "key unix-time-milliseconds [NX|XX|GT|LT] FIELDS numfields field ...";
 const SET_USAGE: &str = "key value [NX|XX] [GET] [EX seconds|PX milliseconds|EXAT unix-time|PXAT unix-time-milliseconds|KEEPTTL]";
+const BITFIELD_USAGE: &str =
+    "key [GET type offset | [OVERFLOW WRAP|SAT|FAIL] SET|INCRBY type offset number ...]";
+const DEFRAG_USAGE: &str = "START [RATE bytes] [FULLEST percent] [OBJECTS 0|1] | STATUS | STOP";
+const GEORADIUS_USAGE: &str = "key longitude latitude radius M|KM|FT|MI [WITHCOORD] [WITHDIST] [WITHHASH] [COUNT count [ANY]] [ASC|DESC] [STORE key|STOREDIST key]";
+const GEORADIUSBYMEMBER_USAGE: &str = "key member radius M|KM|FT|MI [WITHCOORD] [WITHDIST] [WITHHASH] [COUNT count [ANY]] [ASC|DESC] [STORE key|STOREDIST key]";
+const XREADGROUP_USAGE: &str =
+    "GROUP group consumer [COUNT count] [BLOCK milliseconds] [NOACK] STREAMS key ... id ...";
+const ZINTER_USAGE: &str =
+    "numkeys key ... [WEIGHTS weight ...] [AGGREGATE SUM|MIN|MAX] [WITHSCORES]";
+const ZINTERSTORE_USAGE: &str =
+    "destination numkeys key ... [WEIGHTS weight ...] [AGGREGATE SUM|MIN|MAX]";
+const ZUNION_USAGE: &str =
+    "numkeys key ... [WEIGHTS weight ...] [AGGREGATE SUM|MIN|MAX] [WITHSCORES]";
+const ZUNIONSTORE_USAGE: &str =
+    "destination numkeys key ... [WEIGHTS weight ...] [AGGREGATE SUM|MIN|MAX]";
 
 /// All commands, sorted by name.
 pub static COMMANDS: &[Command] = &[
-    reads("acl", administration::ACL_USAGE, -2, NONE, administration::acl),
+    asks("acl", administration::ACL_USAGE, -2, administration::acl).hidden(),
     writes("append", "key value", 3, FIRST, strings::append),
-    reads("asking", "", 1, NONE, administration::cluster),
-    in_multi(InMulti::Refused, open("auth", "[user] password", -2, connection::auth)),
-    in_multi(InMulti::Refused, reads("bgsave", "[SCHEDULE]", -1, NONE, server::bgsave)),
+    asks("asking", "", 1, administration::cluster),
+    open("auth", "[user] password", -2, connection::auth).not_in_multi().secret(Secret::All),
+    asks("bgsave", "[SCHEDULE]", -1, server::bgsave).not_in_multi().hidden(),
     reads("bitcount", "key [start end [BYTE|BIT]]", -2, FIRST, bits::bitcount),
-    writes(
-        "bitfield",
-        "key [GET type offset | [OVERFLOW WRAP|SAT|FAIL] SET|INCRBY type offset number ...]",
-        -2,
-        FIRST,
-        bits::bitfield,
-    ),
+    writes("bitfield", BITFIELD_USAGE, -2, FIRST, bits::bitfield).key_flags(specs::of_bitfield),
     reads("bitfield_ro", "key [GET type offset ...]", -2, FIRST, bits::bitfield_ro),
     writes("bitop", "AND|OR|XOR|NOT destination key ...", -4, (2, -1, 1), bits::bitop),
     reads("bitpos", "key bit [start [end [BYTE|BIT]]]", -3, FIRST, bits::bitpos),
-    typed("blmove", "source destination LEFT|RIGHT LEFT|RIGHT timeout", 6, TWO, blocking::blmove),
+    typed("blmove", "source destination LEFT|RIGHT LEFT|RIGHT timeout", 6, TWO, blocking::blmove)
+        .not_in_scripts()
+        .shown_before(),
     writes(
         "blmpop",
         "timeout numkeys key ... LEFT|RIGHT [COUNT count]",
         -5,
         NONE,
         blocking::blmpop,
-    ),
-    writes("blpop", "key ... timeout", -3, BUT_LAST, blocking::blpop),
-    writes("brpop", "key ... timeout", -3, BUT_LAST, blocking::brpop),
-    typed("brpoplpush", "source destination timeout", 4, TWO, blocking::brpoplpush),
-    writes("bzmpop", "timeout numkeys key ... MIN|MAX [COUNT count]", -5, NONE, blocking::bzmpop),
-    writes("bzpopmax", "key ... timeout", -3, BUT_LAST, blocking::bzpopmax),
-    writes("bzpopmin", "key ... timeout", -3, BUT_LAST, blocking::bzpopmin),
-    reads("changes", feed::USAGE, -1, NONE, feed::changes),
-    reads("client", client::USAGE, -2, NONE, client::client),
-    in_multi(InMulti::Refused, reads("clone", snapshot::CLONE_USAGE, -2, NONE, snapshot::clone)),
-    in_multi(
-        InMulti::Refused,
-        writes("clonetree", "from to [from to ...] [TXN id]", -3, NONE, tree::clonetree),
-    ),
-    reads("cluster", "INFO", -2, NONE, administration::cluster),
-    reads(
+    )
+    .counted(2)
+    .shown_before(),
+    writes("blpop", "key ... timeout", -3, BUT_LAST, blocking::blpop)
+        .not_in_scripts()
+        .shown_before(),
+    writes("brpop", "key ... timeout", -3, BUT_LAST, blocking::brpop)
+        .not_in_scripts()
+        .shown_before(),
+    typed("brpoplpush", "source destination timeout", 4, TWO, blocking::brpoplpush)
+        .not_in_scripts()
+        .shown_before(),
+    writes("bzmpop", "timeout numkeys key ... MIN|MAX [COUNT count]", -5, NONE, blocking::bzmpop)
+        .counted(2)
+        .shown_before(),
+    writes("bzpopmax", "key ... timeout", -3, BUT_LAST, blocking::bzpopmax)
+        .not_in_scripts()
+        .shown_before(),
+    writes("bzpopmin", "key ... timeout", -3, BUT_LAST, blocking::bzpopmin)
+        .not_in_scripts()
+        .shown_before(),
+    asks("changes", feed::USAGE, -1, feed::changes),
+    acts("client", client::USAGE, -2, sealed::CLIENT, client::client).not_in_scripts().controls(),
+    acts("clone", snapshot::CLONE_USAGE, -2, Forms(&["leave", "list", "use"]), snapshot::clone)
+        .not_in_multi()
+        .paused_with_writes()
+        .moves_connection(),
+    writes("clonetree", "from to [from to ...] [TXN id]", -3, NONE, tree::clonetree)
+        .not_in_multi()
+        .files(tree::changed_by_clonetree),
+    asks("cluster", "INFO", -2, administration::cluster),
+    asks(
         "command",
         "[COUNT | LIST [FILTERBY PATTERN pattern] | INFO [name ...] | DOCS [name ...] | GETKEYS command ...]",
         -1,
-        NONE,
         introspection::command,
     ),
-    in_multi(InMulti::Refused, reads("compact", "[start end] | STORE", -1, NONE, dict::compact)),
-    reads("config", config::USAGE, -2, NONE, config::config),
+    acts("compact", "[start end] | STORE", -1, Forms(&[]), dict::compact).not_in_multi(),
+    acts("config", config::USAGE, -2, Forms(&["get", "help"]), config::config)
+        .secret(Secret::IfNamed("requirepass"))
+        .not_in_scripts()
+        .hidden(),
     writes("copy", "source destination [DB n] [REPLACE]", -3, TWO, keys::copy),
-    reads("count", "start end [EXACT]", -3, NONE, ranges::count),
-    reads("dbsize", "", 1, NONE, scan::dbsize),
-    reads("debug", debug::USAGE, -2, NONE, debug::debug),
+    asks("count", "start end [EXACT]", -3, ranges::count),
+    asks("dbsize", "", 1, scan::dbsize),
+    acts("debug", debug::USAGE, -2, Forms(&["help", "protocol"]), debug::debug)
+        .in_scripts(InScripts::Debugging)
+        .hidden(),
     writes("decr", "key", 2, FIRST, numbers::decr),
     writes("decrby", "key decrement", 3, FIRST, numbers::decrby),
-    in_multi(
-        InMulti::Refused,
-        reads(
-            "defrag",
-            "START [RATE bytes] [FULLEST percent] [OBJECTS 0|1] | STATUS | STOP",
-            -2,
-            NONE,
-            defrag::defrag,
-        ),
-    ),
+    acts("defrag", DEFRAG_USAGE, -2, Forms(&["status"]), defrag::defrag).not_in_multi(),
     writes("del", "key ...", -2, EACH, keys::del),
     writes("delprefix", "prefix", 2, NONE, ranges::delprefix),
     writes("delrange", "start end [EXACT]", -3, NONE, ranges::delrange),
-    in_multi(InMulti::Refused, reads("dict", dict::USAGE, -2, NONE, dict::dict)),
-    reads("dicts", "", 1, NONE, connection::dicts),
-    in_multi(InMulti::AtOnce, reads("discard", "", 1, NONE, multi::discard)),
+    acts("dict", dict::USAGE, -2, Forms(&["info", "list"]), dict::dict)
+        .not_in_multi()
+        .paused_with_writes(),
+    asks("dicts", "", 1, connection::dicts),
+    asks("discard", "", 1, multi::discard).at_once_in_multi(),
     reads("dump", "key", 2, FIRST, dump::dump),
-    reads("durable", "[yes|no]", -1, NONE, connection::durable),
-    reads("echo", "message", 2, NONE, connection::echo),
-    reads("estimate", "start end [EXACT]", -3, NONE, ranges::estimate),
-    writes("eval", EVAL_USAGE, -3, NONE, eval::eval),
-    reads("eval_ro", EVAL_USAGE, -3, NONE, eval::eval_ro),
-    writes("evalsha", EVALSHA_USAGE, -3, NONE, eval::evalsha),
-    reads("evalsha_ro", EVALSHA_USAGE, -3, NONE, eval::evalsha_ro),
-    in_multi(InMulti::AtOnce, writes("exec", "", 1, NONE, multi::exec)),
+    asks("durable", "[yes|no]", -1, connection::durable).not_in_scripts(),
+    asks("echo", "message", 2, connection::echo),
+    asks("estimate", "start end [EXACT]", -3, ranges::estimate),
+    writes("eval", EVAL_USAGE, -3, NONE, eval::eval).runs_script(),
+    asks("eval_ro", EVAL_USAGE, -3, eval::eval_ro).runs_script(),
+    writes("evalsha", EVALSHA_USAGE, -3, NONE, eval::evalsha).runs_script(),
+    asks("evalsha_ro", EVALSHA_USAGE, -3, eval::evalsha_ro).runs_script(),
+    writes("exec", "", 1, NONE, multi::exec).at_once_in_multi().runs_queue().moves_connection(),
     reads("exists", "key ...", -2, EACH, keys::exists),
     typed("expire", "key seconds [NX|XX|GT|LT]", -3, FIRST, expiry::expire),
     typed("expireat", "key unix-time [NX|XX|GT|LT]", -3, FIRST, expiry::expireat),
     reads("expiretime", "key", 2, FIRST, expiry::expiretime),
-    in_multi(InMulti::Refused, reads("export", tree::WALK_USAGE, -2, NONE, tree::export)),
-    writes("fcall", functions::FCALL_USAGE, -3, NONE, functions::fcall),
-    reads("fcall_ro", functions::FCALL_USAGE, -3, NONE, functions::fcall_ro),
+    asks("export", tree::WALK_USAGE, -2, tree::export).not_in_multi(),
+    writes("fcall", functions::FCALL_USAGE, -3, NONE, functions::fcall).runs_script(),
+    asks("fcall_ro", functions::FCALL_USAGE, -3, functions::fcall_ro).runs_script(),
     writes("flushall", "[ASYNC|SYNC]", -1, NONE, ranges::flushall),
     writes("flushdb", "[ASYNC|SYNC]", -1, NONE, ranges::flushdb),
-    writes("function", functions::USAGE, -2, NONE, functions::function),
+    writes("function", functions::USAGE, -2, NONE, functions::function)
+        .sealed(Forms(&["delete", "dump", "flush", "help", "list", "load", "restore", "stats"]))
+        .needs_worker()
+        .on_snapshots(OnSnapshots::Forms(&["dump", "help", "list", "stats"])),
     typed(
         "geoadd",
         "key [NX|XX] [CH] longitude latitude member ...",
@@ -183,13 +156,9 @@ pub static COMMANDS: &[Command] = &[
     reads("geodist", "key member1 member2 [M|KM|FT|MI]", -4, FIRST, sorted_sets::geodist),
     reads("geohash", "key [member ...]", -2, FIRST, sorted_sets::geohash),
     reads("geopos", "key [member ...]", -2, FIRST, sorted_sets::geopos),
-    typed(
-        "georadius",
-        "key longitude latitude radius M|KM|FT|MI [WITHCOORD] [WITHDIST] [WITHHASH] [COUNT count [ANY]] [ASC|DESC] [STORE key|STOREDIST key]",
-        -6,
-        FIRST,
-        sorted_sets::georadius,
-    ),
+    typed("georadius", GEORADIUS_USAGE, -6, FIRST, sorted_sets::georadius)
+        .other_keys(Destination(sorted_sets::destination))
+        .plain_if(|args| sorted_sets::destination(args).is_none()),
     reads(
         "georadius_ro",
         "key longitude latitude radius M|KM|FT|MI [WITHCOORD] [WITHDIST] [WITHHASH] [COUNT count [ANY]] [ASC|DESC]",
@@ -197,13 +166,9 @@ pub static COMMANDS: &[Command] = &[
         FIRST,
         sorted_sets::georadius_ro,
     ),
-    typed(
-        "georadiusbymember",
-        "key member radius M|KM|FT|MI [WITHCOORD] [WITHDIST] [WITHHASH] [COUNT count [ANY]] [ASC|DESC] [STORE key|STOREDIST key]",
-        -5,
-        FIRST,
-        sorted_sets::georadiusbymember,
-    ),
+    typed("georadiusbymember", GEORADIUSBYMEMBER_USAGE, -5, FIRST, sorted_sets::georadiusbymember)
+        .other_keys(Destination(sorted_sets::destination))
+        .plain_if(|args| sorted_sets::destination(args).is_none()),
     reads(
         "georadiusbymember_ro",
         "key member radius M|KM|FT|MI [WITHCOORD] [WITHDIST] [WITHHASH] [COUNT count [ANY]] [ASC|DESC]",
@@ -228,14 +193,13 @@ pub static COMMANDS: &[Command] = &[
     reads("get", "key", 2, FIRST, strings::get),
     reads("getbit", "key offset", 3, FIRST, bits::getbit),
     writes("getdel", "key", 2, FIRST, strings::getdel),
-    typed("getex", GETEX_USAGE, -2, FIRST, strings::getex),
+    typed("getex", GETEX_USAGE, -2, FIRST, strings::getex).plain_if(|args| args.len() == 2),
     reads("getrange", "key start end", 4, FIRST, strings::getrange),
     writes("getset", "key value", 3, FIRST, strings::getset),
     writes("hdel", "key field ...", -3, FIRST, hashes::hdel),
-    in_multi(
-        InMulti::Refused,
-        open("hello", "[2|3 [AUTH user password] [SETNAME name]]", -1, connection::hello),
-    ),
+    open("hello", "[2|3 [AUTH user password] [SETNAME name]]", -1, connection::hello)
+        .not_in_multi()
+        .secret(Secret::AfterAuth),
     reads("hexists", "key field", 3, FIRST, hashes::hexists),
     typed("hexpire", HEXPIRE_USAGE, -6, FIRST, fields::hexpire),
     typed("hexpireat", HEXPIREAT_USAGE, -6, FIRST, fields::hexpireat),
@@ -263,25 +227,36 @@ pub static COMMANDS: &[Command] = &[
     reads("hstrlen", "key field", 3, FIRST, hashes::hstrlen),
     reads("httl", FIELDS_USAGE, -5, FIRST, fields::httl),
     reads("hvals", "key", 2, FIRST, hashes::hvals),
-    in_multi(InMulti::Refused, writes("import", tree::IMPORT_USAGE, -2, NONE, tree::import)),
+    writes("import", tree::IMPORT_USAGE, -2, NONE, tree::import)
+        .sealed(Forms(&["add", "begin", "drop", "end"]))
+        .not_in_multi()
+        .files(tree::changed_by_import),
     writes("incr", "key", 2, FIRST, numbers::incr),
     writes("incrby", "key increment", 3, FIRST, numbers::incrby),
     writes("incrbyfloat", "key increment", 3, FIRST, numbers::incrbyfloat),
-    reads("info", "[section ...]", -1, NONE, info::info),
-    reads("keys", "pattern", 2, NONE, scan::keys),
-    in_multi(InMulti::Refused, reads("kvfs.check", "", 1, NONE, server::check)),
-    in_multi(InMulti::Refused, reads("kvfs.push", "address", 2, NONE, server::push)),
-    reads("kvfs.stat", "", 1, NONE, server::stat),
-    reads("kvfs.zones", "[cells]", -1, NONE, zones::zones),
-    reads("lastsave", "", 1, NONE, server::lastsave),
-    reads("latency", introspection::LATENCY_USAGE, -2, NONE, introspection::latency),
+    asks("info", "[section ...]", -1, info::info),
+    asks("keys", "pattern", 2, scan::keys),
+    acts("kvfs.check", "", 1, Forms(&[]), server::check).not_in_multi().hidden(),
+    acts("kvfs.push", "address", 2, Forms(&[]), server::push).not_in_multi().hidden(),
+    asks("kvfs.stat", "", 1, server::stat),
+    asks("kvfs.zones", "[cells]", -1, zones::zones),
+    asks("lastsave", "", 1, server::lastsave),
+    acts(
+        "latency",
+        introspection::LATENCY_USAGE,
+        -2,
+        Forms(&["doctor", "help", "histogram", "history", "latest"]),
+        introspection::latency,
+    )
+    .hidden(),
     reads("lcs", "key1 key2 [LEN] [IDX] [MINMATCHLEN length] [WITHMATCHLEN]", -3, TWO, lcs::lcs),
     reads("lindex", "key index", 3, FIRST, lists::lindex),
     writes("linsert", "key BEFORE|AFTER pivot element", 5, FIRST, lists::linsert),
     reads("llen", "key", 2, FIRST, lists::llen),
     typed("lmove", "source destination LEFT|RIGHT LEFT|RIGHT", 5, TWO, lists::lmove),
-    writes("lmpop", "numkeys key ... LEFT|RIGHT [COUNT count]", -4, NONE, blocking::lmpop),
-    reads("lolwut", "[VERSION version [arg ...]]", -1, NONE, administration::lolwut),
+    writes("lmpop", "numkeys key ... LEFT|RIGHT [COUNT count]", -4, NONE, blocking::lmpop)
+        .counted(1),
+    asks("lolwut", "[VERSION version [arg ...]]", -1, administration::lolwut),
     writes("lpop", "key [count]", -2, FIRST, lists::lpop),
     reads("lpos", "key element [RANK rank] [COUNT count] [MAXLEN len]", -3, FIRST, lists::lpos),
     typed("lpush", "key element ...", -3, FIRST, lists::lpush),
@@ -290,55 +265,49 @@ pub static COMMANDS: &[Command] = &[
     writes("lrem", "key count element", 4, FIRST, lists::lrem),
     writes("lset", "key index element", 4, FIRST, lists::lset),
     writes("ltrim", "key start stop", 4, FIRST, lists::ltrim),
-    reads(
-        "memory",
-        "USAGE key [SAMPLES count] | STATS | DOCTOR | PURGE",
-        -2,
-        (2, 2, 1),
-        keys::memory,
-    ),
+    reads("memory", "USAGE key [SAMPLES count] | STATS | DOCTOR | PURGE", -2, SECOND, keys::memory),
     reads("mget", "key ...", -2, EACH, strings::mget),
-    reads("module", "LIST", -2, NONE, administration::module),
-    in_multi(InMulti::Refused, reads("monitor", "", 1, NONE, monitor::monitor)),
+    asks("module", "LIST", -2, administration::module).hidden(),
+    acts("monitor", "", 1, Forms(&[]), monitor::monitor).not_in_multi().hidden(),
     writes("mset", "key value ...", -3, PAIRS, strings::mset),
     writes("msetnx", "key value ...", -3, PAIRS, strings::msetnx),
-    in_multi(InMulti::AtOnce, reads("multi", "", 1, NONE, multi::multi)),
-    reads("object", "ENCODING|REFCOUNT|IDLETIME|FREQ key", -2, (2, 2, 1), keys::object),
+    asks("multi", "", 1, multi::multi)
+        .at_once_in_multi()
+        .on_snapshots(OnSnapshots::Refused)
+        .moves_connection(),
+    reads("object", "ENCODING|REFCOUNT|IDLETIME|FREQ key", -2, SECOND, keys::object),
     writes("persist", "key", 2, FIRST, expiry::persist),
     typed("pexpire", "key milliseconds [NX|XX|GT|LT]", -3, FIRST, expiry::pexpire),
     typed("pexpireat", "key unix-time-milliseconds [NX|XX|GT|LT]", -3, FIRST, expiry::pexpireat),
     reads("pexpiretime", "key", 2, FIRST, expiry::pexpiretime),
     writes("pfadd", "key [element ...]", -2, FIRST, hyperloglog::pfadd),
     reads("pfcount", "key ...", -2, EACH, hyperloglog::pfcount),
-    writes("pfdebug", "ENCODING|DECODE|GETREG|TODENSE key", 3, (2, 2, 1), hyperloglog::pfdebug),
+    writes("pfdebug", "ENCODING|DECODE|GETREG|TODENSE key", 3, SECOND, hyperloglog::pfdebug)
+        .hidden(),
     writes("pfmerge", "destination [source ...]", -2, EACH, hyperloglog::pfmerge),
-    reads("ping", "[message]", -1, NONE, connection::ping),
+    asks("ping", "[message]", -1, connection::ping).among_messages(),
     typed("psetex", "key milliseconds value", 4, FIRST, strings::psetex),
     pushes("psubscribe", "pattern ...", -2, pubsub::psubscribe),
-    in_multi(InMulti::Refused, reads("psync", "replid offset", -3, NONE, administration::psync)),
+    asks("psync", "replid offset", -3, administration::psync).not_in_multi().hidden(),
     reads("pttl", "key", 2, FIRST, expiry::pttl),
-    reads("publish", "channel message", 3, NONE, pubsub::publish),
-    reads("pubsub", pubsub::PUBSUB_USAGE, -2, NONE, pubsub::pubsub),
+    acts("publish", "channel message", 3, Forms(&[]), pubsub::publish).paused_with_writes(),
+    asks("pubsub", pubsub::PUBSUB_USAGE, -2, pubsub::pubsub),
     pushes("punsubscribe", "[pattern ...]", -1, pubsub::punsubscribe),
-    in_multi(InMulti::AtOnce, open("quit", "", -1, connection::quit)),
-    reads("randomkey", "", 1, NONE, scan::randomkey),
-    reads(
+    open("quit", "", -1, connection::quit).at_once_in_multi().among_messages(),
+    asks("randomkey", "", 1, scan::randomkey),
+    asks(
         "range",
         "start end [REV] [OFFSET count] [LIMIT count] [NOVALUES] [EXACT]",
         -3,
-        NONE,
         ranges::range,
     ),
-    reads("readonly", "", 1, NONE, administration::cluster),
-    reads("readwrite", "", 1, NONE, administration::cluster),
+    asks("readonly", "", 1, administration::cluster),
+    asks("readwrite", "", 1, administration::cluster),
     writes("rename", "key newkey", 3, TWO, keys::rename),
     writes("renamenx", "key newkey", 3, TWO, keys::renamenx),
-    in_multi(
-        InMulti::Refused,
-        reads("replconf", "option value ...", -1, NONE, administration::replconf),
-    ),
-    in_multi(InMulti::Refused, reads("replicaof", "NO ONE", 3, NONE, administration::replicaof)),
-    in_multi(InMulti::AtOnce, open("reset", "", 1, connection::reset)),
+    asks("replconf", "option value ...", -1, administration::replconf).not_in_multi().hidden(),
+    asks("replicaof", "NO ONE", 3, administration::replicaof).not_in_multi().hidden(),
+    open("reset", "", 1, connection::reset).at_once_in_multi().among_messages().moves_connection(),
     typed(
         "restore",
         "key ttl payload [REPLACE] [ABSTTL] [IDLETIME seconds] [FREQ frequency]",
@@ -346,47 +315,79 @@ pub static COMMANDS: &[Command] = &[
         FIRST,
         dump::restore,
     ),
-    in_multi(InMulti::Refused, writes("rmtree", "path [TXN id]", -2, NONE, tree::rmtree)),
-    reads("role", "", 1, NONE, administration::role),
+    writes("rmtree", "path [TXN id]", -2, NONE, tree::rmtree)
+        .not_in_multi()
+        .files(tree::changed_by_rmtree),
+    asks("role", "", 1, administration::role),
     writes("rpop", "key [count]", -2, FIRST, lists::rpop),
     typed("rpoplpush", "source destination", 3, TWO, lists::rpoplpush),
     typed("rpush", "key element ...", -3, FIRST, lists::rpush),
     typed("rpushx", "key element ...", -3, FIRST, lists::rpushx),
     typed("sadd", "key member ...", -3, FIRST, sets::sadd),
-    in_multi(InMulti::Refused, reads("save", "", 1, NONE, server::sync)),
-    reads("scan", "cursor [MATCH pattern] [COUNT count] [TYPE type]", -2, NONE, scan::scan),
+    asks("save", "", 1, server::sync).not_in_multi().hidden(),
+    asks("scan", "cursor [MATCH pattern] [COUNT count] [TYPE type]", -2, scan::scan),
     reads("scard", "key", 2, FIRST, sets::scard),
-    reads("script", eval::SCRIPT_USAGE, -2, NONE, eval::script),
-    in_multi(
-        InMulti::Refused,
-        reads("scrub", "START [RATE bytes] | STATUS | FAULTS | STOP", -2, NONE, scrub::scrub),
-    ),
+    acts(
+        "script",
+        eval::SCRIPT_USAGE,
+        -2,
+        Forms(&["debug", "exists", "help", "load"]),
+        eval::script,
+    )
+    .needs_worker(),
+    acts(
+        "scrub",
+        "START [RATE bytes] | STATUS | FAULTS | STOP",
+        -2,
+        Forms(&["faults", "status"]),
+        scrub::scrub,
+    )
+    .not_in_multi(),
     reads("sdiff", "key ...", -2, EACH, sets::sdiff),
     typed("sdiffstore", "destination key ...", -3, EACH, sets::sdiffstore),
-    reads("select", "number", 2, NONE, connection::select),
-    typed("set", SET_USAGE, -3, FIRST, strings::set),
+    asks("select", "number", 2, connection::select).moves(),
+    typed("set", SET_USAGE, -3, FIRST, strings::set)
+        .plain_if(|args| args.len() == 3)
+        .key_flags(specs::of_set),
     writes("setbit", "key offset bit", 4, FIRST, bits::setbit),
     typed("setex", "key seconds value", 4, FIRST, strings::setex),
     writes("setnx", "key value", 3, FIRST, strings::setnx),
     writes("setrange", "key offset value", 4, FIRST, strings::setrange),
-    in_multi(
-        InMulti::Refused,
-        reads("shutdown", "[NOSAVE|SAVE] [NOW] [FORCE] [ABORT]", -1, NONE, server::shutdown),
-    ),
+    asks("shutdown", "[NOSAVE|SAVE] [NOW] [FORCE] [ABORT]", -1, server::shutdown)
+        .not_in_multi()
+        .hidden(),
     reads("sinter", "key ...", -2, EACH, sets::sinter),
-    reads("sintercard", "numkeys key ... [LIMIT limit]", -3, NONE, sets::sintercard),
+    asks("sintercard", "numkeys key ... [LIMIT limit]", -3, sets::sintercard).counted(1),
     typed("sinterstore", "destination key ...", -3, EACH, sets::sinterstore),
     reads("sismember", "key member", 3, FIRST, sets::sismember),
-    in_multi(InMulti::Refused, reads("slaveof", "NO ONE", 3, NONE, administration::replicaof)),
-    reads("slowlog", "GET [count] | LEN | RESET", -2, NONE, introspection::slowlog),
+    asks("slaveof", "NO ONE", 3, administration::replicaof).not_in_multi().hidden(),
+    acts(
+        "slowlog",
+        "GET [count] | LEN | RESET",
+        -2,
+        Forms(&["get", "help", "len"]),
+        introspection::slowlog,
+    )
+    .hidden(),
     reads("smembers", "key", 2, FIRST, sets::smembers),
     reads("smismember", "key member ...", -3, FIRST, sets::smismember),
     typed("smove", "source destination member", 4, TWO, sets::smove),
-    in_multi(InMulti::Refused, reads("snapshot", snapshot::USAGE, -2, NONE, snapshot::snapshot)),
-    typed("sort", sort::USAGE, -2, FIRST, sort::sort),
+    acts(
+        "snapshot",
+        snapshot::USAGE,
+        -2,
+        Forms(&["changes", "files", "leave", "list", "receiving", "use"]),
+        snapshot::snapshot,
+    )
+    .not_in_multi()
+    .paused_with_writes()
+    .moves_connection(),
+    typed("sort", sort::USAGE, -2, FIRST, sort::sort)
+        .other_keys(Destination(sort::destination))
+        .plain_if(|args| sort::destination(args).is_none()),
     reads("sort_ro", sort::RO_USAGE, -2, FIRST, sort::sort_ro),
     writes("spop", "key [count]", -2, FIRST, sets::spop),
-    reads("spublish", "channel message", 3, NONE, pubsub::spublish),
+    acts("spublish", "channel message", 3, Forms(&[]), pubsub::spublish),
     reads("srandmember", "key [count]", -2, FIRST, sets::srandmember),
     writes("srem", "key member ...", -3, FIRST, sets::srem),
     reads("sscan", "key cursor [MATCH pattern] [COUNT count]", -3, FIRST, sets::sscan),
@@ -397,23 +398,27 @@ pub static COMMANDS: &[Command] = &[
     reads("sunion", "key ...", -2, EACH, sets::sunion),
     typed("sunionstore", "destination key ...", -3, EACH, sets::sunionstore),
     pushes("sunsubscribe", "[channel ...]", -1, pubsub::sunsubscribe),
-    in_multi(InMulti::Refused, reads("sync", "", 1, NONE, server::sync)),
-    reads("time", "", 1, NONE, server::time),
+    asks("sync", "", 1, server::sync).not_in_multi().hidden(),
+    asks("time", "", 1, server::time),
     reads("touch", "key ...", -2, EACH, keys::exists),
     reads("ttl", "key", 2, FIRST, expiry::ttl),
-    in_multi(InMulti::Refused, reads("txn", txn::USAGE, -2, NONE, txn::txn)),
+    acts("txn", txn::USAGE, -2, sealed::TXN, txn::txn)
+        .not_in_multi()
+        .paused_with_writes()
+        .moves_connection(),
     reads("type", "key", 2, FIRST, keys::kind),
     writes("unlink", "key ...", -2, EACH, keys::del),
     pushes("unsubscribe", "[channel ...]", -1, pubsub::unsubscribe),
-    reads("unwatch", "", 1, NONE, multi::unwatch),
-    reads("use", "dictionary", 2, NONE, connection::choose),
-    reads("wait", "replicas timeout", 3, NONE, server::wait),
-    in_multi(
-        InMulti::Refused,
-        reads("waitaof", "local replicas timeout", 4, NONE, server::waitaof),
-    ),
-    in_multi(InMulti::Refused, reads("walk", tree::WALK_USAGE, -2, NONE, tree::walk)),
-    in_multi(InMulti::AtOnce, reads("watch", "key ...", -2, EACH, multi::watch)),
+    asks("unwatch", "", 1, multi::unwatch).not_in_scripts(),
+    asks("use", "dictionary", 2, connection::choose).moves(),
+    asks("wait", "replicas timeout", 3, server::wait),
+    asks("waitaof", "local replicas timeout", 4, server::waitaof).not_in_multi().hidden(),
+    asks("walk", tree::WALK_USAGE, -2, tree::walk).not_in_multi(),
+    reads("watch", "key ...", -2, EACH, multi::watch)
+        .at_once_in_multi()
+        .on_snapshots(OnSnapshots::Refused)
+        .untracked()
+        .moves_connection(),
     writes("xack", "key group id ...", -4, FIRST, streams::xack),
     typed(
         "xadd",
@@ -441,14 +446,14 @@ pub static COMMANDS: &[Command] = &[
         "xgroup",
         "CREATE|SETID|DESTROY|CREATECONSUMER|DELCONSUMER key group [id|$|consumer] [MKSTREAM] [ENTRIESREAD count]",
         -2,
-        (2, 2, 1),
+        SECOND,
         streams::xgroup,
     ),
     reads(
         "xinfo",
         "STREAM key [FULL [COUNT count]] | GROUPS key | CONSUMERS key group",
         -2,
-        (2, 2, 1),
+        SECOND,
         streams::xinfo,
     ),
     reads("xlen", "key", 2, FIRST, streams::xlen),
@@ -460,20 +465,14 @@ pub static COMMANDS: &[Command] = &[
         streams::xpending,
     ),
     reads("xrange", "key start end [COUNT count]", -4, FIRST, streams::xrange),
-    reads(
-        "xread",
-        "[COUNT count] [BLOCK milliseconds] STREAMS key ... id ...",
-        -4,
-        NONE,
-        streams::xread,
-    ),
-    writes(
-        "xreadgroup",
-        "GROUP group consumer [COUNT count] [BLOCK milliseconds] [NOACK] STREAMS key ... id ...",
-        -7,
-        NONE,
-        streams::xreadgroup,
-    ),
+    asks("xread", "[COUNT count] [BLOCK milliseconds] STREAMS key ... id ...", -4, streams::xread)
+        .other_keys(OtherKeys::Found(streams::keys_of_read))
+        .in_scripts(InScripts::AllowedWithoutBlock)
+        .shown_before(),
+    writes("xreadgroup", XREADGROUP_USAGE, -7, NONE, streams::xreadgroup)
+        .other_keys(OtherKeys::Found(streams::keys_of_read))
+        .in_scripts(InScripts::AllowedWithoutBlock)
+        .shown_before(),
     reads("xrevrange", "key end start [COUNT count]", -4, FIRST, streams::xrevrange),
     writes(
         "xsetid",
@@ -486,26 +485,16 @@ pub static COMMANDS: &[Command] = &[
     typed("zadd", "key [NX|XX] [GT|LT] [CH] [INCR] score member ...", -4, FIRST, sorted_sets::zadd),
     reads("zcard", "key", 2, FIRST, sorted_sets::zcard),
     reads("zcount", "key min max", 4, FIRST, sorted_sets::zcount),
-    reads("zdiff", "numkeys key ... [WITHSCORES]", -3, NONE, sorted_sets::zdiff),
-    typed("zdiffstore", "destination numkeys key ...", -4, NONE, sorted_sets::zdiffstore),
+    asks("zdiff", "numkeys key ... [WITHSCORES]", -3, sorted_sets::zdiff).counted(1),
+    typed("zdiffstore", "destination numkeys key ...", -4, NONE, sorted_sets::zdiffstore)
+        .other_keys(StoredAndCounted),
     typed("zincrby", "key increment member", 4, FIRST, sorted_sets::zincrby),
-    reads(
-        "zinter",
-        "numkeys key ... [WEIGHTS weight ...] [AGGREGATE SUM|MIN|MAX] [WITHSCORES]",
-        -3,
-        NONE,
-        sorted_sets::zinter,
-    ),
-    reads("zintercard", "numkeys key ... [LIMIT limit]", -3, NONE, sorted_sets::zintercard),
-    typed(
-        "zinterstore",
-        "destination numkeys key ... [WEIGHTS weight ...] [AGGREGATE SUM|MIN|MAX]",
-        -4,
-        NONE,
-        sorted_sets::zinterstore,
-    ),
+    asks("zinter", ZINTER_USAGE, -3, sorted_sets::zinter).counted(1),
+    asks("zintercard", "numkeys key ... [LIMIT limit]", -3, sorted_sets::zintercard).counted(1),
+    typed("zinterstore", ZINTERSTORE_USAGE, -4, NONE, sorted_sets::zinterstore)
+        .other_keys(StoredAndCounted),
     reads("zlexcount", "key min max", 4, FIRST, sorted_sets::zlexcount),
-    writes("zmpop", "numkeys key ... MIN|MAX [COUNT count]", -4, NONE, blocking::zmpop),
+    writes("zmpop", "numkeys key ... MIN|MAX [COUNT count]", -4, NONE, blocking::zmpop).counted(1),
     reads("zmscore", "key member ...", -3, FIRST, sorted_sets::zmscore),
     writes("zpopmax", "key [count]", -2, FIRST, sorted_sets::zpopmax),
     writes("zpopmin", "key [count]", -2, FIRST, sorted_sets::zpopmin),
@@ -555,18 +544,10 @@ pub static COMMANDS: &[Command] = &[
     reads("zrevrank", "key member [WITHSCORE]", -3, FIRST, sorted_sets::zrevrank),
     reads("zscan", "key cursor [MATCH pattern] [COUNT count]", -3, FIRST, sorted_sets::zscan),
     reads("zscore", "key member", 3, FIRST, sorted_sets::zscore),
-    reads(
-        "zunion",
-        "numkeys key ... [WEIGHTS weight ...] [AGGREGATE SUM|MIN|MAX] [WITHSCORES]",
-        -3,
-        NONE,
-        sorted_sets::zunion,
-    ),
-    typed(
-        "zunionstore",
-        "destination numkeys key ... [WEIGHTS weight ...] [AGGREGATE SUM|MIN|MAX]",
-        -4,
-        NONE,
-        sorted_sets::zunionstore,
-    ),
+    asks("zunion", ZUNION_USAGE, -3, sorted_sets::zunion).counted(1),
+    typed("zunionstore", ZUNIONSTORE_USAGE, -4, NONE, sorted_sets::zunionstore)
+        .other_keys(StoredAndCounted),
 ];
+
+#[cfg(test)]
+mod tests;

@@ -227,11 +227,10 @@ pub fn note(s: &Session, command: &Command, args: Arguments<'_>) {
         (_, true) => tracks.caching != Some(false),
         _ => true,
     };
-    let reads = !command.writes && command.name != "watch";
     // The list of commits tells neither of changes in a transaction, nor of its end, nor of a
     // clone.
     let is_followed = !s.is_joined() && matches!(s.place, Place::Store);
-    if !wanted || !reads || tracks.all && is_followed {
+    if !wanted || !command.tracked || tracks.all && is_followed {
         return;
     }
     let keys = command.keys_of(args);

@@ -40,15 +40,17 @@ fn end_of_places(args: &Arguments<'_>) -> usize {
     if named { last } else { args.len() }
 }
 
-/// Returns the files that a command of this module changes. Returns `None` for another command, or
-/// one that continues an operation.
-pub fn changed_by(s: &Session, name: &str, args: &Arguments<'_>) -> Option<Result<Whose, Failure>> {
-    match name {
-        "import" if is(args.at(1), "begin") => Some(whose(s, args, 3)),
-        "clonetree" => Some(whose(s, args, end_of_places(args))),
-        "rmtree" => Some(whose(s, args, 2)),
-        _ => None,
-    }
+/// Returns the files that `IMPORT BEGIN` changes; the other forms continue an import.
+pub fn changed_by_import(s: &Session, args: &Arguments<'_>) -> Option<Result<Whose, Failure>> {
+    is(args.at(1), "begin").then(|| whose(s, args, 3))
+}
+/// Returns the files that `CLONETREE` changes.
+pub fn changed_by_clonetree(s: &Session, args: &Arguments<'_>) -> Option<Result<Whose, Failure>> {
+    Some(whose(s, args, end_of_places(args)))
+}
+/// Returns the files that `RMTREE` changes.
+pub fn changed_by_rmtree(s: &Session, args: &Arguments<'_>) -> Option<Result<Whose, Failure>> {
+    Some(whose(s, args, 2))
 }
 
 /// Replies with statistics, as names and numbers in turn.

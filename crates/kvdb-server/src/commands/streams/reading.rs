@@ -150,8 +150,8 @@ pub fn keys_of_read(args: Arguments<'_>) -> Vec<&[u8]> {
     args.from(at + 1).take(left / 2).collect()
 }
 
-/// Returns whether a command reads streams and waits for entries.
-pub fn waits(command: &str, words: &[&[u8]]) -> bool {
+/// Returns whether `XREAD` or `XREADGROUP` with these words waits for entries.
+pub fn waits(words: &[&[u8]]) -> bool {
     let mut options = words.iter().skip(1).take_while(|word| !is(word, "streams"));
     let mut waits = false;
     while let Some(option) = options.next() {
@@ -161,7 +161,7 @@ pub fn waits(command: &str, words: &[&[u8]]) -> bool {
             o => waits |= is(o, "block"),
         }
     }
-    waits && matches!(command, "xread" | "xreadgroup")
+    waits
 }
 
 fn missing(key: &[u8], group: &[u8]) -> Failure {
