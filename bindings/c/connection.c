@@ -260,7 +260,10 @@ static int read_reply(kvfs *store, int depth, struct reply *reply) {
         } codes[] = {{"CONFLICT ", KVFS_CONFLICT},
                      {"LOCKED ", KVFS_LOCKED},
                      {"NOTXN ", KVFS_ENDED},
-                     {"NOSPACE ", KVFS_FULL}};
+                     {"NOSPACE ", KVFS_FULL},
+                     {"NODICT ", KVFS_ERROR},
+                     {"RESERVED ", KVFS_ERROR},
+                     {"EXISTS ", KVFS_ERROR}};
         for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
             if (strncmp(line + 1, codes[i].name, strlen(codes[i].name)) == 0)
                 return kvfs_fail(store, codes[i].code, "%s", line + 1 + strlen(codes[i].name));

@@ -6,6 +6,7 @@ use std::cell::Cell;
 
 use kvdb::{DictionaryId, DictionaryInfo, DictionaryOptions, Kvdb, Transaction, View};
 
+use crate::error_code::ErrorCode;
 use crate::failure::Failure;
 use crate::keyspace::{Keyspace, TYPES_PREFIX, types_name};
 
@@ -151,7 +152,8 @@ impl Selected {
     }
 
     fn reserved(&self) -> Failure {
-        Failure::request(format!("dictionary '{}' is reserved for the file system", self.name))
+        let text = format!("dictionary '{}' is reserved for the file system", self.name);
+        Failure::coded(ErrorCode::Reserved, text)
     }
 
     /// Returns the dictionary if it exists.

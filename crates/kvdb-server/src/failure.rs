@@ -2,54 +2,58 @@
 
 use std::borrow::Cow;
 
-/// The error reply of a command. Its text starts with a code: `ERR`, or one that programs can act
-/// upon.
+use crate::error_code::ErrorCode;
+
+/// The error reply of a command. Its text starts with an [`ErrorCode`], on which programs can act.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// The request was wrong; the text says why, without the code `ERR`.
-    #[error("ERR {0}")]
+    #[error("{code} {0}", code = ErrorCode::Err)]
     Request(Cow<'static, str>),
-    /// A text with its own code.
+    /// An error of a kind that has a code and nothing else to tell it apart here.
+    #[error("{0} {1}")]
+    Coded(ErrorCode, Cow<'static, str>),
+    /// A text with its own code, which a script or a client has made.
     #[error("{0}")]
-    Coded(Cow<'static, str>),
+    Foreign(String),
     /// The store has no room left (`NOSPACE`); reads and deletions still work.
-    #[error("NOSPACE the store is full; delete something, or let the store grow")]
+    #[error("{code} the store is full; delete something, or let the store grow", code = ErrorCode::NoSpace)]
     NoSpace,
     /// The store takes no more writes (`READONLY`).
-    #[error("READONLY the store takes no more writes: {0}")]
+    #[error("{code} the store takes no more writes: {0}", code = ErrorCode::ReadOnly)]
     ReadOnly(String),
     /// The transaction is committed, and may not be on disk (`NOTSYNCED`).
-    #[error("NOTSYNCED {0}")]
+    #[error("{code} {0}", code = ErrorCode::NotSynced)]
     NotSynced(String),
     /// A checksum did not match (`CORRUPT`).
-    #[error("CORRUPT {0}; run `kvfs check` on the store")]
+    #[error("{code} {0}; run `kvfs check` on the store", code = ErrorCode::Corrupt)]
     Corrupt(String),
     /// Another transaction has changed the same keys since this one began (`CONFLICT`). The
     /// transaction is over, and may be retried.
-    #[error("CONFLICT {0}")]
+    #[error("{code} {0}", code = ErrorCode::Conflict)]
     Conflict(String),
     /// Another transaction holds a lock that is needed, or took one that this transaction held
     /// (`LOCKED`).
-    #[error("LOCKED {0}")]
+    #[error("{code} {0}", code = ErrorCode::Locked)]
     Locked(String),
     /// The transaction has reached its size limit (`NOSPACE`).
-    #[error("NOSPACE {0}")]
+    #[error("{code} {0}", code = ErrorCode::NoSpace)]
     OverLimit(String),
     /// The transaction has ended (`NOTXN`).
-    #[error("NOTXN {0}")]
+    #[error("{code} {0}", code = ErrorCode::NoTransaction)]
     NoTransaction(String),
     /// The command would buffer more than is allowed (`LIMIT`).
-    #[error("LIMIT {0}")]
+    #[error("{code} {0}", code = ErrorCode::Limit)]
     Limit(String),
     /// A part of a transaction failed whose changes cannot be undone alone; the whole transaction
-    /// was undone.
-    #[error("{0}")]
+    /// was undone (`EXECABORT`).
+    #[error("{code} {0}", code = ErrorCode::ExecAbort)]
     Undone(String),
     /// The device failed (`IOERR`).
-    #[error("IOERR {0}")]
+    #[error("{code} {0}", code = ErrorCode::Io)]
     Io(String),
     /// A change is too large for the method that was tried first; no client sees this error.
-    #[error("LIMIT the change is too large for one step")]
+    #[error("{code} the change is too large for one step", code = ErrorCode::Limit)]
     TooLargeAtOnce,
 }
 
@@ -70,7 +74,7 @@ impl Failure {
     }
     /// Returns whether the key holds a value of a type that the command does not work on.
     pub fn is_wrong_type(&self) -> bool {
-        matches!(self, Failure::Coded(text) if text.starts_with("WRONGTYPE "))
+        matches!(self, Failure::Coded(ErrorCode::WrongType, _))
     }
     /// Returns whether the store could not run the request, at least not now, though the request is
     /// valid.
@@ -97,8 +101,8 @@ impl Failure {
     pub fn again_and_again() -> Self {
         Failure::Conflict("others changed the same again and again; try again later".into())
     }
-    pub fn coded(text: &'static str) -> Self {
-        Failure::Coded(Cow::Borrowed(text))
+    pub fn coded(code: ErrorCode, text: impl Into<Cow<'static, str>>) -> Self {
+        Failure::Coded(code, text.into())
     }
 }
 
@@ -120,10 +124,14 @@ impl From<kvdb::Error> for Failure {
             kvdb::Error::Locked(why) => Failure::Locked(why),
             kvdb::Error::Limit(what) => Failure::Limit(what),
             kvdb::Error::NoTransaction(_) => Failure::NoTransaction(error.to_string()),
-            kvdb::Error::Changed(_) => Failure::Coded(format!("CHANGED {error}").into()),
-            kvdb::Error::Nested { .. } => Failure::Coded(format!("NESTED {error}").into()),
+            kvdb::Error::Changed(_) => Failure::coded(ErrorCode::Changed, error.to_string()),
+            kvdb::Error::Nested { .. } => Failure::coded(ErrorCode::Nested, error.to_string()),
+            kvdb::Error::Exists(_) => Failure::coded(ErrorCode::Exists, error.to_string()),
+            kvdb::Error::NoDictionary(_) => {
+                Failure::coded(ErrorCode::NoDictionary, error.to_string())
+            }
             kvdb::Error::NoSnapshot(_) | kvdb::Error::NoBranch(_) => {
-                Failure::Coded(format!("NOSNAPSHOT {error}").into())
+                Failure::coded(ErrorCode::NoSnapshot, error.to_string())
             }
             other => Failure::request(other.to_string()),
         }

@@ -38,6 +38,7 @@
 use bytes::Bytes;
 use kvdb::DictionaryId;
 
+use crate::error_code::ErrorCode;
 use crate::failure::Failure;
 use crate::names::in_key;
 
@@ -368,9 +369,10 @@ pub fn from_sortable(bytes: [u8; 8]) -> f64 {
     f64::from_bits(if bits >> 63 == 1 { bits ^ (1 << 63) } else { !bits })
 }
 
-pub const WRONGTYPE: Failure = Failure::Coded(std::borrow::Cow::Borrowed(
-    "WRONGTYPE Operation against a key holding the wrong kind of value",
-));
+pub const WRONGTYPE: Failure = Failure::Coded(
+    ErrorCode::WrongType,
+    std::borrow::Cow::Borrowed("Operation against a key holding the wrong kind of value"),
+);
 
 /// The current state of a key.
 #[derive(Clone, Copy, Debug, Default)]

@@ -46,6 +46,7 @@ mod descriptors;
 mod dictionaries;
 mod effects;
 mod error;
+mod error_code;
 mod event_loop;
 mod failure;
 mod glob;
@@ -87,6 +88,7 @@ mod walk;
 
 pub use client::{Client, Reply, read_reply};
 pub use error::Error;
+pub use error_code::ErrorCode;
 pub use glob::matches as matches_glob;
 pub use limits::Limits;
 pub use relay::Relayed;

@@ -5,6 +5,7 @@
 //! announced. Arguments are ranges of the caller's buffer; nothing is copied. Error messages are
 //! those of Redis.
 
+use crate::error_code::ErrorCode;
 use crate::limits::Limits;
 
 /// Longest inline request, and longest line inside a RESP array.
@@ -43,10 +44,11 @@ pub enum ProtocolError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TooLarge {
     #[error(
-        "LIMIT an argument of {0} bytes, and one has at most {1}: write a long string in parts, by APPEND or SETRANGE"
+        "{code} an argument of {0} bytes, and one has at most {1}: write a long string in parts, by APPEND or SETRANGE",
+        code = ErrorCode::Limit
     )]
     Argument(usize, usize),
-    #[error("LIMIT a request of more than {0} bytes")]
+    #[error("{code} a request of more than {0} bytes", code = ErrorCode::Limit)]
     Request(usize),
 }
 

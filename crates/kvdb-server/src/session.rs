@@ -16,6 +16,7 @@ use kvdb::{
 use crate::clients::{Closer, Connection};
 use crate::dictionaries::{self, Place, Selected};
 use crate::effects::{Effect, Effects};
+use crate::error_code::ErrorCode;
 use crate::failure::{Failure, Outcome};
 use crate::locks::{Held, KeyLocks};
 use crate::notifications::Classes;
@@ -489,6 +490,9 @@ impl Drop for Session {
 }
 
 /// The error of a write in a snapshot.
-pub const SNAPSHOT: Failure = Failure::Coded(std::borrow::Cow::Borrowed(
-    "READONLY a snapshot does not change: SNAPSHOT LEAVE first, or make a clone of it",
-));
+pub const SNAPSHOT: Failure = Failure::Coded(
+    ErrorCode::ReadOnly,
+    std::borrow::Cow::Borrowed(
+        "a snapshot does not change: SNAPSHOT LEAVE first, or make a clone of it",
+    ),
+);

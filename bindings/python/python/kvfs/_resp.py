@@ -25,6 +25,9 @@ _CODES = {
     "NOTXN": ("ended", 0),
     "LIMIT": ("limit", 0),
     "NOSNAPSHOT": ("not_found", 0),
+    "NODICT": ("not_found", 0),
+    "RESERVED": ("invalid", 0),
+    "EXISTS": ("exists", 0),
     "NOCOMMIT": ("not_found", 0),
 }
 
@@ -35,13 +38,7 @@ def _refused(text: str) -> Exception:
     if code in _CODES:
         word, number = _CODES[code]
         return make(word, rest or text, number)
-    if code == "ERR":
-        text = rest
-    if text.endswith("exists already"):
-        return make("exists", text)
-    if text.startswith(("no dictionary", "no snapshot", "there is no dictionary")):
-        return make("not_found", text)
-    return make("invalid", text)
+    return make("invalid", rest if code == "ERR" else text)
 
 
 class Connection:

@@ -16,6 +16,7 @@ use super::lists::{self, End};
 use super::sorted_sets;
 use crate::clients::Unblocked;
 use crate::dictionaries::Place;
+use crate::error_code::ErrorCode;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::Kind;
 use crate::output::Output;
@@ -131,7 +132,10 @@ fn wait<T>(
             None => {}
             Some(Unblocked::TimedOut) => break Ok(None),
             Some(Unblocked::Refused) => {
-                break Err(Failure::coded("UNBLOCKED client unblocked via CLIENT UNBLOCK"));
+                break Err(Failure::coded(
+                    ErrorCode::Unblocked,
+                    "client unblocked via CLIENT UNBLOCK",
+                ));
             }
         }
         if let Err(stopping) = s.check_stopping() {

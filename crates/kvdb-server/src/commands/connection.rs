@@ -2,14 +2,16 @@
 
 use super::{client, is, monitor, tracking, wrong_arity};
 use crate::dictionaries::Selected;
+use crate::error_code::ErrorCode;
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::{Replies, Session};
 
-const WRONGPASS: Failure = Failure::Coded(std::borrow::Cow::Borrowed(
-    "WRONGPASS invalid username-password pair or user is disabled.",
-));
+const WRONGPASS: Failure = Failure::Coded(
+    ErrorCode::WrongPassword,
+    std::borrow::Cow::Borrowed("invalid username-password pair or user is disabled."),
+);
 
 pub fn ping(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match args.len() {
@@ -91,7 +93,7 @@ pub fn hello(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
         {
             2 => false,
             3 => true,
-            _ => return Err(Failure::coded("NOPROTO unsupported protocol version")),
+            _ => return Err(Failure::coded(ErrorCode::NoProtocol, "unsupported protocol version")),
         };
     }
     let mut options = args.from(2);
@@ -114,7 +116,8 @@ pub fn hello(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     }
     if !s.authenticated {
         return Err(Failure::coded(
-            "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can \
+            ErrorCode::NoAuth,
+            "HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can \
              be used to authenticate the client and select the RESP protocol version at the same time",
         ));
     }

@@ -61,7 +61,7 @@ pub fn debug(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
         }
         (c, 3) if is(c, "error") => {
             let text = String::from_utf8_lossy(args.at(2)).into_owned();
-            return Err(Failure::Coded(text.into()));
+            return Err(Failure::Foreign(text));
         }
         (c, 2..) if is(c, "reload") || is(c, "loadaof") => {
             s.shared.transactions.sync()?;

@@ -6,6 +6,7 @@ use super::ranges::bounds;
 use super::tell::tell_all;
 use super::{is, wrong_arity};
 use crate::dictionaries::{Selected, listed_at};
+use crate::error_code::ErrorCode;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::types_name;
 use crate::output::Output;
@@ -111,7 +112,10 @@ fn existing(s: &Session, name: &[u8]) -> Result<DictionaryInfo, Failure> {
     let selected = Selected::choose(s.db(), name)?;
     let there = selected.existing_at(&s.place, s.db())?;
     let info = there.and_then(|_| s.place.find(s.db(), selected.name()));
-    info.ok_or_else(|| Failure::request(format!("there is no dictionary '{}'", selected.name())))
+    info.ok_or_else(|| {
+        let text = format!("there is no dictionary '{}'", selected.name());
+        Failure::coded(ErrorCode::NoDictionary, text)
+    })
 }
 
 /// Returns the options with the changes that the arguments from the fourth on request.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::row::{InMulti, NONE, Shown};
 use super::{COMMANDS, Command, find, monitor, multi, sealed, tracking, wrong_arity};
 use crate::dictionaries::Place;
+use crate::error_code::ErrorCode;
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::request::Arguments;
@@ -173,7 +174,7 @@ fn refused(s: &mut Session, command: &Command, failure: Failure) -> Failure {
     s.discard();
     let why = failure.to_string();
     let why = why.strip_prefix("ERR ").unwrap_or(&why);
-    Failure::Coded(format!("EXECABORT Transaction discarded because of: {why}").into())
+    Failure::coded(ErrorCode::ExecAbort, format!("Transaction discarded because of: {why}"))
 }
 
 fn admit(s: &Session, command: &Command, args: Arguments<'_>) -> Outcome {
@@ -189,7 +190,7 @@ fn admit(s: &Session, command: &Command, args: Arguments<'_>) -> Outcome {
 }
 
 const NOAUTH: Failure =
-    Failure::Coded(std::borrow::Cow::Borrowed("NOAUTH Authentication required."));
+    Failure::Coded(ErrorCode::NoAuth, std::borrow::Cow::Borrowed("Authentication required."));
 
 fn unknown(args: Arguments<'_>) -> Failure {
     let mut shown = String::new();

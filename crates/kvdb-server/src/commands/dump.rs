@@ -25,6 +25,7 @@ use kvdb::Batch;
 use super::collections::{check_element, member, name, split, visit};
 use super::expiry::Time;
 use super::{is, lists, sorted_sets, streams};
+use crate::error_code::ErrorCode;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{Kind, Live, element_key, elements, from_sortable, sortable};
 use crate::names;
@@ -406,7 +407,7 @@ pub fn restore(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
     s.change(s.typed()?, [key], |seen, batch| {
         let there = seen.live(key)?;
         if there.exists() && !options.replace {
-            return Err(Failure::coded("BUSYKEY Target key name already exists."));
+            return Err(Failure::coded(ErrorCode::BusyKey, "Target key name already exists."));
         }
         let ttl = integer(args.at(2)).ok_or(Failure::NOT_AN_INTEGER)?;
         if ttl < 0 {

@@ -19,6 +19,7 @@ use super::multi::{Locks, atomically};
 use super::row::InScripts;
 use super::{COMMANDS, find, is, may_need_types, run_one, streams, unknown_subcommand};
 use crate::dictionaries::Place;
+use crate::error_code::ErrorCode;
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::request::{Arguments, Request, integer};
@@ -49,7 +50,7 @@ pub fn evalsha_ro(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Out
 }
 
 fn known(s: &Session, args: Arguments<'_>) -> Result<Bytes, Failure> {
-    let none = Failure::coded("NOSCRIPT No matching script. Please use EVAL.");
+    let none = Failure::coded(ErrorCode::NoScript, "No matching script. Please use EVAL.");
     s.shared.scripts.find(args.at(1)).ok_or(none)
 }
 
@@ -102,9 +103,7 @@ fn load(s: &mut Session, text: &[u8], out: &mut Output) -> Outcome {
             out.bulk(name.as_bytes());
             Ok(())
         }
-        (Ok(Some(why)), _) => {
-            Err(Failure::Coded(String::from_utf8_lossy(&why).into_owned().into()))
-        }
+        (Ok(Some(why)), _) => Err(Failure::Foreign(String::from_utf8_lossy(&why).into_owned())),
         (Err(broken), killed) => Err(gone(s, "", &broken, killed)),
     }
 }
@@ -132,7 +131,7 @@ pub fn register(
         }
         (Err(broken), killed) => return Err(gone(s, name, &broken, killed)),
     };
-    Err(Failure::Coded(why.into()))
+    Err(Failure::Foreign(why))
 }
 
 fn register_by(
@@ -352,7 +351,7 @@ fn run(s: &mut Session, slot: &mut Slot, script: &Script<'_>, out: &mut Output) 
         }
         End::Done(_) => gone(s, &script.name, &Broken::Gone, killed),
         End::Failed(why) | End::Uncompiled(why) => {
-            Failure::Coded(String::from_utf8_lossy(&why).into_owned().into())
+            Failure::Foreign(String::from_utf8_lossy(&why).into_owned())
         }
         End::Stopped(failure) if failure.is_of_the_store() => return Err(failure),
         End::Stopped(failure) => failure,
@@ -360,7 +359,7 @@ fn run(s: &mut Session, slot: &mut Slot, script: &Script<'_>, out: &mut Output) 
     };
     match wrote && in_exec {
         true => Err(Failure::Undone(format!(
-            "EXECABORT a script had changed something when it failed, so nothing of this EXEC was \
+            "a script had changed something when it failed, so nothing of this EXEC was \
              done: {failure}"
         ))),
         false => Err(failure),

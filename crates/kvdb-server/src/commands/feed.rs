@@ -14,6 +14,7 @@ use kvdb::{CommitPosition, CommittedKey, CommittedKeys, DictionaryId, View};
 use super::is;
 use super::txn::size;
 use crate::dictionaries::Place;
+use crate::error_code::ErrorCode;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{Head, TYPES_PREFIX, count_key, owner_key, parse_element, types_name};
 use crate::output::Output;
@@ -121,13 +122,13 @@ fn since(
         // A position in the list of another branch means nothing in this one.
         let here = Some(at).filter(|at| at.feed == newest.feed);
         let Some(recent) = here.and_then(|at| s.db().commits_since(at, count)) else {
-            return Err(Failure::Coded(
+            return Err(Failure::coded(
+                ErrorCode::NoFeed,
                 format!(
-                    "NOFEED what was committed since {} is not kept, or not any more: begin anew with CHANGES NOW, \
+                    "what was committed since {} is not kept, or not any more: begin anew with CHANGES NOW, \
                      and compare with a snapshot (SNAPSHOT CHANGES)",
                     String::from_utf8_lossy(args.at(2))
-                )
-                .into(),
+                ),
             ));
         };
         let rows = Rows::of(s, &recent.commits, files)?;

@@ -4,6 +4,7 @@
 use kvdb::Batch;
 
 use super::is;
+use crate::error_code::ErrorCode;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::Live;
 use crate::notifications::Classes;
@@ -18,13 +19,14 @@ use sketch::{Broken, DENSE, Registers, Sketch};
 
 impl From<Broken> for Failure {
     fn from(_: Broken) -> Failure {
-        Failure::coded("INVALIDOBJ Corrupted HLL object detected")
+        Failure::coded(ErrorCode::InvalidObject, "Corrupted HLL object detected")
     }
 }
 
 /// Parses the string of a key.
 fn parse(bytes: &[u8]) -> Result<Sketch, Failure> {
-    let wrong = |_| Failure::coded("WRONGTYPE Key is not a valid HyperLogLog string value.");
+    let wrong =
+        |_| Failure::coded(ErrorCode::WrongType, "Key is not a valid HyperLogLog string value.");
     Sketch::new(bytes).map_err(wrong)
 }
 

@@ -21,6 +21,7 @@ use kvdb::{Batch, Durability, Transaction, TransactionOptions};
 
 use super::row::InMulti;
 use super::{COMMANDS, Command, find, monitor, run_one, tracking};
+use crate::error_code::ErrorCode;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::Kind;
 use crate::locks::{Held, keeping_clear};
@@ -149,7 +150,10 @@ pub fn exec(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     let queue = s.queue.take().ok_or(Failure::request("EXEC without MULTI"))?;
     let watches = std::mem::take(&mut s.watches);
     if queue.spoilt {
-        return Err(Failure::coded("EXECABORT Transaction discarded because of previous errors."));
+        return Err(Failure::coded(
+            ErrorCode::ExecAbort,
+            "Transaction discarded because of previous errors.",
+        ));
     }
     let needs_worker = |request: &Request| {
         find(request.arguments().at(0)).is_some_and(|index| COMMANDS[index].needs_worker)

@@ -6,6 +6,7 @@ use kvdb::TransactionId;
 
 use super::row::Sealed;
 use super::{Command, is};
+use crate::error_code::ErrorCode;
 use crate::failure::{Failure, Outcome};
 use crate::request::{Arguments, integer};
 use crate::seals::Confined;
@@ -57,10 +58,13 @@ pub const TXN: Sealed = Sealed::Checked(
     check_txn,
 );
 
-const SEALED: Failure = Failure::Coded(std::borrow::Cow::Borrowed(
-    "SEALED this program was started in a sealed transaction: it writes there alone (TXN JOIN it), \
-     and whoever started it decides about its end",
-));
+const SEALED: Failure = Failure::Coded(
+    ErrorCode::Sealed,
+    std::borrow::Cow::Borrowed(
+        "this program was started in a sealed transaction: it writes there alone (TXN JOIN it), \
+         and whoever started it decides about its end",
+    ),
+);
 
 /// Checks that a confined client may run the command.
 pub fn admit(s: &Session, command: &Command, args: Arguments<'_>) -> Outcome {

@@ -13,6 +13,7 @@ use super::txn::{arity, attach, list_files, names_of};
 use super::{changes, is};
 use crate::dictionaries::{Place, listed_at};
 use crate::effects::Effect;
+use crate::error_code::ErrorCode;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{
     Head, Kind, TYPES_PREFIX, deadline_key, fields_from, head_key, owner_key, parse_deadline_key,
@@ -159,12 +160,12 @@ fn named(s: &Session, number: Option<u64>) -> Result<UndoableCommit, Failure> {
     found.ok_or_else(|| {
         let which = number.map_or("no commit".into(), |number| format!("commit {number}"));
         let not = if number.is_some() { "cannot" } else { "can" };
-        Failure::Coded(
+        Failure::coded(
+            ErrorCode::NoCommit,
             format!(
-                "NOCOMMIT {which} {not} be undone: the newest are kept for a day, of transactions that \
+                "{which} {not} be undone: the newest are kept for a day, of transactions that \
                  asked for it, and none in a store that was full since"
-            )
-            .into(),
+            ),
         )
     })
 }

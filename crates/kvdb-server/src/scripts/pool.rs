@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::worker::Worker;
+use crate::error_code::ErrorCode;
 use crate::failure::Failure;
 use crate::request::Request;
 
@@ -93,12 +94,16 @@ impl Pool {
         }
         match (killed, state.running.is_empty(), functions) {
             (true, ..) => Ok(()),
-            (_, true, _) => Err(Failure::coded("NOTBUSY No scripts in execution right now.")),
+            (_, true, _) => {
+                Err(Failure::coded(ErrorCode::NotBusy, "No scripts in execution right now."))
+            }
             (_, _, true) => Err(Failure::coded(
-                "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+                ErrorCode::Busy,
+                "Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
             )),
             (_, _, false) => Err(Failure::coded(
-                "BUSY Redis is busy running a script. You can only call FUNCTION KILL or SHUTDOWN NOSAVE.",
+                ErrorCode::Busy,
+                "Redis is busy running a script. You can only call FUNCTION KILL or SHUTDOWN NOSAVE.",
             )),
         }
     }

@@ -14,6 +14,7 @@ use super::seen::Seen;
 use super::{Executing, SNAPSHOT, Session, TRIES};
 use crate::dictionaries::{Place, Selected};
 use crate::effects::Effect;
+use crate::error_code::ErrorCode;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::Keyspace;
 use crate::locks::keeping_clear;
@@ -87,9 +88,9 @@ impl Session {
         let Some((transaction, _)) = &self.joined else { return Ok(()) };
         let before = transaction.view()?.dictionary_in(transaction.branch(), name);
         if before.is_some_and(|before| now.is_none_or(|now| now.strings != before)) {
-            return Err(Failure::Coded(
-                format!("NODICT dictionary '{name}' was dropped after the transaction began")
-                    .into(),
+            return Err(Failure::coded(
+                ErrorCode::NoDictionary,
+                format!("dictionary '{name}' was dropped after the transaction began"),
             ));
         }
         Ok(())

@@ -86,10 +86,13 @@ fn reserved_dictionaries_cannot_be_reached() {
     for name in ["nmap", "imap", "dmap", "7"] {
         assert_eq!(
             c.run(&format!("USE {name}")),
-            format!("(error) ERR dictionary '{name}' is reserved for the file system")
+            format!("(error) RESERVED dictionary '{name}' is reserved for the file system")
         );
     }
-    assert_eq!(c.run("SELECT 7"), "(error) ERR dictionary '7' is reserved for the file system");
+    assert_eq!(
+        c.run("SELECT 7"),
+        "(error) RESERVED dictionary '7' is reserved for the file system"
+    );
     // Names that look alike are other dictionaries, the user's own.
     for name in ["NMAP", "'nmap '", "' nmap'", "nmap/", "./nmap", "ｎmap"] {
         c.expect(&[
@@ -133,7 +136,7 @@ fn a_dictionary_that_becomes_reserved_before_the_first_write_is_refused() {
     ] {
         assert_eq!(
             c.run(command),
-            "(error) ERR dictionary 'later' is reserved for the file system",
+            "(error) RESERVED dictionary 'later' is reserved for the file system",
             "{command}"
         );
     }

@@ -516,7 +516,7 @@ fn dictionaries_say_and_change_how_they_keep_tuples() {
     let usual = r#"["separate-at" "adaptive" "short-values" "inside" "stitch-at" "adaptive" "compression" "none" "value-compression" "none" "false-positives" "80" "merge" "none"]"#;
     c.expect(&[
         ("DICT LIST", "[]"),
-        ("DICT INFO", "(error) ERR there is no dictionary '0'"),
+        ("DICT INFO", "(error) NODICT there is no dictionary '0'"),
         ("DICT CREATE log stitch-at never COMPRESSION zstd", "OK"),
         ("DICT CREATE log", "(error) ERR such a dictionary exists: DICT SET changes it"),
         ("DICT LIST", r#"["log"]"#),
@@ -538,7 +538,7 @@ fn dictionaries_say_and_change_how_they_keep_tuples() {
         ("DICT SET plain separate-at Adaptive", "OK"),
         ("DICT INFO plain", usual),
         ("DICT DROP plain", "OK"),
-        ("DICT DROP plain", "(error) ERR there is no dictionary 'plain'"),
+        ("DICT DROP plain", "(error) NODICT there is no dictionary 'plain'"),
         ("DICT LIST", r#"["log"]"#),
     ]);
     // A command with a wrong argument returns an error and changes nothing.

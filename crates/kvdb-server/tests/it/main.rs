@@ -13,6 +13,7 @@ mod channels;
 mod clients;
 mod commands;
 mod dump;
+mod error_codes;
 mod expired_fields;
 mod expiring_fields;
 mod expiry;

@@ -30,7 +30,7 @@ fn a_snapshot_keeps_a_state_to_compare_with_and_to_go_back_to() {
         ("MGET a b c", r#"["1" "22" "333"]"#),
         ("DICTS", "[\"0\"]"),
         ("SNAPSHOT DROP monday", "OK"),
-        ("SNAPSHOT CREATE tuesday", "(error) ERR snapshot tuesday exists already"),
+        ("SNAPSHOT CREATE tuesday", "(error) EXISTS snapshot tuesday exists already"),
     ]);
     let list = c.run("SNAPSHOT LIST");
     assert!(

@@ -9,6 +9,7 @@ use super::ids::Id;
 use super::state::{Parts, State, Stream, corrupt, put_sized};
 use crate::commands::collections::{Room, name, visit};
 use crate::commands::{is, unknown_subcommand};
+use crate::error_code::ErrorCode;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{Kind, element_key};
 use crate::notifications::Classes;
@@ -54,13 +55,15 @@ impl Pending {
 /// Returns the error for a missing group, or a missing stream.
 pub fn no_group(key: &[u8], group: &[u8], place: &str) -> Failure {
     let (key, group) = (shown(key), shown(group));
-    Failure::Coded(format!("NOGROUP No such key '{key}' or consumer group '{group}'{place}").into())
+    let text = format!("No such key '{key}' or consumer group '{group}'{place}");
+    Failure::coded(ErrorCode::NoGroup, text)
 }
 
 /// Returns the error for a group that is missing in an existing stream.
 pub fn no_group_of(key: &[u8], group: &[u8]) -> Failure {
     let (key, group) = (shown(key), shown(group));
-    Failure::Coded(format!("NOGROUP No such consumer group '{group}' for key name '{key}'").into())
+    let text = format!("No such consumer group '{group}' for key name '{key}'");
+    Failure::coded(ErrorCode::NoGroup, text)
 }
 
 fn shown(name: &[u8]) -> String {
@@ -328,7 +331,10 @@ pub fn xgroup(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
                 (arg, _) => Id::parse(arg, 0)?,
             };
             if creates && there.is_some() {
-                return Err(Failure::coded("BUSYGROUP Consumer Group name already exists"));
+                return Err(Failure::coded(
+                    ErrorCode::BusyGroup,
+                    "Consumer Group name already exists",
+                ));
             }
             let new = found.is_none();
             let mut stream = match found {

@@ -13,6 +13,7 @@ use super::write_entry;
 use crate::commands::blocking;
 use crate::commands::collections::Room;
 use crate::commands::is;
+use crate::error_code::ErrorCode;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::Kind;
 use crate::notifications::Classes;
@@ -271,8 +272,10 @@ pub fn xreadgroup(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Out
     write(found, out)
 }
 
-const GONE: Failure =
-    Failure::Coded(std::borrow::Cow::Borrowed("UNBLOCKED the stream key no longer exists"));
+const GONE: Failure = Failure::Coded(
+    ErrorCode::Unblocked,
+    std::borrow::Cow::Borrowed("the stream key no longer exists"),
+);
 
 /// Delivers the available entries to the consumer.
 fn deliver(

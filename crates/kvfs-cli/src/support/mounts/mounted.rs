@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use kvdb_server::{Client, Reply};
+use kvdb_server::{Client, ErrorCode, Reply};
 use kvfs_fuse::mounts;
 use serde_json::{Map, Value, json};
 
@@ -267,16 +267,12 @@ impl Mounted {
         let reply = self.client.call(&words);
         let cannot = |e| NotCommitted::Failed(Failure::io("cannot talk to the store's daemon", &e));
         match reply.map_err(cannot)? {
-            Reply::Error(text) if text.starts_with("CHANGED ") => {
-                Err(NotCommitted::Changed(refused(&text)))
-            }
-            Reply::Error(text) if text.starts_with("NESTED ") => {
-                Err(NotCommitted::Nested(refused(&text)))
-            }
-            Reply::Error(text) if text.starts_with("CONFLICT ") => {
-                Err(NotCommitted::Conflict(refused(&text)))
-            }
-            Reply::Error(text) => Err(NotCommitted::Failed(refused(&text))),
+            Reply::Error(text) => Err(match ErrorCode::of(&text) {
+                Some(ErrorCode::Changed) => NotCommitted::Changed(refused(&text)),
+                Some(ErrorCode::Nested) => NotCommitted::Nested(refused(&text)),
+                Some(ErrorCode::Conflict) => NotCommitted::Conflict(refused(&text)),
+                _ => NotCommitted::Failed(refused(&text)),
+            }),
             _ => Ok(()),
         }
     }
@@ -335,15 +331,17 @@ pub fn entered(socket: &Path) -> Option<u64> {
 
 /// Converts an error reply into a failure, with an exit code chosen by the code of the reply.
 pub fn refused(text: &str) -> Failure {
-    let (code, rest) = text.split_once(' ').unwrap_or((text, text));
+    use ErrorCode::{
+        Changed, Conflict, Corrupt, Locked, NoAuth, NoCommit, NoDictionary, NoSnapshot, NoSpace,
+        NoTransaction, Reserved, Sealed, WrongPassword,
+    };
+    let (code, rest) = ErrorCode::split(text);
     let exit = match code {
-        "NOSPACE" => Exit::NoSpace,
-        "CORRUPT" => Exit::Damaged,
-        "NOAUTH" | "WRONGPASS" | "NOPERM" | "SEALED" => Exit::NotPermitted,
-        "CONFLICT" | "LOCKED" | "CHANGED" => Exit::Conflict,
-        "NOTXN" | "NODICT" | "NOSNAPSHOT" | "NOCOMMIT" => Exit::NotFound,
-        _ if rest.starts_with("there is no dictionary") => Exit::NotFound,
-        _ if rest.ends_with("is reserved for the file system") => Exit::NotPermitted,
+        Some(NoSpace) => Exit::NoSpace,
+        Some(Corrupt) => Exit::Damaged,
+        Some(NoAuth | WrongPassword | Sealed | Reserved) => Exit::NotPermitted,
+        Some(Conflict | Locked | Changed) => Exit::Conflict,
+        Some(NoTransaction | NoDictionary | NoSnapshot | NoCommit) => Exit::NotFound,
         _ => Exit::Failed,
     };
     Failure::new(exit, rest)

@@ -32,6 +32,7 @@ pub struct OverFiles(pub Views);
 pub fn of_store(error: kvfs::Error) -> kvdb::Error {
     match error {
         kvfs::Error::Store(error) => error,
+        kvfs::Error::Exists => kvdb::Error::Exists("the name".into()),
         kvfs::Error::NoSpace => kvdb::Error::NoSpace,
         kvfs::Error::NotSynced(why) => kvdb::Error::NotSynced(why),
         kvfs::Error::ReadOnly => kvdb::Error::ReadOnly("the file system is read-only".into()),
