@@ -263,7 +263,9 @@ static int read_reply(kvfs *store, int depth, struct reply *reply) {
                      {"NOSPACE ", KVFS_FULL},
                      {"NODICT ", KVFS_ERROR},
                      {"RESERVED ", KVFS_ERROR},
-                     {"EXISTS ", KVFS_ERROR}};
+                     {"EXISTS ", KVFS_ERROR},
+                     {"NOENT ", KVFS_ERROR},
+                     {"NOTDIR ", KVFS_ERROR}};
         for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
             if (strncmp(line + 1, codes[i].name, strlen(codes[i].name)) == 0)
                 return kvfs_fail(store, codes[i].code, "%s", line + 1 + strlen(codes[i].name));

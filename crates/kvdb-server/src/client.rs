@@ -16,29 +16,14 @@ use kvdb::Kvdb;
 
 use crate::commands;
 use crate::conversation::Conversation;
+use crate::files::Files;
 use crate::limits::Limits;
 use crate::output::Sink;
 use crate::peer;
+use crate::reply::Reply;
 use crate::scripts::Scripts;
 use crate::session::{Describe, Shared};
 use crate::transactions::Transactions;
-
-/// A reply. Sets and RESP3 pushes are arrays; a map is the array of its keys and values in turn.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Reply {
-    /// No value.
-    Null,
-    /// A short text, such as `OK`.
-    Status(String),
-    /// Text with its code in front, such as `ERR …`.
-    Error(String),
-    /// A number.
-    Integer(i64),
-    /// Bytes.
-    Bulk(Vec<u8>),
-    /// Several replies.
-    Array(Vec<Reply>),
-}
 
 enum Transport {
     Socket(BufReader<UnixStream>),
@@ -93,11 +78,15 @@ impl Client {
         Client::of(Arc::new(shared))
     }
 
-    /// Makes a client of `db` in this process with another host of `transactions`, and with a
-    /// function that describes keys.
-    pub fn local_over(db: Kvdb, transactions: Arc<dyn Transactions>, describe: Describe) -> Client {
+    /// Makes a client of `db` in this process with another host of transactions and files, and with
+    /// a function that describes keys.
+    pub fn local_over<H>(db: Kvdb, host: Arc<H>, describe: Describe) -> Client
+    where
+        H: Transactions + Files + 'static,
+    {
         let mut shared = Shared::new(db, Limits::default(), None, false, None, commands::metrics());
-        (shared.transactions, shared.describe) = (transactions, Some(describe));
+        shared.transactions = host.clone();
+        (shared.files, shared.describe) = (host, Some(describe));
         Client::of(Arc::new(shared))
     }
 

@@ -41,6 +41,8 @@ pub enum ErrorCode {
     NoCommit,
     /// The dictionary does not exist, or no longer.
     NoDictionary,
+    /// A path leads to nothing.
+    NoEntry,
     /// The list of what was committed does not reach back to that position.
     NoFeed,
     /// The group of consumers does not exist.
@@ -55,6 +57,8 @@ pub enum ErrorCode {
     NoSpace,
     /// No script is running.
     NotBusy,
+    /// A path leads through something that is not a directory.
+    NotDirectory,
     /// The change is made, and may not be on disk.
     NotSynced,
     /// The transaction has ended, or never existed.
@@ -75,7 +79,7 @@ pub enum ErrorCode {
 
 impl ErrorCode {
     /// All codes with their words, sorted by these.
-    const ALL: [(ErrorCode, &str); 32] = [
+    const ALL: [(ErrorCode, &str); 34] = [
         (ErrorCode::Busy, "BUSY"),
         (ErrorCode::BusyGroup, "BUSYGROUP"),
         (ErrorCode::BusyKey, "BUSYKEY"),
@@ -93,6 +97,7 @@ impl ErrorCode {
         (ErrorCode::NoAuth, "NOAUTH"),
         (ErrorCode::NoCommit, "NOCOMMIT"),
         (ErrorCode::NoDictionary, "NODICT"),
+        (ErrorCode::NoEntry, "NOENT"),
         (ErrorCode::NoFeed, "NOFEED"),
         (ErrorCode::NoGroup, "NOGROUP"),
         (ErrorCode::NoProtocol, "NOPROTO"),
@@ -100,6 +105,7 @@ impl ErrorCode {
         (ErrorCode::NoSnapshot, "NOSNAPSHOT"),
         (ErrorCode::NoSpace, "NOSPACE"),
         (ErrorCode::NotBusy, "NOTBUSY"),
+        (ErrorCode::NotDirectory, "NOTDIR"),
         (ErrorCode::NotSynced, "NOTSYNCED"),
         (ErrorCode::NoTransaction, "NOTXN"),
         (ErrorCode::ReadOnly, "READONLY"),

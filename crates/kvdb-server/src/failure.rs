@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use crate::error_code::ErrorCode;
+use crate::files::FileError;
 
 /// The error reply of a command. Its text starts with an [`ErrorCode`], on which programs can act.
 #[derive(Debug, thiserror::Error)]
@@ -135,5 +136,17 @@ impl From<kvdb::Error> for Failure {
             }
             other => Failure::request(other.to_string()),
         }
+    }
+}
+
+impl From<FileError> for Failure {
+    fn from(error: FileError) -> Self {
+        let code = match error {
+            FileError::NotFound => ErrorCode::NoEntry,
+            FileError::NotDirectory => ErrorCode::NotDirectory,
+            FileError::Exists => ErrorCode::Exists,
+            FileError::Store(error) => return error.into(),
+        };
+        Failure::coded(code, error.to_string())
     }
 }

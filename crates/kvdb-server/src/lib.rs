@@ -49,6 +49,7 @@ mod error;
 mod error_code;
 mod event_loop;
 mod failure;
+mod files;
 mod glob;
 mod keyspace;
 mod limits;
@@ -65,6 +66,7 @@ mod password;
 mod pause;
 mod peer;
 mod relay;
+mod reply;
 mod request;
 mod review;
 #[cfg(all(test, debug_assertions))]
@@ -86,18 +88,23 @@ mod transactions;
 mod waiters;
 mod walk;
 
-pub use client::{Client, Reply, read_reply};
+pub use client::{Client, read_reply};
 pub use error::Error;
 pub use error_code::ErrorCode;
+pub use files::{
+    Cloned, EntryKind, EntryTime, FileError, FileResult, Files, Imported, Importing, Removed,
+    WalkedEntry, Walking, Whose,
+};
 pub use glob::matches as matches_glob;
 pub use limits::Limits;
 pub use relay::Relayed;
+pub use reply::Reply;
 pub use server::{Server, ServerOptions};
 pub use session::{Check, Describe, InfoSource, Publish};
 pub use socket::PrivateSocket;
 pub use tls::Tls;
 pub use tls_client::{TlsClient, connect as connect_tcp};
 pub use transactions::{
-    Cloned, Conflicting, FileChange, FileDetail, FinishRebase, Importing, Merge, Merging, Paths,
-    Preferred, Rebased, Removed, SettleKey, Snapshots, Transactions, Walking, Whose,
+    Conflicting, FileChange, FileDetail, FinishRebase, Merge, Merging, Paths, Preferred, Rebased,
+    SettleKey, Snapshots, Transactions,
 };

@@ -13,9 +13,10 @@ use env::{Random, Scheduled, schedule, thread};
 use kvdb::{CreateOptions, Kvdb, OpenOptions};
 use zones::MemoryDevice;
 
-use crate::client::{Client, Reply};
+use crate::client::Client;
 use crate::commands;
 use crate::limits::Limits;
+use crate::reply::Reply;
 use crate::session::Shared;
 
 mod halves;

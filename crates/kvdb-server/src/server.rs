@@ -17,6 +17,7 @@ use crate::commands;
 use crate::conversation::Conversation;
 use crate::error::Error;
 use crate::event_loop::EventLoop;
+use crate::files::Files;
 use crate::limits::Limits;
 use crate::scripts::Scripts;
 use crate::session::{Check, Describe, InfoSource, Publish, Shared};
@@ -53,6 +54,8 @@ pub struct ServerOptions {
     pub transactions: Option<Arc<dyn Transactions>>,
     /// The host of snapshots and clones; `None` stands for the store itself.
     pub snapshots: Option<Arc<dyn Snapshots>>,
+    /// The host of files; `None` stands for a store that has none.
+    pub files: Option<Arc<dyn Files>>,
     /// The store's statistics as a JSON object, for `INFO` and `KVFS.STAT`.
     pub info: Option<InfoSource>,
     /// Describes keys, for `SCRUB FAULTS`.
@@ -109,6 +112,9 @@ impl Server {
         }
         if let Some(snapshots) = options.snapshots {
             shared.snapshots = snapshots;
+        }
+        if let Some(files) = options.files {
+            shared.files = files;
         }
         let tcp = match options.tcp {
             None => None,

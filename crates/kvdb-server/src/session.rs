@@ -18,11 +18,12 @@ use crate::dictionaries::{self, Place, Selected};
 use crate::effects::{Effect, Effects};
 use crate::error_code::ErrorCode;
 use crate::failure::{Failure, Outcome};
+use crate::files::{Importing, Walking};
 use crate::locks::{Held, KeyLocks};
 use crate::notifications::Classes;
 use crate::scripts::Slot;
 use crate::seals::Confined;
-use crate::transactions::{Importing, TransactionState, Walking};
+use crate::transactions::TransactionState;
 use crate::waiters::Spot;
 
 mod keys;

@@ -1,5 +1,5 @@
 //! Transactions and snapshots of clients: the interfaces that make and end them, and the state that
-//! the connections in one transaction share.
+//! the connections in one transaction share. (`files` has operations on trees of files.)
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::Read;
@@ -73,58 +73,6 @@ pub struct Paths {
     pub paths: Vec<(Vec<u8>, &'static str)>,
     /// There are more paths than are listed.
     pub more: bool,
-}
-
-/// Statistics of a copy of a tree of files.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cloned {
-    /// Directories made.
-    pub directories: u64,
-    /// Files made.
-    pub files: u64,
-    /// Bytes of the files, which share them with the originals.
-    pub bytes: u64,
-}
-
-/// Statistics of the removal of a file or a tree.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Removed {
-    /// Directories removed.
-    pub directories: u64,
-    /// Files removed.
-    pub files: u64,
-    /// Content of files whose last name was removed, bytes.
-    pub bytes: u64,
-}
-
-/// An import of files under way. If it is dropped before `finish`, it leaves nothing, unless it is
-/// in a transaction that was open before.
-pub trait Importing: Send {
-    /// Takes some more entries, in a format private to the two ends.
-    fn add(&mut self, entries: &[u8]) -> Result<()>;
-    /// Ends the import: the files exist and are on disk (in a transaction that was open before:
-    /// they exist in it). Returns names and numbers of the objects that were made.
-    fn finish(self: Box<Self>) -> Result<Vec<(&'static str, u64)>>;
-}
-
-/// The state whose files a path leads to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Whose {
-    /// The store's own files.
-    Store,
-    /// The files of a transaction.
-    Transaction(TransactionId),
-    /// The files of a snapshot.
-    Snapshot(String),
-    /// The files of a clone.
-    Clone(String),
-}
-
-/// A walk through files, or an export, under way.
-pub trait Walking: Send {
-    /// Returns some more entries, in a format private to the two ends, or bytes of the tar stream.
-    /// An empty result is the end.
-    fn next(&mut self) -> Result<Vec<u8>>;
 }
 
 /// A merge that a client requests.
@@ -288,44 +236,6 @@ pub trait Transactions: Send + Sync {
     }
     /// Returns when everything acknowledged so far is on disk, files included.
     fn sync(&self) -> Result<()>;
-    /// Copies a tree of files by reference, by paths from the root.
-    fn clone_tree(&self, whose: Whose, from: &[u8], to: &[u8]) -> Result<Cloned> {
-        let _ = (whose, from, to);
-        Err(no_files())
-    }
-    /// Does the same for several trees of one earlier state, with `from` and `to` of each; hard
-    /// links among them stay links.
-    fn clone_trees(&self, id: TransactionId, places: &[(&[u8], &[u8])]) -> Result<Cloned> {
-        let _ = (id, places);
-        Err(no_files())
-    }
-    /// Begins to import files into the directory at a path from the root, which is created if
-    /// necessary. The import runs in a transaction that was open before, or, into the store or a
-    /// clone, in one of its own that `user` has begun.
-    fn import(&self, whose: Whose, to: &[u8], user: Option<u32>) -> Result<Box<dyn Importing>> {
-        let _ = (whose, to, user);
-        Err(no_files())
-    }
-    /// Begins to walk through the tree at a path from the root.
-    fn walk(&self, whose: Whose, path: &[u8]) -> Result<Box<dyn Walking>> {
-        let _ = (whose, path);
-        Err(no_files())
-    }
-    /// Begins to export the tree at a path from the root as a tar stream of one state, on behalf of
-    /// `user`.
-    fn export(&self, whose: Whose, path: &[u8], user: Option<u32>) -> Result<Box<dyn Walking>> {
-        let _ = (whose, path, user);
-        Err(no_files())
-    }
-    /// Removes the file or the tree at a path from the root.
-    fn remove_tree(&self, whose: Whose, path: &[u8]) -> Result<Removed> {
-        let _ = (whose, path);
-        Err(no_files())
-    }
-}
-
-fn no_files() -> kvdb::Error {
-    kvdb::Error::Invalid("there are no files: the store is not mounted".into())
 }
 
 /// The host of snapshots and clones, which makes and drops them: the store itself or its file

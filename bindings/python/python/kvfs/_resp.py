@@ -28,6 +28,8 @@ _CODES = {
     "NODICT": ("not_found", 0),
     "RESERVED": ("invalid", 0),
     "EXISTS": ("exists", 0),
+    "NOENT": ("file", 2),
+    "NOTDIR": ("file", 20),
     "NOCOMMIT": ("not_found", 0),
 }
 

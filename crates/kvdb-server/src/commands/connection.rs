@@ -205,22 +205,22 @@ mod tests {
 
     use super::*;
     use crate::commands;
+    use crate::files::{FileResult, Imported, Importing, Walking};
     use crate::limits::Limits;
     use crate::request::Request;
     use crate::session::Shared;
-    use crate::transactions::{Importing, Walking};
 
     struct Files;
     impl Importing for Files {
-        fn add(&mut self, _: &[u8]) -> kvdb::Result<()> {
+        fn add(&mut self, _: &[u8]) -> FileResult<()> {
             Ok(())
         }
-        fn finish(self: Box<Self>) -> kvdb::Result<Vec<(&'static str, u64)>> {
-            Ok(Vec::new())
+        fn finish(self: Box<Self>) -> FileResult<Imported> {
+            Ok(Imported::default())
         }
     }
     impl Walking for Files {
-        fn next(&mut self) -> kvdb::Result<Vec<u8>> {
+        fn next(&mut self) -> FileResult<Vec<u8>> {
             Ok(Vec::new())
         }
     }

@@ -3,11 +3,11 @@
 //! here, and never a list of names elsewhere.
 
 use crate::failure::{Failure, Outcome};
+use crate::files::Whose;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::seals::Confined;
 use crate::session::Session;
-use crate::transactions::Whose;
 
 /// A command. The constructors and the methods below are the words in which `table` writes it.
 pub struct Command {

@@ -8,10 +8,10 @@ use super::row::Sealed;
 use super::{Command, is};
 use crate::error_code::ErrorCode;
 use crate::failure::{Failure, Outcome};
+use crate::files::Whose;
 use crate::request::{Arguments, integer};
 use crate::seals::Confined;
 use crate::session::Session;
-use crate::transactions::Whose;
 
 /// The rights in `CLIENT`.
 pub const CLIENT: Sealed = Sealed::Checked(

@@ -6,10 +6,10 @@ use kvdb::TransactionId;
 use super::{is, snapshot};
 use crate::dictionaries::Place;
 use crate::failure::{Failure, Outcome};
+use crate::files::{FileResult, Walking, Whose};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
-use crate::transactions::{Walking, Whose};
 
 /// Returns the files that a command refers to: `TXN id`, `CLONE name` or `SNAPSHOT name` from
 /// argument `at` on, or else those of the connection's place.
@@ -77,11 +77,11 @@ pub fn clonetree(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outc
     let places: Vec<(&[u8], &[u8])> =
         (1..end).step_by(2).map(|at| (args.at(at), args.at(at + 1))).collect();
     let made = match (&places[..], whose) {
-        ([(from, to)], whose) => s.shared.transactions.clone_tree(whose, from, to)?,
-        (_, Whose::Transaction(id)) => s.shared.transactions.clone_trees(id, &places)?,
+        ([(from, to)], whose) => s.shared.files.clone_tree(whose, from, to)?,
+        (_, Whose::Transaction(id)) => s.shared.files.clone_trees(id, &places)?,
         _ => return Err(Failure::request("several trees are copied in a transaction")),
     };
-    counted(&[("directories", made.directories), ("files", made.files), ("bytes", made.bytes)], out)
+    counted(&made.fields(), out)
 }
 
 /// `RMTREE path [TXN id | CLONE name]` removes a tree in the same way. Replies with the numbers of
@@ -89,8 +89,8 @@ pub fn clonetree(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outc
 pub fn rmtree(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
     let whose = whose(s, &args, 2)?;
-    let gone = s.shared.transactions.remove_tree(whose, args.at(1))?;
-    counted(&[("directories", gone.directories), ("files", gone.files), ("bytes", gone.bytes)], out)
+    let gone = s.shared.files.remove_tree(whose, args.at(1))?;
+    counted(&gone.fields(), out)
 }
 
 pub const IMPORT_USAGE: &str = "BEGIN path [TXN id | CLONE name] | ADD entries | END | DROP";
@@ -113,7 +113,7 @@ pub fn import(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
                 ));
             }
             let whose = whose(s, &args, 3)?;
-            s.importing = Some(s.shared.transactions.import(whose, args.at(2), s.user)?);
+            s.importing = Some(s.shared.files.import(whose, args.at(2), s.user)?);
         }
         (c, 3) if is(c, "add") => {
             let mut importing = s.importing.take().ok_or_else(none)?;
@@ -121,7 +121,7 @@ pub fn import(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
             s.importing = Some(importing);
         }
         (c, 2) if is(c, "end") => {
-            return counted(&s.importing.take().ok_or_else(none)?.finish()?, out);
+            return counted(&s.importing.take().ok_or_else(none)?.finish()?.fields(), out);
         }
         (c, 2) if is(c, "drop") => drop(s.importing.take().ok_or_else(none)?),
         _ => return Err(Failure::SYNTAX),
@@ -137,7 +137,7 @@ pub const WALK_USAGE: &str = "BEGIN path [TXN id | SNAPSHOT name | CLONE name] |
 /// `kvfs du` read. A walk pins its state until it ends, at the latest with the connection.
 pub fn walk(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
-    pieces(s, args, out, |s, whose, path| s.shared.transactions.walk(whose, path))
+    pieces(s, args, out, |s, whose, path| s.shared.files.walk(whose, path))
 }
 
 /// `EXPORT BEGIN path [TXN id | SNAPSHOT name | CLONE name]`, then `EXPORT NEXT` until it returns
@@ -145,10 +145,10 @@ pub fn walk(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 /// time.
 pub fn export(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
-    pieces(s, args, out, |s, whose, path| s.shared.transactions.export(whose, path, s.user))
+    pieces(s, args, out, |s, whose, path| s.shared.files.export(whose, path, s.user))
 }
 
-type Begin = fn(&Session, Whose, &[u8]) -> kvdb::Result<Box<dyn Walking>>;
+type Begin = fn(&Session, Whose, &[u8]) -> FileResult<Box<dyn Walking>>;
 
 fn pieces(s: &mut Session, args: Arguments<'_>, out: &mut Output, begin: Begin) -> Outcome {
     let none = || Failure::request("there is none under way: BEGIN");

@@ -7,8 +7,9 @@ use env::{schedule, thread};
 use kvdb::TransactionId;
 
 use super::{ATTEMPTS, ask, number, seeds, shared};
-use crate::client::{Client, Reply};
+use crate::client::Client;
 use crate::notifications::Classes;
+use crate::reply::Reply;
 use crate::session::Shared;
 
 /// Runs `other` concurrently with `work`.

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use env::{Random, schedule, thread};
 
 use super::{ATTEMPTS, ask, seeds, shared_with};
-use crate::client::{Client, Reply};
+use crate::client::Client;
 use crate::limits::Limits;
+use crate::reply::Reply;
 use crate::session::Shared;
 
 const READERS: u64 = 2;

@@ -11,6 +11,7 @@ use crate::clients::Clients;
 use crate::cursors::Cursors;
 use crate::descriptors;
 use crate::effects::Reached;
+use crate::files::Files;
 use crate::limits::Limits;
 use crate::locks::KeyLocks;
 use crate::metrics::Metrics;
@@ -57,6 +58,7 @@ pub struct Shared {
     pub transaction_states: TransactionStates,
     pub seals: Seals,
     pub snapshots: Arc<dyn Snapshots>,
+    pub files: Arc<dyn Files>,
     pub cursors: Cursors,
     pub scripts: Scripts,
     pub clients: Clients,
@@ -103,6 +105,7 @@ impl Shared {
             transaction_states: TransactionStates::of_store(&db),
             seals: Seals::default(),
             snapshots: Arc::new(db.clone()),
+            files: Arc::new(db.clone()),
             last_sync: AtomicU64::new(db.wall_clock().as_secs()),
             db,
             whole_replies: Arc::new(Budget::new(limits.whole_replies)),

@@ -3,7 +3,7 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use kvdb_server::Reply;
+use kvdb_server::Cloned;
 use serde_json::{Value, json};
 
 use crate::support::machine::paths;
@@ -123,12 +123,11 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     }
     let mut words = vec![&b"CLONETREE"[..], from.as_os_str().as_bytes(), to.as_os_str().as_bytes()];
     words.extend(of.iter().flat_map(Naming::words));
-    let Reply::Array(fields) = mounted.call(&words)? else {
+    let reply = mounted.call(&words)?;
+    let Some(Cloned { directories, files, bytes }) = Cloned::of_reply(&reply) else {
         return Err(Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply"));
     };
-    let number =
-        |at: usize| if let Some(Reply::Integer(n)) = fields.get(at) { *n as u64 } else { 0 };
-    say((number(1), number(3), number(5)), output)
+    say((directories, files, bytes), output)
 }
 
 fn say((directories, files, bytes): (u64, u64, u64), output: &Output) -> Outcome {

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use kvdb::{CommitOptions, Durability, TransactionId, TransactionOptions};
-use kvdb_server::{Reply, Transactions, Whose};
+use kvdb_server::{ErrorCode, FileError, Files, Reply, Transactions, Whose};
 use kvfs::{ViewId, Views};
 use kvfs_fuse::view_names;
 use serde_json::json;
@@ -136,11 +136,10 @@ impl Live {
     fn find(&mut self, path: &[u8], view: &[&[u8]]) -> Outcome<bool> {
         let from = [b"/", path].concat();
         let words = [&[b"WALK".as_slice(), b"BEGIN", &from], view].concat();
-        let missing = [kvfs::Error::NotFound.to_string(), kvfs::Error::NotDirectory.to_string()];
-        match self.mounted.call(&words) {
-            Ok(_) => self.mounted.call(&[b"WALK", b"DROP"]).map(|_| true),
-            Err(failure) if missing.iter().any(|text| failure.message.ends_with(text)) => Ok(false),
-            Err(failure) => Err(failure),
+        let missing = [ErrorCode::NoEntry, ErrorCode::NotDirectory];
+        match self.mounted.call_unless(&words, &missing)? {
+            Some(_) => self.mounted.call(&[b"WALK", b"DROP"]).map(|_| true),
+            None => Ok(false),
         }
     }
 }
@@ -201,8 +200,7 @@ impl Restoring for Here {
 
     fn remove(&mut self, path: &[u8]) -> Outcome {
         let gone = self.over.remove_tree(Whose::Transaction(self.id), path);
-        gone.map(drop)
-            .map_err(|e| failures::of_database(format!("cannot replace {}", text::show(path)), e))
+        gone.map(drop).map_err(|e| failed(format!("cannot replace {}", text::show(path)), e))
     }
 
     fn copy(&mut self, paths: &[&[u8]]) -> Outcome {
@@ -215,7 +213,15 @@ impl Restoring for Here {
             [path, rest @ ..] => format!("{} and {} more", text::show(path), rest.len()),
             [] => String::new(),
         };
-        made.map(drop).map_err(|e| failures::of_database(format!("cannot restore {}", what()), e))
+        made.map(drop).map_err(|e| failed(format!("cannot restore {}", what()), e))
+    }
+}
+
+/// Converts a failure of an operation on files of a store that this process has opened.
+fn failed(doing: String, error: FileError) -> Failure {
+    match error {
+        FileError::Store(error) => failures::of_database(doing, error),
+        other => Failure::new(Exit::Failed, format!("{doing}: {other}")),
     }
 }
 

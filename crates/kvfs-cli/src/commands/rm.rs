@@ -3,7 +3,7 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use kvdb_server::Reply;
+use kvdb_server::Removed;
 use kvfs::Views;
 use kvfs_fuse::mounts;
 use serde::Serialize;
@@ -156,12 +156,10 @@ fn remove_mounted(path: &Path) -> Outcome<Counts> {
         message: format!("cannot remove {shown}: {}", failure.message),
         ..failure
     })?;
-    let Reply::Array(fields) = reply else {
+    let Some(Removed { directories, files, bytes }) = Removed::of_reply(&reply) else {
         return Err(Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply"));
     };
-    let number =
-        |at: usize| if let Some(Reply::Integer(n)) = fields.get(at) { *n as u64 } else { 0 };
-    Ok(Counts { directories: number(1), files: number(3), bytes: number(5) })
+    Ok(Counts { files, directories, bytes })
 }
 
 fn ends_in_dots(path: &Path) -> bool {

@@ -7,7 +7,7 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use kvdb_server::Reply;
+use kvdb_server::Imported;
 
 use crate::support::archives::import_items::{BATCH, Item};
 use crate::support::archives::importer::Counts;
@@ -136,20 +136,18 @@ impl Target {
             mounted.receive()?;
             under_way -= 1;
         }
-        let Reply::Array(fields) = mounted.call(&[b"IMPORT", b"END"])? else {
+        let reply = mounted.call(&[b"IMPORT", b"END"])?;
+        let Some(made) = Imported::of_reply(&reply) else {
             return Err(Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply"));
         };
-        let number = |at: usize| {
-            if let Some(Reply::Integer(n)) = fields.get(2 * at + 1) { *n as u64 } else { 0 }
-        };
         Ok(Counts {
-            files: number(0),
-            directories: number(1),
-            symlinks: number(2),
-            hard_links: number(3),
-            special: number(4),
-            bytes: number(5),
-            skipped: number(6),
+            files: made.files,
+            directories: made.directories,
+            symlinks: made.symlinks,
+            hard_links: made.hard_links,
+            special: made.special,
+            bytes: made.bytes,
+            skipped: made.skipped,
         })
     }
 }

@@ -207,6 +207,22 @@ impl Mounted {
         judged(self.client.call(words))
     }
 
+    /// Runs a command. Returns `None` if the reply is an error with one of these codes; any other
+    /// error is a failure.
+    pub fn call_unless(&mut self, words: &[&[u8]], codes: &[ErrorCode]) -> Outcome<Option<Reply>> {
+        let _waiting = waiting::on(&self.socket);
+        let reply = self.client.call(words);
+        match reply.map_err(|e| Failure::io("cannot talk to the store's daemon", &e))? {
+            Reply::Error(text)
+                if ErrorCode::of(&text).is_some_and(|code| codes.contains(&code)) =>
+            {
+                Ok(None)
+            }
+            Reply::Error(text) => Err(refused(&text)),
+            reply => Ok(Some(reply)),
+        }
+    }
+
     /// Sends a command without waiting for its reply. Replies arrive in the order of the commands.
     pub fn send(&mut self, words: &[&[u8]]) -> Outcome {
         self.client.send(words).map_err(|e| Failure::io("cannot talk to the store's daemon", &e))

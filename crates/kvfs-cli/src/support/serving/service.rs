@@ -396,7 +396,8 @@ fn start_server(
             check: Some(check.clone()),
             publish: Some(publish.clone()),
             transactions: Some(over_files.clone()),
-            snapshots: Some(over_files),
+            snapshots: Some(over_files.clone()),
+            files: Some(over_files),
             scripts: Some(scripts::command()),
             ..Default::default()
         };

@@ -11,8 +11,9 @@ use kvdb::{
     Revision, Savepoint, Transaction, TransactionId, TransactionOptions,
 };
 use kvdb_server::{
-    Cloned, Conflicting, FileChange, FileDetail, FinishRebase, Importing, Merge, Merging, Paths,
-    Preferred, Rebased, Removed, SettleKey, Snapshots, Transactions, Walking, Whose,
+    Cloned, Conflicting, FileChange, FileDetail, FileError, FileResult, Files, FinishRebase,
+    Imported, Importing, Merge, Merging, Paths, Preferred, Rebased, Removed, SettleKey, Snapshots,
+    Transactions, Walking, Whose,
 };
 use kvfs::{
     Attr, Below, Caller, Choice, Earlier, FileKind, Listing, MergeConflict, MergeForkOptions,
@@ -38,6 +39,16 @@ pub fn of_store(error: kvfs::Error) -> kvdb::Error {
         kvfs::Error::ReadOnly => kvdb::Error::ReadOnly("the file system is read-only".into()),
         kvfs::Error::Corrupt { .. } => kvdb::Error::Corrupt(error.to_string()),
         other => kvdb::Error::Invalid(other.to_string()),
+    }
+}
+
+/// Converts a failure of an operation on files.
+fn of_files(error: kvfs::Error) -> FileError {
+    match error {
+        kvfs::Error::NotFound => FileError::NotFound,
+        kvfs::Error::NotDirectory => FileError::NotDirectory,
+        kvfs::Error::Exists => FileError::Exists,
+        other => of_store(other).into(),
     }
 }
 
@@ -187,24 +198,26 @@ impl Transactions for OverFiles {
     fn sync(&self) -> Result<()> {
         self.0.sync_all().map_err(of_store)
     }
+}
 
-    fn clone_tree(&self, whose: Whose, from: &[u8], to: &[u8]) -> Result<Cloned> {
+impl Files for OverFiles {
+    fn clone_tree(&self, whose: Whose, from: &[u8], to: &[u8]) -> FileResult<Cloned> {
         let view = view(whose);
         let stats = match earlier(from)? {
             Some((state, from)) => self.0.clone_earlier(&view, &state, from, to),
             None => self.0.clone_tree(&view, from, to),
         };
-        let stats = stats.map_err(of_store)?;
+        let stats = stats.map_err(of_files)?;
         Ok(Cloned { directories: stats.directories, files: stats.files, bytes: stats.bytes })
     }
 
-    fn clone_trees(&self, id: TransactionId, places: &[(&[u8], &[u8])]) -> Result<Cloned> {
+    fn clone_trees(&self, id: TransactionId, places: &[(&[u8], &[u8])]) -> FileResult<Cloned> {
         let invalid = || kvdb::Error::Invalid("several trees come from one earlier state".into());
         let (mut state, mut found) = (None, Vec::with_capacity(places.len()));
         for (from, to) in places {
             let (of, from) = earlier(from)?.ok_or_else(invalid)?;
             if *state.get_or_insert_with(|| of.clone()) != of {
-                return Err(invalid());
+                return Err(invalid().into());
             }
             found.push((from, *to));
         }
@@ -212,11 +225,11 @@ impl Transactions for OverFiles {
         let stats = self
             .0
             .clone_several_earlier(&ViewId::Transaction(id), &state, &found)
-            .map_err(of_store)?;
+            .map_err(of_files)?;
         Ok(Cloned { directories: stats.directories, files: stats.files, bytes: stats.bytes })
     }
 
-    fn import(&self, whose: Whose, to: &[u8], user: Option<u32>) -> Result<Box<dyn Importing>> {
+    fn import(&self, whose: Whose, to: &[u8], user: Option<u32>) -> FileResult<Box<dyn Importing>> {
         let begin = |branch| {
             let options = TransactionOptions {
                 branch,
@@ -226,38 +239,38 @@ impl Transactions for OverFiles {
                 user,
                 ..Default::default()
             };
-            self.0.begin(options).map_err(of_store)
+            self.0.begin(options).map_err(of_files)
         };
         let (id, own) = match whose {
             Whose::Transaction(id) => (id, false),
             Whose::Store => (begin(String::new())?, true),
             Whose::Clone(name) => (begin(name)?, true),
-            Whose::Snapshot(_) => return Err(of_store(kvfs::Error::ReadOnly)),
+            Whose::Snapshot(_) => return Err(of_files(kvfs::Error::ReadOnly)),
         };
         // From here on, dropping `import` after any failure ends a transaction of its own.
         let mut import = Import { views: self.0.clone(), id, own, importer: None, kept: 0 };
-        let inside = self.0.fs(&ViewId::Transaction(id)).map_err(of_store)?;
+        let inside = self.0.fs(&ViewId::Transaction(id)).map_err(of_files)?;
         let owner = Caller { uid: user.unwrap_or_else(|| caller().uid), ..caller() };
         let untold = match own {
             // The commit of this transaction notes the changes.
             true => Untold::default(),
-            false => self.0.untold(&ViewId::Transaction(id)).map_err(of_store)?,
+            false => self.0.untold(&ViewId::Transaction(id)).map_err(of_files)?,
         };
         import.importer = Some(Importer::noted(inside, to, owner, untold).map_err(said)?);
         Ok(Box::new(import))
     }
 
-    fn walk(&self, whose: Whose, path: &[u8]) -> Result<Box<dyn Walking>> {
-        Ok(Box::new(Walk(self.0.walk(&view(whose), path).map_err(of_store)?)))
+    fn walk(&self, whose: Whose, path: &[u8]) -> FileResult<Box<dyn Walking>> {
+        Ok(Box::new(Walk(self.0.walk(&view(whose), path).map_err(of_files)?)))
     }
 
-    fn export(&self, whose: Whose, path: &[u8], user: Option<u32>) -> Result<Box<dyn Walking>> {
+    fn export(&self, whose: Whose, path: &[u8], user: Option<u32>) -> FileResult<Box<dyn Walking>> {
         // The store changes while it is read, so read a transaction, which sees its current state.
         let own = match whose {
             Whose::Store => {
                 let options =
                     TransactionOptions { label: "export".into(), user, ..Default::default() };
-                Some(self.0.begin(options).map_err(of_store)?)
+                Some(self.0.begin(options).map_err(of_files)?)
             }
             _ => None,
         };
@@ -273,13 +286,13 @@ impl Transactions for OverFiles {
             Ok(fs) => Ok(Box::new(Export(Stream::begin(fs, path, end).map_err(kvdb::Error::Io)?))),
             Err(e) => {
                 end();
-                Err(of_store(e))
+                Err(of_files(e))
             }
         }
     }
 
-    fn remove_tree(&self, whose: Whose, path: &[u8]) -> Result<Removed> {
-        let stats = self.0.remove_tree(&view(whose), path).map_err(of_store)?;
+    fn remove_tree(&self, whose: Whose, path: &[u8]) -> FileResult<Removed> {
+        let stats = self.0.remove_tree(&view(whose), path).map_err(of_files)?;
         Ok(Removed { directories: stats.directories, files: stats.files, bytes: stats.bytes })
     }
 }
@@ -327,8 +340,8 @@ fn view(whose: Whose) -> ViewId {
 struct Export(Stream);
 
 impl Walking for Export {
-    fn next(&mut self) -> Result<Vec<u8>> {
-        self.0.next().map_err(said)
+    fn next(&mut self) -> FileResult<Vec<u8>> {
+        Ok(self.0.next().map_err(said)?)
     }
 }
 
@@ -338,12 +351,12 @@ const WALK_PIECE: usize = 256 << 10;
 struct Walk(kvfs::Walk);
 
 impl Walking for Walk {
-    fn next(&mut self) -> Result<Vec<u8>> {
+    fn next(&mut self) -> FileResult<Vec<u8>> {
         let mut out = Vec::new();
         while out.len() < WALK_PIECE
-            && let Some(walked) = self.0.next().map_err(of_store)?
+            && let Some(walked) = self.0.next().map_err(of_files)?
         {
-            walks::encode(walked.path, &walked.attr, &mut out);
+            walks::entry(walked.path, &walked.attr).encode(&mut out);
         }
         Ok(out)
     }
@@ -377,7 +390,7 @@ fn said(failure: Failure) -> kvdb::Error {
 }
 
 impl Importing for Import {
-    fn add(&mut self, entries: &[u8]) -> Result<()> {
+    fn add(&mut self, entries: &[u8]) -> FileResult<()> {
         let over = || kvdb::Error::Invalid("the import has ended".into());
         let importer = self.importer.as_mut().ok_or_else(over)?;
         self.kept += entries.len();
@@ -387,28 +400,28 @@ impl Importing for Import {
         }
         if self.kept > MOST_KEPT {
             self.kept = 0;
-            importer.make_waiting().map_err(of_store)?;
+            importer.make_waiting().map_err(of_files)?;
         }
         Ok(())
     }
 
-    fn finish(mut self: Box<Self>) -> Result<Vec<(&'static str, u64)>> {
+    fn finish(mut self: Box<Self>) -> FileResult<Imported> {
         let over = || kvdb::Error::Invalid("the import has ended".into());
         let importer = self.importer.as_mut().ok_or_else(over)?;
         importer.finish().map_err(said)?;
         let c = importer.counts;
         if self.own {
-            self.views.commit(self.id, Durability::Synced).map_err(of_store)?;
+            self.views.commit(self.id, Durability::Synced).map_err(of_files)?;
         }
-        Ok(vec![
-            ("files", c.files),
-            ("directories", c.directories),
-            ("symlinks", c.symlinks),
-            ("hard-links", c.hard_links),
-            ("special", c.special),
-            ("bytes", c.bytes),
-            ("skipped", c.skipped),
-        ])
+        Ok(Imported {
+            files: c.files,
+            directories: c.directories,
+            symlinks: c.symlinks,
+            hard_links: c.hard_links,
+            special: c.special,
+            bytes: c.bytes,
+            skipped: c.skipped,
+        })
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use kvdb_server::Reply;
+use kvdb_server::{EntryKind, EntryTime, Reply, WalkedEntry};
 use kvfs::{Attr, FileKind, Fs, Timestamp};
 
 use crate::support::machine::paths;
@@ -70,7 +70,8 @@ impl Walk {
                     }
                     let mut bytes = &bytes[..];
                     while !bytes.is_empty() {
-                        waiting.push_back(decode(&mut bytes).ok_or_else(broken)?);
+                        let entry = WalkedEntry::decode(&mut bytes).ok_or_else(broken)?;
+                        waiting.push_back(found(entry));
                     }
                 }
                 Ok(waiting.pop_front())
@@ -128,59 +129,58 @@ fn broken() -> Failure {
     Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply")
 }
 
-const KINDS: [FileKind; 7] = [
-    FileKind::File,
-    FileKind::Dir,
-    FileKind::Symlink,
-    FileKind::Fifo,
-    FileKind::Socket,
-    FileKind::CharDevice,
-    FileKind::BlockDevice,
+const KINDS: [(FileKind, EntryKind); 7] = [
+    (FileKind::File, EntryKind::File),
+    (FileKind::Dir, EntryKind::Directory),
+    (FileKind::Symlink, EntryKind::Symlink),
+    (FileKind::Fifo, EntryKind::Fifo),
+    (FileKind::Socket, EntryKind::Socket),
+    (FileKind::CharDevice, EntryKind::CharDevice),
+    (FileKind::BlockDevice, EntryKind::BlockDevice),
 ];
 
-/// Encodes an entry for the socket.
-pub fn encode(path: &[u8], attr: &Attr, out: &mut Vec<u8>) {
-    out.extend_from_slice(&(path.len() as u32).to_le_bytes());
-    out.extend_from_slice(path);
-    out.push(KINDS.iter().position(|kind| *kind == attr.kind).unwrap_or(0) as u8);
-    out.extend_from_slice(&attr.perm.to_le_bytes());
-    for n in [attr.nlink, attr.uid, attr.gid, attr.rdev] {
-        out.extend_from_slice(&n.to_le_bytes());
-    }
-    for n in [attr.ino, attr.size, attr.blocks] {
-        out.extend_from_slice(&n.to_le_bytes());
-    }
-    for time in [attr.atime, attr.mtime, attr.ctime, attr.btime] {
-        out.extend_from_slice(&time.secs.to_le_bytes());
-        out.extend_from_slice(&time.nanos.to_le_bytes());
+/// Returns the entry that crosses the socket.
+pub fn entry(path: &[u8], attr: &Attr) -> WalkedEntry {
+    let kind = KINDS.iter().find(|(kind, _)| *kind == attr.kind);
+    let time = |time: Timestamp| EntryTime { secs: time.secs, nanos: time.nanos };
+    WalkedEntry {
+        path: path.to_vec(),
+        kind: kind.map_or(EntryKind::File, |(_, kind)| *kind),
+        perm: attr.perm,
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev: attr.rdev,
+        ino: attr.ino,
+        size: attr.size,
+        blocks: attr.blocks,
+        atime: time(attr.atime),
+        mtime: time(attr.mtime),
+        ctime: time(attr.ctime),
+        btime: time(attr.btime),
     }
 }
 
-fn decode(from: &mut &[u8]) -> Option<Found> {
-    fn take<const N: usize>(from: &mut &[u8]) -> Option<[u8; N]> {
-        let (first, rest) = from.split_first_chunk::<N>()?;
-        *from = rest;
-        Some(*first)
-    }
-    let int = |from: &mut &[u8]| take(from).map(u32::from_le_bytes);
-    let long = |from: &mut &[u8]| take(from).map(u64::from_le_bytes);
-    let time = |from: &mut &[u8]| {
-        Some(Timestamp {
-            secs: i64::from_le_bytes(take(from)?),
-            nanos: u32::from_le_bytes(take(from)?),
-        })
+/// Returns what an entry from the socket stands for.
+fn found(entry: WalkedEntry) -> Found {
+    let kind = KINDS.iter().find(|(_, kind)| *kind == entry.kind);
+    let time = |time: EntryTime| Timestamp { secs: time.secs, nanos: time.nanos };
+    let attr = Attr {
+        ino: entry.ino,
+        kind: kind.map_or(FileKind::File, |(kind, _)| *kind),
+        perm: entry.perm,
+        nlink: entry.nlink,
+        uid: entry.uid,
+        gid: entry.gid,
+        rdev: entry.rdev,
+        size: entry.size,
+        blocks: entry.blocks,
+        atime: time(entry.atime),
+        mtime: time(entry.mtime),
+        ctime: time(entry.ctime),
+        btime: time(entry.btime),
     };
-    let len = int(from)? as usize;
-    let (path, rest) = from.split_at_checked(len)?;
-    *from = rest;
-    let kind = *KINDS.get(usize::from(take::<1>(from)?[0]))?;
-    let perm = u16::from_le_bytes(take(from)?);
-    let (nlink, uid, gid, rdev) = (int(from)?, int(from)?, int(from)?, int(from)?);
-    let (ino, size, blocks) = (long(from)?, long(from)?, long(from)?);
-    let (atime, mtime, ctime, btime) = (time(from)?, time(from)?, time(from)?, time(from)?);
-    let attr =
-        Attr { ino, kind, perm, nlink, uid, gid, rdev, size, blocks, atime, mtime, ctime, btime };
-    Some(Found { path: path.to_vec(), attr })
+    Found { path: entry.path, attr }
 }
 
 /// Returns the path of an entry below `top` as a user would write it.
@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn entries_come_as_they_were_sent() {
         let time = Timestamp { secs: -1, nanos: 7 };
-        for kind in KINDS {
+        for (kind, _) in KINDS {
             let attr = Attr {
                 ino: 1 << 40,
                 kind,
@@ -212,14 +212,11 @@ mod tests {
                 blocks: 6,
                 atime: time,
                 mtime: Timestamp { secs: 1, nanos: 0 },
-                ctime: time,
-                btime: time,
+                ctime: Timestamp { secs: 2, nanos: 1 },
+                btime: Timestamp { secs: 3, nanos: 2 },
             };
-            let mut bytes = Vec::new();
-            encode(b"a/\xff", &attr, &mut bytes);
-            let found = decode(&mut &bytes[..]).expect("whole");
+            let found = found(entry(b"a/\xff", &attr));
             assert_eq!((&found.path[..], found.attr), (&b"a/\xff"[..], attr));
-            assert!((0..bytes.len()).all(|len| decode(&mut &bytes[..len]).is_none()));
         }
     }
 
