@@ -22,7 +22,7 @@ pub struct Conversation {
     parser: Parser,
     out: Output,
     input: Vec<u8>,
-    /// The part of `input`'s capacity that is charged to `Shared::request_bytes`.
+    /// The part of `input`'s capacity that is charged to [`Shared::memory`].
     charged: usize,
 }
 
@@ -34,8 +34,8 @@ impl Conversation {
         needs_password: bool,
     ) -> Self {
         let closer = sink.closer();
-        let out =
-            Output::new(shared.db.clone(), sink, shared.limits.reply, shared.whole_replies.clone());
+        let budget = shared.memory.whole_replies().clone();
+        let out = Output::new(shared.db.clone(), sink, shared.limits.reply, budget);
         let session = Session::new(shared, address, needs_password, closer);
         session.shared.clients.add(session.connection.clone());
         Conversation { session, parser: Parser::default(), out, input: Vec::new(), charged: 0 }
@@ -75,9 +75,7 @@ impl Conversation {
             // announced length.
             let capacity = (self.input.len() * 2).max(BUFFER);
             let charge = capacity.saturating_sub(BUFFER).saturating_sub(self.charged);
-            let shared = &self.session.shared;
-            if shared.request_bytes.fetch_add(charge, Relaxed) + charge > shared.limits.requests {
-                shared.request_bytes.fetch_sub(charge, Relaxed);
+            if !self.session.shared.memory.take_for_requests(charge) {
                 self.out.error("ERR too many large requests at once; try again later");
                 self.out.flush();
                 return None;
@@ -199,7 +197,7 @@ impl Conversation {
     }
 
     fn release(&mut self) {
-        self.session.shared.request_bytes.fetch_sub(std::mem::take(&mut self.charged), Relaxed);
+        self.session.shared.memory.give_back(std::mem::take(&mut self.charged));
     }
 }
 
@@ -273,7 +271,7 @@ mod tests {
             }
         }
         drop(conversation);
-        assert_eq!(shared.request_bytes.load(Relaxed), 0, "what was counted is given back");
+        assert_eq!(shared.memory.of_requests(), 0, "what was counted is given back");
 
         std::mem::take(&mut *sent.lock())
     }

@@ -55,6 +55,7 @@ mod keyspace;
 mod limits;
 mod locks;
 mod mailbox;
+mod memory;
 mod metrics;
 mod monitors;
 mod names;

@@ -55,8 +55,8 @@ impl StreamSink {
         StreamSink {
             stream,
             give_way,
-            unsent: Backlog::new(limits.unsent, shared.unsent.clone()),
-            ahead: Backlog::new(limits.ahead, shared.ahead.clone()),
+            unsent: Backlog::new(limits.unsent, shared.memory.unsent().clone()),
+            ahead: Backlog::new(limits.ahead, shared.memory.ahead().clone()),
             ended: false,
             moved: Instant::now(),
             finishes: false,

@@ -317,7 +317,7 @@ enum End {
 fn run(s: &mut Session, slot: &mut Slot, script: &Script<'_>, out: &mut Output) -> Outcome {
     let (dictionary, resp3) = (s.dictionary.clone(), out.resp3);
     let (shared, in_exec) = (s.shared.clone(), s.exec_under_way);
-    let budget = shared.whole_replies.clone();
+    let budget = shared.memory.whole_replies().clone();
     let scratch = Output::scratch(shared.db.clone(), shared.limits.reply, budget);
     let mut asking = Asking { session: s, out: scratch, script, wrote: false };
     let call = script.function.map(|command| Call {

@@ -191,7 +191,8 @@ fn memory(s: &Session, t: &mut Lines<'_>) {
     }
     t.none(&["mem_not_counted_for_evict", "mem_replication_backlog"]);
     t.none(&["mem_total_replication_buffers", "mem_clients_slaves"]);
-    let of_clients = [&s.shared.unsent, &s.shared.ahead, &s.shared.whole_replies];
+    let memory = &s.shared.memory;
+    let of_clients = [memory.unsent(), memory.ahead(), memory.whole_replies()];
     t.add("mem_clients_normal", of_clients.iter().map(|budget| budget.used()).sum::<usize>());
     t.none(&["mem_cluster_links", "mem_aof_buffer"]);
     t.add("mem_allocator", "system");
@@ -203,7 +204,8 @@ fn memory(s: &Session, t: &mut Lines<'_>) {
 pub fn memory_stats(s: &Session, out: &mut Output) {
     let resident = kept_by_system("/proc/self/status", "VmRSS");
     let peak = kept_by_system("/proc/self/status", "VmHWM");
-    let of_clients = [&s.shared.unsent, &s.shared.ahead, &s.shared.whole_replies];
+    let memory = &s.shared.memory;
+    let of_clients = [memory.unsent(), memory.ahead(), memory.whole_replies()];
     let of_clients: u64 = of_clients.iter().map(|budget| budget.used() as u64).sum();
     let numbers = [
         ("peak.allocated", peak),

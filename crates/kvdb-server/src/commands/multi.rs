@@ -13,8 +13,6 @@
 //! commit whether a watched key was changed, which leaves no window for a race. The reads of the
 //! commands are dependencies of that commit as well: `EXEC` is serializable.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use bytes::Bytes;
 use env::sync::Mutex;
 use kvdb::{Batch, Durability, Transaction, TransactionOptions};
@@ -60,15 +58,14 @@ pub fn queue(s: &mut Session, command: &Command, args: Arguments<'_>) -> Outcome
     let Some(queue) = &mut s.queue else { return Ok(()) };
     let request = args.to_request();
     let size = request.size();
-    let (limits, all) = (&s.shared.limits, &s.shared.request_bytes);
+    let limits = &s.shared.limits;
     if queue.bytes + size > limits.request || queue.requests.len() >= limits.arguments {
         let (bytes, commands) = (limits.request, limits.arguments);
         return Err(Failure::Limit(format!(
             "more than {bytes} bytes or {commands} commands between MULTI and EXEC"
         )));
     }
-    if all.fetch_add(size, Relaxed) + size > limits.requests {
-        all.fetch_sub(size, Relaxed);
+    if !s.shared.memory.take_for_requests(size) {
         return Err(Failure::Limit("too many large requests at once; try again later".into()));
     }
     queue.bytes += size;

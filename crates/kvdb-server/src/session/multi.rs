@@ -1,7 +1,6 @@
 //! The state of a session between `MULTI` and `EXEC`, and that of `WATCH`.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use kvdb::{DictionaryId, Isolation, Transaction, View};
@@ -16,7 +15,7 @@ use crate::request::Request;
 pub struct Queue {
     shared: Arc<Shared>,
     pub requests: Vec<Request>,
-    /// Charged to `Shared::request_bytes`.
+    /// Charged to [`Shared::memory`].
     pub bytes: usize,
     /// A command was refused, so `EXEC` runs none.
     pub spoilt: bool,
@@ -33,7 +32,7 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        self.shared.request_bytes.fetch_sub(self.bytes, Relaxed);
+        self.shared.memory.give_back(self.bytes);
     }
 }
 
@@ -67,29 +66,27 @@ pub struct Counted {
 
 impl Counted {
     pub fn new(shared: &Arc<Shared>) -> Result<Self, Failure> {
-        let (most, all) = (shared.limits.watches, shared.watches.fetch_add(1, Relaxed) + 1);
-        let counted = Counted { shared: shared.clone(), bytes: 0 };
-        if all > most {
-            return Err(Failure::Limit(format!(
+        let too_many = |most| {
+            Failure::Limit(format!(
                 "{most} WATCH are in force, of all connections: EXEC, UNWATCH or close some"
-            )));
-        }
-        Ok(counted)
+            ))
+        };
+        shared.memory.begin_watch().map_err(too_many)?;
+        Ok(Counted { shared: shared.clone(), bytes: 0 })
     }
     pub fn add(&mut self, bytes: usize) -> Outcome {
-        self.bytes += bytes;
-        if self.shared.request_bytes.fetch_add(bytes, Relaxed) + bytes > self.shared.limits.requests
-        {
+        if !self.shared.memory.take_for_requests(bytes) {
             return Err(Failure::Limit("too many large requests at once; try again later".into()));
         }
+        self.bytes += bytes;
         Ok(())
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.shared.request_bytes.fetch_sub(self.bytes, Relaxed);
-        self.shared.watches.fetch_sub(1, Relaxed);
+        self.shared.memory.give_back(self.bytes);
+        self.shared.memory.end_watch();
     }
 }
 

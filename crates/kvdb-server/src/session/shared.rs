@@ -14,10 +14,10 @@ use crate::effects::Reached;
 use crate::files::Files;
 use crate::limits::Limits;
 use crate::locks::KeyLocks;
+use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::monitors::Monitors;
 use crate::notifications::Notifications;
-use crate::output::Budget;
 use crate::password::Password;
 use crate::pause::Pause;
 use crate::scripts::Scripts;
@@ -71,18 +71,9 @@ pub struct Shared {
     pub slow_log: SlowLog,
     pub metrics: Metrics,
     pub next_client: AtomicU64,
-    /// Bytes that large incoming requests of all connections take (`Limits::requests`).
-    pub request_bytes: AtomicUsize,
-    /// Bytes of replies that must be complete before they are sent (`Limits::whole_replies`).
-    pub whole_replies: Arc<Budget>,
-    /// Bytes of replies that wait for clients (`Limits::all_unsent`).
-    pub unsent: Arc<Budget>,
-    /// Bytes of requests that were read ahead (`Limits::all_ahead`).
-    pub ahead: Arc<Budget>,
+    pub memory: Memory,
     /// Time of the last sync that a client has asked for, seconds since 1970.
     pub last_sync: AtomicU64,
-    /// `WATCH` commands that are in force.
-    pub watches: AtomicUsize,
     /// Limit on the number of connections.
     pub most_connections: AtomicUsize,
     /// Set when the server stops, so that long commands end.
@@ -108,10 +99,7 @@ impl Shared {
             files: Arc::new(db.clone()),
             last_sync: AtomicU64::new(db.wall_clock().as_secs()),
             db,
-            whole_replies: Arc::new(Budget::new(limits.whole_replies)),
-            unsent: Arc::new(Budget::new(limits.all_unsent)),
-            ahead: Arc::new(Budget::new(limits.all_ahead)),
-            watches: AtomicUsize::new(0),
+            memory: Memory::new(&limits),
             most_connections: AtomicUsize::new(limits.connections),
             cursors: Cursors::new(limits.cursors, limits.cursor_bytes),
             scripts: Scripts::new(None, &limits),
@@ -136,7 +124,6 @@ impl Shared {
             locks: KeyLocks::default(),
             metrics,
             next_client: AtomicU64::new(1),
-            request_bytes: AtomicUsize::new(0),
             stopping: AtomicBool::new(false),
             sweeps: AtomicBool::new(true),
         }
