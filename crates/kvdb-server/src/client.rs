@@ -19,10 +19,11 @@ use crate::conversation::Conversation;
 use crate::files::Files;
 use crate::limits::Limits;
 use crate::output::Sink;
+use crate::owner::{Describe, Owner};
 use crate::peer;
 use crate::reply::Reply;
 use crate::scripts::Scripts;
-use crate::session::{Describe, Shared};
+use crate::session::Shared;
 use crate::transactions::Transactions;
 
 enum Transport {
@@ -60,20 +61,13 @@ impl Client {
 
     /// Makes a client of `db` in this process.
     pub fn local(db: Kvdb) -> Client {
-        Client::of(Arc::new(Shared::new(
-            db,
-            Limits::default(),
-            None,
-            false,
-            None,
-            commands::metrics(),
-        )))
+        Client::of(Arc::new(Shared::new(db, Limits::default(), None, false, commands::metrics())))
     }
 
     /// Makes a client of `db` in this process that can run scripts, in processes started by
     /// `command`.
     pub fn local_with_scripts(db: Kvdb, command: Vec<OsString>) -> Client {
-        let mut shared = Shared::new(db, Limits::default(), None, false, None, commands::metrics());
+        let mut shared = Shared::new(db, Limits::default(), None, false, commands::metrics());
         shared.scripts = Scripts::new(Some(command), &shared.limits);
         Client::of(Arc::new(shared))
     }
@@ -84,9 +78,10 @@ impl Client {
     where
         H: Transactions + Files + 'static,
     {
-        let mut shared = Shared::new(db, Limits::default(), None, false, None, commands::metrics());
-        shared.transactions = host.clone();
-        (shared.files, shared.describe) = (host, Some(describe));
+        let mut shared = Shared::new(db, Limits::default(), None, false, commands::metrics());
+        shared.owner = Owner::of_store(&shared.db)
+            .hosted_by(Some(host.clone()), None, Some(host))
+            .with_describe(Some(describe));
         Client::of(Arc::new(shared))
     }
 

@@ -256,7 +256,7 @@ mod tests {
             },
         )
         .expect("a store in memory");
-        let shared = Arc::new(Shared::new(db, limits, password, false, None, commands::metrics()));
+        let shared = Arc::new(Shared::new(db, limits, password, false, commands::metrics()));
         let sent = Arc::new(Mutex::new(Vec::new()));
         let mut conversation = Conversation::new(
             shared.clone(),

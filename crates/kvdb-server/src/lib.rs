@@ -61,6 +61,7 @@ mod monitors;
 mod names;
 mod notifications;
 mod output;
+mod owner;
 #[doc(hidden)]
 pub mod parsers;
 mod password;
@@ -98,10 +99,10 @@ pub use files::{
 };
 pub use glob::matches as matches_glob;
 pub use limits::Limits;
+pub use owner::{Check, Describe, InfoSource, Publish};
 pub use relay::Relayed;
 pub use reply::Reply;
 pub use server::{Server, ServerOptions};
-pub use session::{Check, Describe, InfoSource, Publish};
 pub use socket::PrivateSocket;
 pub use tls::Tls;
 pub use tls_client::{TlsClient, connect as connect_tcp};

@@ -262,7 +262,7 @@ fn shared_with(limits: Limits) -> Arc<Shared> {
     let options = CreateOptions { open, ..CreateOptions::default() };
     let db =
         Kvdb::create(Arc::new(MemoryDevice::new()), Arc::new(Scheduled), options).expect("a store");
-    Arc::new(Shared::new(db, limits, None, false, None, commands::metrics()))
+    Arc::new(Shared::new(db, limits, None, false, commands::metrics()))
 }
 
 fn shared() -> Arc<Shared> {

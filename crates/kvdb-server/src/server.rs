@@ -19,8 +19,9 @@ use crate::error::Error;
 use crate::event_loop::EventLoop;
 use crate::files::Files;
 use crate::limits::Limits;
+use crate::owner::{Check, Describe, InfoSource, Owner, Publish};
 use crate::scripts::Scripts;
-use crate::session::{Check, Describe, InfoSource, Publish, Shared};
+use crate::session::Shared;
 use crate::socket::PrivateSocket;
 use crate::stream::Stream;
 use crate::stream_sink::StreamSink;
@@ -95,27 +96,15 @@ impl Server {
         if options.tcp.is_some() && options.password.as_deref().unwrap_or_default().is_empty() {
             return Err(Error::NoPassword);
         }
-        let mut shared = Shared::new(
-            db,
-            options.limits,
-            options.password,
-            options.durable,
-            options.info,
-            commands::metrics(),
-        );
-        shared.describe = options.describe;
-        shared.check = options.check;
-        shared.publish = options.publish;
+        let mut shared =
+            Shared::new(db, options.limits, options.password, options.durable, commands::metrics());
+        shared.owner = Owner::of_store(&shared.db)
+            .hosted_by(options.transactions, options.snapshots, options.files)
+            .with_info(options.info)
+            .with_describe(options.describe)
+            .with_check(options.check)
+            .with_publish(options.publish);
         shared.scripts = Scripts::new(options.scripts, &shared.limits);
-        if let Some(transactions) = options.transactions {
-            shared.transactions = transactions;
-        }
-        if let Some(snapshots) = options.snapshots {
-            shared.snapshots = snapshots;
-        }
-        if let Some(files) = options.files {
-            shared.files = files;
-        }
         let tcp = match options.tcp {
             None => None,
             Some(address) => {

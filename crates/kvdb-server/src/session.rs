@@ -34,7 +34,7 @@ pub mod subscriptions;
 
 pub use keys::retry_on_conflict;
 use multi::{Counted, Queue, Watch};
-pub use shared::{Check, Describe, InfoSource, Publish, Shared};
+pub use shared::Shared;
 use subscriptions::Subscriptions;
 
 /// Number of attempts to apply a change that conflicts.
@@ -452,7 +452,7 @@ impl Session {
     /// Aborts the transactions that end with this connection.
     pub fn let_go(&mut self) {
         for id in std::mem::take(&mut self.attached) {
-            match self.shared.transactions.abort(id) {
+            match self.shared.owner.transactions().abort(id) {
                 Ok(()) | Err(kvdb::Error::NoTransaction(_) | kvdb::Error::Locked(_)) => {}
                 Err(error) => tracing::warn!("transaction {id} could not be aborted: {error}"),
             }

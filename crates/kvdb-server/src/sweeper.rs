@@ -280,7 +280,7 @@ mod tests {
         let options = CreateOptions { open, ..CreateOptions::default() };
         let db = Kvdb::create(Arc::new(MemoryDevice::new()), clock.clone(), options).expect("made");
         let limits = Limits::default();
-        let shared = Arc::new(Shared::new(db, limits, None, false, None, commands::metrics()));
+        let shared = Arc::new(Shared::new(db, limits, None, false, commands::metrics()));
         let mut client = Client::of(shared.clone());
         let mut run = |command: &str| {
             let words: Vec<&[u8]> = command.split(' ').map(str::as_bytes).collect();

@@ -80,7 +80,8 @@ pub fn of(
         }
         let Ok((before, after)) = s.db().states_around(commit.number) else { continue };
         // If the changes of a commit cannot be listed, or are too many, no author is named.
-        let files = s.shared.snapshots.files_between(&before, &after, false).unwrap_or_default();
+        let files =
+            s.shared.owner.snapshots().files_between(&before, &after, false).unwrap_or_default();
         let changed = Changed(files.into_iter().map(|file| file.path).collect());
         for ((path, key), author) in all.iter().zip(&mut authors).filter(|(_, by)| by.is_none()) {
             let is_its = match key {
@@ -115,7 +116,7 @@ pub fn against(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
     let transaction = named(s, args, 2)?;
     let id: TransactionId = transaction.id();
     let since = transaction.begun_after();
-    let files = s.shared.transactions.files(id, false).map_err(Failure::from)?;
+    let files = s.shared.owner.transactions().files(id, false).map_err(Failure::from)?;
     let paths: Vec<(&[u8], bool)> = files.iter().map(|file| (&*file.path, false)).collect();
     let authors = of(s, (transaction.branch(), since, ""), &paths);
     let known: Vec<_> = paths.iter().zip(&authors).filter(|(_, by)| by.is_some()).collect();

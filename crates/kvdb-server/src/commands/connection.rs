@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn a_reset_leaves_nothing_under_way() {
         let (db, limits, metrics) = (Kvdb::in_memory(), Limits::default(), commands::metrics());
-        let shared = Arc::new(Shared::new(db.clone(), limits, None, false, None, metrics));
+        let shared = Arc::new(Shared::new(db.clone(), limits, None, false, metrics));
         let mut out = Output::scratch(db, 1 << 20, shared.memory.whole_replies().clone());
         let mut session = Session::new(shared, "test".into(), false, None);
         session.importing = Some(Box::new(Files));

@@ -64,7 +64,7 @@ pub fn debug(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             return Err(Failure::Foreign(text));
         }
         (c, 2..) if is(c, "reload") || is(c, "loadaof") => {
-            s.shared.transactions.sync()?;
+            s.shared.owner.transactions().sync()?;
             out.ok();
         }
         (c, 3) if is(c, "protocol") => return protocol(args.at(2), out),

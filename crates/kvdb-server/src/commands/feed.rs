@@ -50,7 +50,7 @@ fn branch(s: &Session) -> &str {
 
 /// Returns the position after all commits to the branch, which is followed from here on.
 fn newest(s: &Session) -> Result<CommitPosition, Failure> {
-    let files = s.shared.transactions.followed(branch(s));
+    let files = s.shared.owner.transactions().followed(branch(s));
     Ok(s.db().follow_branch(branch(s), s.shared.limits.feed, &files)?)
 }
 
@@ -65,7 +65,7 @@ fn settled(s: &mut Session, out: &mut Output) -> Outcome {
         ));
     }
     out.will_wait();
-    s.shared.transactions.settle(branch(s))?;
+    s.shared.owner.transactions().settle(branch(s))?;
     out.bulk(shown(newest(s)?).as_bytes());
     Ok(())
 }
@@ -223,7 +223,7 @@ impl Rows {
         let of_names: HashMap<&str, DictionaryId> =
             ids.iter().map(|(id, name)| (name.as_str(), *id)).collect();
         let mut names = Names { view: s.db().view(), now: s.clock(), heads: HashMap::new() };
-        let files = s.shared.transactions.followed(branch);
+        let files = s.shared.owner.transactions().followed(branch);
         let mut rows = Vec::new();
         for commit in commits {
             s.check_stopping()?;
@@ -231,7 +231,7 @@ impl Rows {
             let is_of_file = |(id, _): &&(DictionaryId, CommittedKey)| files.contains(id);
             if with_files && commit.changes.iter().any(|change| is_of_file(&change)) {
                 let of_files: Vec<_> = commit.changes.iter().filter(is_of_file).cloned().collect();
-                let changed = s.shared.transactions.paths(branch, &of_files)?;
+                let changed = s.shared.owner.transactions().paths(branch, &of_files)?;
                 let row = |what| (commit.number, String::new(), what);
                 rows.extend(changed.paths.into_iter().map(|(path, to)| row(What::File(path, to))));
                 rows.extend(changed.more.then(|| row(What::MoreFiles)));
@@ -283,7 +283,7 @@ pub fn each_changed(
     let all = Place::Store.all(&shared.db).into_iter();
     let ids: HashMap<DictionaryId, String> = all.map(|info| (info.id, info.name)).collect();
     let mut names = Names { view: shared.db.view(), now: 0, heads: HashMap::new() };
-    let files = shared.transactions.followed("");
+    let files = shared.owner.transactions().followed("");
     for commit in commits {
         let mut found = BTreeSet::new();
         for (id, touched) in commit.changes.iter().filter(|(id, _)| !files.contains(id)) {

@@ -253,7 +253,7 @@ fn persistence(s: &Session, t: &mut Lines<'_>) {
     t.add("current_fork_perc", "0.00");
     t.none(&["current_save_keys_processed", "current_save_keys_total"]);
     t.none(&["rdb_changes_since_last_save", "rdb_bgsave_in_progress"]);
-    t.add("rdb_last_save_time", s.shared.last_sync.load(Relaxed));
+    t.add("rdb_last_save_time", s.shared.owner.last_sync());
     t.add("rdb_last_bgsave_status", "ok");
     t.none(&["rdb_last_bgsave_time_sec"]);
     t.add("rdb_current_bgsave_time_sec", -1);
@@ -373,7 +373,7 @@ fn store(s: &Session, t: &mut Lines<'_>) {
     let space = s.shared.db.space();
     t.add("bytes_total", space.total);
     t.add("bytes_free", space.free);
-    if let Some(info) = &s.shared.info {
-        t.add("json", info().replace(['\r', '\n'], " "));
+    if let Some(info) = s.shared.owner.info() {
+        t.add("json", info.replace(['\r', '\n'], " "));
     }
 }

@@ -88,7 +88,7 @@ pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     let conflicts = match finish() {
         Ok(conflicts) => conflicts,
         Err(failure) => {
-            let _ = s.shared.transactions.abort(id);
+            let _ = s.shared.owner.transactions().abort(id);
             return Err(failure);
         }
     };
@@ -148,7 +148,7 @@ pub fn rebase(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         Ok(done)
     };
     let settle = |name: &str, clash: &Clash<'_>| keys.settle(name, clash);
-    let rebased = s.shared.transactions.rebase(id, &choices, &settle, &finish)?;
+    let rebased = s.shared.owner.transactions().rebase(id, &choices, &settle, &finish)?;
     let Rebased { id: new, mut conflicts, more } = rebased;
     conflicts.extend(meet.into_inner()?);
     keys.name(&mut conflicts);
@@ -240,7 +240,7 @@ fn begin(s: &Session, merge: &Merge) -> Result<Merging, Failure> {
     };
     let keys = Keys::new(&merge.choices, Preferred::Theirs, owner);
     let settle = |name: &str, clash: &Clash<'_>| keys.settle(name, clash);
-    let mut merging = s.shared.transactions.merge(merge, &settle)?;
+    let mut merging = s.shared.owner.transactions().merge(merge, &settle)?;
     keys.name(&mut merging.conflicts);
     Ok(merging)
 }

@@ -54,7 +54,7 @@ pub fn scrub(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             for fault in faults {
                 let keys = fault.keys.as_ref();
                 let described =
-                    keys.and_then(|k| s.shared.describe.as_ref()?(&k.dictionary, &k.start, &k.end));
+                    keys.and_then(|k| s.shared.owner.describe(&k.dictionary, &k.start, &k.end));
                 out.array(6);
                 out.bulk(fault.place.as_bytes());
                 out.bulk(fault.what.as_bytes());

@@ -1,7 +1,5 @@
 //! Commands on the server: its time, its statistics, checks, and syncing.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use super::administration::NO_REPLICAS;
 use super::is;
 use crate::failure::{Failure, Outcome};
@@ -23,8 +21,7 @@ pub fn sync(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 /// Waits until everything acknowledged so far is on disk, and notes the time for `LASTSAVE`.
 fn sync_now(s: &Session, out: &Output) -> Outcome {
     out.will_wait();
-    s.shared.transactions.sync()?;
-    s.shared.last_sync.store(s.db().wall_clock().as_secs(), Relaxed);
+    s.shared.owner.sync(s.db())?;
     Ok(())
 }
 
@@ -43,7 +40,7 @@ pub fn bgsave(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
 /// Replies with the time of the last sync that a client has asked for, seconds since 1970. Before
 /// the first one it is the time at which the server was started.
 pub fn lastsave(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
-    out.integer(s.shared.last_sync.load(Relaxed) as i64);
+    out.integer(s.shared.owner.last_sync() as i64);
     Ok(())
 }
 
@@ -97,7 +94,7 @@ pub fn time(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
 /// Replies with the counters of the server and the owner's statistics, as one JSON object:
 /// `{"server": …, "store": …}`.
 pub fn stat(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
-    let store = s.shared.info.as_ref().map_or_else(|| "null".into(), |info| info());
+    let store = s.shared.owner.info().unwrap_or_else(|| "null".into());
     out.bulk(format!("{{\"server\":{},\"store\":{store}}}", s.shared.metrics.json()).as_bytes());
     Ok(())
 }
@@ -106,7 +103,7 @@ pub fn stat(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
 /// amount of data checked, as JSON.
 pub fn check(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     let nothing = || Failure::request("there are no files in this store that could be checked");
-    let check = s.shared.check.clone().ok_or_else(nothing)?;
+    let check = s.shared.owner.check().cloned().ok_or_else(nothing)?;
     out.bulk(check()?.as_bytes());
     Ok(())
 }
@@ -117,7 +114,7 @@ pub fn check(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
 pub fn push(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
     let nothing = || Failure::request("this server publishes nothing");
-    let publish = s.shared.publish.clone().ok_or_else(nothing)?;
+    let publish = s.shared.owner.publish().cloned().ok_or_else(nothing)?;
     if s.needs_password {
         return Err(Failure::request("a store is published over its Unix socket alone"));
     }

@@ -28,7 +28,7 @@ pub fn name(arg: &[u8]) -> Result<&str, Failure> {
 /// All changes by these subcommands are on disk before the reply.
 pub fn snapshot(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
-    let snapshots = s.shared.snapshots.clone();
+    let snapshots = s.shared.owner.snapshots().clone();
     match (args.at(1), args.len()) {
         (c, 3) if is(c, "create") => snapshots.create("", name(args.at(2))?, Durability::Synced)?,
         (c, 5) if is(c, "create") && is(args.at(3), "of") => {
@@ -179,7 +179,7 @@ fn receive(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if !out.flush() {
         return Ok(());
     }
-    let snapshots = s.shared.snapshots.clone();
+    let snapshots = s.shared.owner.snapshots().clone();
     let mut of_clone: BTreeSet<String> = names_in(&options.branch, s).into_iter().collect();
     let mut input = BufReader::with_capacity(1 << 20, Raw(out));
     let mut all = Vec::new();
@@ -275,7 +275,7 @@ fn limit(arg: &[u8]) -> Result<Option<u64>, Failure> {
 
 pub fn clone(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
-    let snapshots = s.shared.snapshots.clone();
+    let snapshots = s.shared.owner.snapshots().clone();
     match (args.at(1), args.len()) {
         (c, 4 | 6 | 8) if is(c, "create") => {
             let (mut bytes, mut files) = (None, None);

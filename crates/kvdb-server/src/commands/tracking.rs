@@ -183,7 +183,7 @@ pub fn end(s: &mut Session) {
 }
 
 fn newest(shared: &Shared) -> Result<CommitPosition, Failure> {
-    let files = shared.transactions.followed("");
+    let files = shared.owner.transactions().followed("");
     Ok(shared.db.follow_branch("", shared.limits.feed, &files)?)
 }
 

@@ -77,8 +77,8 @@ pub fn clonetree(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outc
     let places: Vec<(&[u8], &[u8])> =
         (1..end).step_by(2).map(|at| (args.at(at), args.at(at + 1))).collect();
     let made = match (&places[..], whose) {
-        ([(from, to)], whose) => s.shared.files.clone_tree(whose, from, to)?,
-        (_, Whose::Transaction(id)) => s.shared.files.clone_trees(id, &places)?,
+        ([(from, to)], whose) => s.shared.owner.files().clone_tree(whose, from, to)?,
+        (_, Whose::Transaction(id)) => s.shared.owner.files().clone_trees(id, &places)?,
         _ => return Err(Failure::request("several trees are copied in a transaction")),
     };
     counted(&made.fields(), out)
@@ -89,7 +89,7 @@ pub fn clonetree(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outc
 pub fn rmtree(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
     let whose = whose(s, &args, 2)?;
-    let gone = s.shared.files.remove_tree(whose, args.at(1))?;
+    let gone = s.shared.owner.files().remove_tree(whose, args.at(1))?;
     counted(&gone.fields(), out)
 }
 
@@ -113,7 +113,7 @@ pub fn import(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
                 ));
             }
             let whose = whose(s, &args, 3)?;
-            s.importing = Some(s.shared.files.import(whose, args.at(2), s.user)?);
+            s.importing = Some(s.shared.owner.files().import(whose, args.at(2), s.user)?);
         }
         (c, 3) if is(c, "add") => {
             let mut importing = s.importing.take().ok_or_else(none)?;
@@ -137,7 +137,7 @@ pub const WALK_USAGE: &str = "BEGIN path [TXN id | SNAPSHOT name | CLONE name] |
 /// `kvfs du` read. A walk pins its state until it ends, at the latest with the connection.
 pub fn walk(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
-    pieces(s, args, out, |s, whose, path| s.shared.files.walk(whose, path))
+    pieces(s, args, out, |s, whose, path| s.shared.owner.files().walk(whose, path))
 }
 
 /// `EXPORT BEGIN path [TXN id | SNAPSHOT name | CLONE name]`, then `EXPORT NEXT` until it returns
@@ -145,7 +145,7 @@ pub fn walk(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 /// time.
 pub fn export(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
-    pieces(s, args, out, |s, whose, path| s.shared.files.export(whose, path, s.user))
+    pieces(s, args, out, |s, whose, path| s.shared.owner.files().export(whose, path, s.user))
 }
 
 type Begin = fn(&Session, Whose, &[u8]) -> FileResult<Box<dyn Walking>>;

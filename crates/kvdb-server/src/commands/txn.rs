@@ -49,7 +49,7 @@ pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         c if is(c, "keep") => {
             arity(args, 3, 3)?;
             let id = number(args.at(2))?;
-            s.shared.transactions.keep(id).map_err(|error| ended(s, id, error))?;
+            s.shared.owner.transactions().keep(id).map_err(|error| ended(s, id, error))?;
             s.attached.retain(|attached| *attached != id);
             out.ok();
             Ok(())
@@ -65,7 +65,7 @@ pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         c if is(c, "state") => {
             arity(args, 2, 3)?;
             let id = named(s, args, 2)?.id();
-            out.bulk(s.shared.transactions.revision(id)?.to_string().as_bytes());
+            out.bulk(s.shared.owner.transactions().revision(id)?.to_string().as_bytes());
             Ok(())
         }
         c if is(c, "seal") => seal(s, args, out),

@@ -67,7 +67,8 @@ fn changed_by(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         (what, option)
             if is(what, "files") && option.is_none_or(|option| is(option, "collapsed")) =>
         {
-            let files = s.shared.snapshots.files_between(&before, &after, option.is_some())?;
+            let files =
+                s.shared.owner.snapshots().files_between(&before, &after, option.is_some())?;
             list_files(files, out);
             Ok(())
         }
@@ -96,7 +97,7 @@ pub fn undo(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         label: label_of_undo(&commit.label),
         ..TransactionOptions::default()
     };
-    let (id, mut changed) = s.shared.transactions.undo(commit.number, options)?;
+    let (id, mut changed) = s.shared.owner.transactions().undo(commit.number, options)?;
     let others = changed.len() >= NAMED_CONFLICTS;
     let checked = match changed.is_empty() {
         true => s.db().transaction(id).map_err(Failure::from).and_then(|t| {
@@ -108,14 +109,14 @@ pub fn undo(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match checked {
         Ok(more) => changed.extend(more),
         Err(failure) => {
-            let _ = s.shared.transactions.abort(id);
+            let _ = s.shared.owner.transactions().abort(id);
             return Err(failure);
         }
     }
     if changed.is_empty()
         && let Err(failure) = note_events(s, id, "undo")
     {
-        let _ = s.shared.transactions.abort(id);
+        let _ = s.shared.owner.transactions().abort(id);
         return Err(failure);
     }
     s.shared.seals.begun(s.id, id);

@@ -64,7 +64,7 @@ pub(super) fn begin(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> O
             _ => return Err(Failure::SYNTAX),
         }
     }
-    let id = s.shared.transactions.begin(options)?;
+    let id = s.shared.owner.transactions().begin(options)?;
     s.shared.seals.begun(s.id, id);
     if let Some(confined) = s.confined {
         s.shared.seals.begun_within(confined, id);

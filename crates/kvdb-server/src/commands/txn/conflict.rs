@@ -88,10 +88,10 @@ fn names_in(
             }
             Some(d) if d.options.reserved => {
                 let end = [&key[..], &[0]].concat();
-                let describe = || match (around, &s.shared.describe) {
-                    (Some(id), _) => s.shared.transactions.describe(id, &d.name, key, &end),
-                    (None, Some(describe)) => describe(&d.name, key, &end),
-                    (None, None) => None,
+                let owner = &s.shared.owner;
+                let describe = || match around {
+                    Some(id) => owner.transactions().describe(id, &d.name, key, &end),
+                    None => owner.describe(&d.name, key, &end),
                 };
                 of_a_file((all.len() < shown).then(describe).flatten())
             }

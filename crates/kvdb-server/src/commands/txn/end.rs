@@ -42,7 +42,7 @@ pub(super) fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> 
         }
         Err(_) => (None, String::new(), u64::MAX),
     };
-    let done = s.shared.transactions.commit(id, options);
+    let done = s.shared.owner.transactions().commit(id, options);
     // The commit has happened all the same.
     let (done, unsynced) = match done {
         Err(error @ kvdb::Error::NotSynced(_)) => (Ok(()), Some(error)),
@@ -89,7 +89,7 @@ pub(super) fn abort(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> O
     arity(args, 2, 3)?;
     let id = id_of(s, args.get(2))?;
     over(s, id);
-    s.shared.transactions.abort(id).map_err(|error| ended(s, id, error))?;
+    s.shared.owner.transactions().abort(id).map_err(|error| ended(s, id, error))?;
     // A connection that waits in this transaction must notice that it has ended.
     s.shared.waiters.wake_all();
     out.ok();

@@ -81,7 +81,7 @@ pub(super) fn files(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> O
         3 => named(s, args, 2)?.id(),
         _ => return Err(Failure::SYNTAX),
     };
-    list_files(s.shared.transactions.files(id, collapsed)?, out);
+    list_files(s.shared.owner.transactions().files(id, collapsed)?, out);
     Ok(())
 }
 

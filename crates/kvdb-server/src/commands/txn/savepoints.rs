@@ -19,7 +19,7 @@ pub(super) fn savepoint(s: &mut Session, args: Arguments<'_>, out: &mut Output) 
         // Under these locks no command is between its change and its effects, and savepoints are
         // listed in the order in which they are made.
         let _held = state.locks.all();
-        let savepoint = s.shared.transactions.savepoint(transaction)?;
+        let savepoint = s.shared.owner.transactions().savepoint(transaction)?;
         let effects = state.effects.lock().as_ref().map_or(0, Effects::len);
         let name = args.at(2).to_vec();
         state.savepoints.lock().push(Named { name, savepoint, effects });
@@ -37,7 +37,7 @@ pub(super) fn rollback(s: &mut Session, args: Arguments<'_>, out: &mut Output) -
         let mut savepoints = state.savepoints.lock();
         let missing = || Failure::request("this transaction has no savepoint of that name");
         let at = savepoints.iter().rposition(|one| one.name == args.at(2)).ok_or_else(missing)?;
-        s.shared.transactions.rollback(transaction, &savepoints[at].savepoint)?;
+        s.shared.owner.transactions().rollback(transaction, &savepoints[at].savepoint)?;
         if let Some(kept) = &mut *state.effects.lock() {
             kept.cut(savepoints[at].effects);
         }
