@@ -170,20 +170,28 @@ fn unblocked(wait: u64) -> Option<Unblocked> {
 
 /// The connections of a server, by their numbers.
 #[derive(Default)]
-pub struct Clients(Mutex<BTreeMap<u64, Arc<Connection>>>);
+pub struct Clients {
+    all: Mutex<BTreeMap<u64, Arc<Connection>>>,
+    /// The number of the newest connection.
+    newest: std::sync::atomic::AtomicU64,
+}
 
 impl Clients {
+    /// Returns the number of a new connection; the first is 1.
+    pub fn next_id(&self) -> u64 {
+        self.newest.fetch_add(1, Relaxed) + 1
+    }
     pub fn add(&self, connection: Arc<Connection>) {
-        self.0.lock().insert(connection.id, connection);
+        self.all.lock().insert(connection.id, connection);
     }
     pub fn remove(&self, id: u64) {
-        self.0.lock().remove(&id);
+        self.all.lock().remove(&id);
     }
     pub fn all(&self) -> Vec<Arc<Connection>> {
-        self.0.lock().values().cloned().collect()
+        self.all.lock().values().cloned().collect()
     }
     pub fn get(&self, id: u64) -> Option<Arc<Connection>> {
-        self.0.lock().get(&id).cloned()
+        self.all.lock().get(&id).cloned()
     }
 }
 

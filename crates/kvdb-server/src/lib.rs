@@ -34,6 +34,7 @@
 
 #![warn(missing_docs)]
 
+mod access;
 mod backlog;
 mod bell;
 mod channels;

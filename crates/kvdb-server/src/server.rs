@@ -105,25 +105,19 @@ impl Server {
             .with_check(options.check)
             .with_publish(options.publish);
         shared.scripts = Scripts::new(options.scripts, &shared.limits);
-        let tcp = match options.tcp {
+        let listener = match options.tcp {
             None => None,
             Some(address) => {
                 let failed = |error| Error::Tcp { address, error };
                 let listener = TcpListener::bind(address).map_err(failed)?;
                 listener.set_nonblocking(true).map_err(failed)?;
-                shared.tcp = Some(listener.local_addr().map_err(failed)?);
-                Some(listener)
+                Some((listener.local_addr().map_err(failed)?, listener))
             }
         };
-        shared.relayed = shared.tcp.is_some() && options.tls.is_some();
-        if let Err(possible) = shared.allow_connections(shared.limits.connections) {
-            tracing::info!(
-                "{possible} connections are possible, not {}: the limit of descriptors is too low",
-                shared.limits.connections
-            );
-            shared.most_connections.store(possible, Relaxed);
-        }
-        shared.socket = path.to_string_lossy().into_owned();
+        let (address, tcp) = listener.unzip();
+        let socket = path.to_string_lossy().into_owned();
+        shared.access.listen(socket, address, options.tls.is_some());
+        shared.access.allow_possible(shared.limits.connections);
         let socket = PrivateSocket::listen(path)?;
         let wake =
             Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from)?);
@@ -150,7 +144,7 @@ impl Server {
     }
     /// Returns the TCP address with the actual port.
     pub fn tcp_address(&self) -> Option<SocketAddr> {
-        self.common.shared.tcp
+        self.common.shared.access.tcp()
     }
     /// Ends every connection, after its current command, and removes the socket. Data that clients
     /// wrote stays buffered or durable as it was.
@@ -245,7 +239,7 @@ fn welcome(common: &Common, stream: Stream, address: String, needs_password: boo
         return;
     }
     // Only this thread adds connections.
-    if metrics.connected.load(Relaxed) >= shared.most_connections.load(Relaxed) as u64 {
+    if metrics.connected.load(Relaxed) >= shared.access.most_connections() as u64 {
         metrics.rejected.fetch_add(1, Relaxed);
         let _ = stream.write_all(b"-ERR max number of clients reached\r\n");
         return;

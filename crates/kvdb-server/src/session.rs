@@ -163,7 +163,7 @@ impl Session {
         needs_password: bool,
         closer: Option<Closer>,
     ) -> Self {
-        let id = shared.next_client.fetch_add(1, Relaxed);
+        let id = shared.clients.next_id();
         Session {
             id,
             connection: Arc::new(Connection::new(id, address, closer)),
@@ -181,7 +181,7 @@ impl Session {
             library: Default::default(),
             dictionary: Selected::default(),
             place: Place::Store,
-            durable: shared.durable,
+            durable: shared.access.is_durable(),
             needs_password,
             authenticated: !needs_password,
             is_replica: false,

@@ -52,7 +52,7 @@ pub fn acl(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         }
         (c, 2) if is(c, "list") => {
             out.array(1);
-            let password = if s.shared.password.is_set() { "#" } else { "nopass" };
+            let password = if s.shared.access.password().is_set() { "#" } else { "nopass" };
             out.bulk(format!("user default on {password} ~* &* +@all").as_bytes());
         }
         (c, 3) if is(c, "getuser") => get_user(s, args.at(2), out),
@@ -82,7 +82,7 @@ fn get_user(s: &Session, name: &[u8], out: &mut Output) {
     if name != b"default" {
         return out.null();
     }
-    let open = !s.shared.password.is_set();
+    let open = !s.shared.access.password().is_set();
     out.map(6);
     out.bulk(b"flags");
     out.set(if open { 2 } else { 1 });

@@ -133,7 +133,7 @@ fn reply(s: &mut Session, wanted: &[u8], out: &mut Output) -> Outcome {
 
 /// Returns the address of the listener that a client has connected to.
 fn local_address(client: &Connection, shared: &Shared) -> String {
-    match shared.tcp.filter(|_| client.address.contains(':')) {
+    match shared.access.tcp().filter(|_| client.address.contains(':')) {
         Some(address) => address.to_string(),
         None => client.address.clone(),
     }

@@ -1,8 +1,6 @@
 //! `CONFIG`: the settings that clients can read, and those that they may change while the server
 //! runs.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use super::connection::yes;
 use super::{is, keys, unknown_subcommand};
 use crate::failure::{Failure, Outcome};
@@ -76,7 +74,7 @@ fn known(s: &Session) -> Vec<(&'static str, String)> {
         ("durable", if s.durable { "yes" } else { "no" }.to_string()),
         ("hash-max-listpack-entries", keys::LISTPACK.to_string()),
         ("lua-time-limit", scripts),
-        ("maxclients", s.shared.most_connections.load(Relaxed).to_string()),
+        ("maxclients", s.shared.access.most_connections().to_string()),
         ("maxmemory", "0".to_string()),
         ("maxmemory-policy", "noeviction".to_string()),
         ("notify-keyspace-events", s.shared.notifications.wanted().shown()),
@@ -87,10 +85,10 @@ fn known(s: &Session) -> Vec<(&'static str, String)> {
         ("slowlog-log-slower-than", s.shared.slow_log.slower_than().to_string()),
         ("slowlog-max-len", s.shared.slow_log.most().to_string()),
         ("timeout", "0".to_string()),
-        ("unixsocket", s.shared.socket.clone()),
+        ("unixsocket", s.shared.access.socket().to_owned()),
         ("zset-max-listpack-entries", keys::LISTPACK.to_string()),
     ];
-    match s.shared.password.told() {
+    match s.shared.access.password().told() {
         None => all.push(("requirepass", String::new())),
         Some(password) if s.needs_password => all.push(("requirepass", password)),
         // A client that needed no password is not told it.
@@ -106,7 +104,7 @@ fn password(s: &Session, word: &[u8]) -> Result<Option<String>, Failure> {
         Failure::request(format!("{what} - {why}"))
     };
     let word = std::str::from_utf8(word).map_err(|_| wrong("a password is UTF-8"))?;
-    if word.is_empty() && s.shared.tcp.is_some() {
+    if word.is_empty() && s.shared.access.tcp().is_some() {
         return Err(wrong("a server on the network needs a password"));
     }
     if word.len() > LONGEST_PASSWORD {
@@ -174,12 +172,12 @@ impl Setting {
             Setting::Notifications(wanted) => s.shared.notifications.set(wanted),
             Setting::SlowerThan(micros) => s.shared.slow_log.set_slower_than(micros),
             Setting::SlowLog(most) => s.shared.slow_log.set_most(most),
-            Setting::Connections(most) => s.shared.allow_connections(most).map_err(|possible| {
+            Setting::Connections(most) => s.shared.access.allow_connections(most).map_err(|possible| {
                 Failure::request(format!(
                     "CONFIG SET failed (possibly related to argument 'maxclients') - The operating system is not able to handle the specified number of clients, try with {possible}"
                 ))
             })?,
-            Setting::Password(password) => s.shared.password.set(password),
+            Setting::Password(password) => s.shared.access.password().set(password),
             Setting::Same => {}
         }
         Ok(())

@@ -53,7 +53,7 @@ pub fn reset(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     }
     (s.replies, s.is_replica) = (Replies::On, false);
     s.dictionary = Selected::default();
-    s.durable = s.shared.durable;
+    s.durable = s.shared.access.is_durable();
     s.name.clear();
     s.authenticated = !s.needs_password;
     out.resp3 = false;
@@ -63,7 +63,7 @@ pub fn reset(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
 
 pub fn auth(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match args.len() {
-        2 if !s.shared.password.is_set() => {
+        2 if !s.shared.access.password().is_set() => {
             return Err(Failure::request(
                 "AUTH <password> called without any password configured for the default user. Are you sure your configuration is correct?",
             ));
@@ -77,7 +77,7 @@ pub fn auth(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 }
 
 fn authenticate(s: &mut Session, user: &[u8], password: &[u8]) -> Outcome {
-    if user != b"default" || !s.shared.password.is(password) {
+    if user != b"default" || !s.shared.access.password().is(password) {
         return Err(WRONGPASS);
     }
     s.authenticated = true;

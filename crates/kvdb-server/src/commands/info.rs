@@ -129,7 +129,7 @@ fn server(s: &Session, t: &mut Lines<'_>) {
     t.add("process_id", std::process::id());
     t.add("process_supervised", "no");
     t.add("run_id", &m.run_id);
-    t.add("tcp_port", s.shared.tcp.map_or(0, |address| address.port()));
+    t.add("tcp_port", s.shared.access.tcp().map_or(0, |address| address.port()));
     t.add("server_time_usec", now.as_micros());
     t.add("uptime_in_seconds", m.started.elapsed().as_secs());
     t.add("uptime_in_days", m.started.elapsed().as_secs() / 86_400);
@@ -140,14 +140,14 @@ fn server(s: &Session, t: &mut Lines<'_>) {
     t.add("executable", program.display());
     t.add("config_file", "");
     t.none(&["io_threads_active"]);
-    t.add("unixsocket", &s.shared.socket);
-    t.add("tcp_address", s.shared.tcp.map(|a| a.to_string()).unwrap_or_default());
+    t.add("unixsocket", s.shared.access.socket());
+    t.add("tcp_address", s.shared.access.tcp().map(|a| a.to_string()).unwrap_or_default());
 }
 
 fn clients(s: &Session, t: &mut Lines<'_>) {
     t.add("connected_clients", s.shared.metrics.connected.load(Relaxed));
     t.none(&["cluster_connections"]);
-    t.add("maxclients", s.shared.most_connections.load(Relaxed));
+    t.add("maxclients", s.shared.access.most_connections());
     t.none(&["client_recent_max_input_buffer", "client_recent_max_output_buffer"]);
     t.add("blocked_clients", s.shared.waiters.count());
     let all = s.shared.clients.all();

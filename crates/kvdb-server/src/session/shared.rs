@@ -1,14 +1,13 @@
 //! The state that all connections of a server share.
 
-use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::AtomicBool;
 
 use kvdb::Kvdb;
 
+use crate::access::Access;
 use crate::channels::Channels;
 use crate::clients::Clients;
 use crate::cursors::Cursors;
-use crate::descriptors;
 use crate::effects::Reached;
 use crate::limits::Limits;
 use crate::locks::KeyLocks;
@@ -17,7 +16,6 @@ use crate::metrics::Metrics;
 use crate::monitors::Monitors;
 use crate::notifications::Notifications;
 use crate::owner::Owner;
-use crate::password::Password;
 use crate::pause::Pause;
 use crate::scripts::Scripts;
 use crate::seals::Seals;
@@ -30,13 +28,8 @@ use crate::waiters::Waiters;
 pub struct Shared {
     pub db: Kvdb,
     pub limits: Limits,
-    pub password: Password,
-    pub durable: bool,
+    pub access: Access,
     pub owner: Owner,
-    pub socket: String,
-    pub tcp: Option<SocketAddr>,
-    /// Connections to that address are encrypted, each by a relay.
-    pub relayed: bool,
     pub locks: KeyLocks,
     pub transaction_states: TransactionStates,
     pub seals: Seals,
@@ -51,10 +44,7 @@ pub struct Shared {
     pub pause: Pause,
     pub slow_log: SlowLog,
     pub metrics: Metrics,
-    pub next_client: AtomicU64,
     pub memory: Memory,
-    /// Limit on the number of connections.
-    pub most_connections: AtomicUsize,
     /// Set when the server stops, so that long commands end.
     pub stopping: AtomicBool,
     /// Set if the sweeper removes expired keys in the background.
@@ -75,7 +65,7 @@ impl Shared {
             owner: Owner::of_store(&db),
             db,
             memory: Memory::new(&limits),
-            most_connections: AtomicUsize::new(limits.connections),
+            access: Access::new(password, durable, limits.connections),
             cursors: Cursors::new(limits.cursors, limits.cursor_bytes),
             scripts: Scripts::new(None, &limits),
             clients: Clients::default(),
@@ -87,28 +77,10 @@ impl Shared {
             pause: Pause::default(),
             slow_log: SlowLog::default(),
             limits,
-            password: Password::new(password),
-            durable,
-            socket: String::new(),
-            tcp: None,
-            relayed: false,
             locks: KeyLocks::default(),
             metrics,
-            next_client: AtomicU64::new(1),
             stopping: AtomicBool::new(false),
             sweeps: AtomicBool::new(true),
-        }
-    }
-
-    /// Sets the limit on connections, if the process can have enough descriptors. Otherwise returns
-    /// how many connections are possible, and changes nothing.
-    pub fn allow_connections(&self, wanted: usize) -> Result<(), usize> {
-        match descriptors::provide(wanted, self.relayed) {
-            possible if possible < wanted => Err(possible),
-            _ => {
-                self.most_connections.store(wanted, Relaxed);
-                Ok(())
-            }
         }
     }
 

@@ -1,0 +1,94 @@
+//! The ways to the server: where it listens, the password that it wants, and the number of
+//! connections that it takes.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use crate::descriptors;
+use crate::password::Password;
+
+/// The ways to the server.
+pub struct Access {
+    socket: String,
+    tcp: Option<SocketAddr>,
+    /// Connections to that address are encrypted, each by a relay.
+    relayed: bool,
+    password: Password,
+    /// Connections start with `DURABLE yes`.
+    durable: bool,
+    /// Limit on the number of connections.
+    most_connections: AtomicUsize,
+}
+
+impl Access {
+    pub fn new(password: Option<String>, durable: bool, most_connections: usize) -> Access {
+        Access {
+            socket: String::new(),
+            tcp: None,
+            relayed: false,
+            password: Password::new(password),
+            durable,
+            most_connections: AtomicUsize::new(most_connections),
+        }
+    }
+
+    /// Sets where the server listens; `encrypted` tells whether it wants TLS at the address.
+    pub fn listen(&mut self, socket: String, tcp: Option<SocketAddr>, encrypted: bool) {
+        (self.socket, self.tcp, self.relayed) = (socket, tcp, tcp.is_some() && encrypted);
+    }
+    /// Returns the path of the Unix socket; empty if there is none.
+    pub fn socket(&self) -> &str {
+        &self.socket
+    }
+    /// Returns the TCP address, with the port that it has got.
+    pub fn tcp(&self) -> Option<SocketAddr> {
+        self.tcp
+    }
+    /// Returns whether writes of a new connection are durable before their replies.
+    pub fn is_durable(&self) -> bool {
+        self.durable
+    }
+
+    pub fn password(&self) -> &Password {
+        &self.password
+    }
+
+    /// Sets the limit on connections, if the process can have enough descriptors. Otherwise returns
+    /// how many connections are possible, and changes nothing.
+    pub fn allow_connections(&self, wanted: usize) -> Result<(), usize> {
+        match descriptors::provide(wanted, self.relayed) {
+            possible if possible < wanted => Err(possible),
+            _ => {
+                self.most_connections.store(wanted, Relaxed);
+                Ok(())
+            }
+        }
+    }
+    /// Sets the limit on connections to as many as are possible, up to `wanted`.
+    pub fn allow_possible(&self, wanted: usize) {
+        if let Err(possible) = self.allow_connections(wanted) {
+            tracing::info!(
+                "{possible} connections are possible, not {wanted}: the limit of descriptors is too low"
+            );
+            self.most_connections.store(possible, Relaxed);
+        }
+    }
+    pub fn most_connections(&self) -> usize {
+        self.most_connections.load(Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_whole_password_is_admitted() {
+        let access = Access::new(Some("secret".into()), false, 1);
+        assert!(access.password().is(b"secret"));
+        for wrong in [&b""[..], b"s", b"secreT", b"secrets"] {
+            assert!(!access.password().is(wrong));
+        }
+        assert!(Access::new(None, false, 1).password().is(b"anything"));
+    }
+}
