@@ -44,8 +44,7 @@ impl Conversation {
     /// Sets the system user and the process of the client.
     pub fn with(mut self, user: Option<u32>, process: Option<i32>) -> Self {
         let confined = self.session.shared.seals.confine(process);
-        (self.session.user, self.session.process) = (user, process);
-        self.session.confined = confined;
+        self.session.identity.reveal(user, process, confined);
         self
     }
 
@@ -120,8 +119,11 @@ impl Conversation {
         let mut open = true;
         while open {
             let bytes = &self.input[at..];
-            match self.parser.parse(bytes, &self.session.shared.limits, self.session.authenticated)
-            {
+            match self.parser.parse(
+                bytes,
+                &self.session.shared.limits,
+                self.session.identity.is_authenticated(),
+            ) {
                 Ok(Progress::More) => break,
                 Ok(Progress::Empty(len)) => at += len,
                 Ok(Progress::Request(len)) => {

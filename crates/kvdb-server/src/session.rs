@@ -18,20 +18,22 @@ use crate::dictionaries::{self, Place, Selected};
 use crate::effects::{Effect, Effects};
 use crate::error_code::ErrorCode;
 use crate::failure::{Failure, Outcome};
-use crate::files::{Importing, Walking};
 use crate::locks::{Held, KeyLocks};
 use crate::notifications::Classes;
 use crate::scripts::Slot;
-use crate::seals::Confined;
 use crate::transactions::TransactionState;
 use crate::waiters::Spot;
 
+mod file_work;
+mod identity;
 mod keys;
 pub mod multi;
 pub mod seen;
 mod shared;
 pub mod subscriptions;
 
+use file_work::FileWork;
+use identity::{Identity, differ};
 pub use keys::retry_on_conflict;
 use multi::{Counted, Queue, Watch};
 pub use shared::Shared;
@@ -42,12 +44,7 @@ pub const TRIES: usize = 64;
 
 /// One client.
 pub struct Session {
-    /// The system user at the other end, if the connection reveals it.
-    pub user: Option<u32>,
-    /// The process at the other end, if the connection reveals it.
-    pub process: Option<i32>,
-    /// The seal that confines this client to some transactions.
-    pub confined: Option<Confined>,
+    pub identity: Identity,
     pub shared: Arc<Shared>,
     pub id: u64,
     /// The part of the connection that others use.
@@ -64,18 +61,11 @@ pub struct Session {
     pub replies: Replies,
     /// Effects of the commands of an `EXEC`, carried out after it has committed.
     pub effects: RefCell<Effects>,
-    pub name: String,
-    pub library: (String, String),
     pub dictionary: Selected,
     /// The state that its commands work on, unless they work in a transaction.
     pub place: Place,
     /// Each write of this connection is durable before its reply is sent.
     pub durable: bool,
-    /// The client must authenticate before anything else.
-    pub needs_password: bool,
-    pub authenticated: bool,
-    /// The client has announced itself as a replica.
-    pub is_replica: bool,
     /// The connection ends after the reply is sent.
     pub closing: bool,
     /// The transaction that commands work in, and the state shared with other connections in it.
@@ -100,10 +90,7 @@ pub struct Session {
     pub stopped: Option<Failure>,
     /// Time that the command under way has waited for other connections.
     pub waited: Duration,
-    /// An import of files under way.
-    pub importing: Option<Box<dyn Importing>>,
-    /// A walk through files under way.
-    pub walking: Option<Box<dyn Walking>>,
+    pub file_work: FileWork,
 }
 
 /// The changes that a client wants to be told of (`CLIENT TRACKING`).
@@ -174,17 +161,10 @@ impl Session {
             in_script: false,
             replies: Replies::On,
             effects: RefCell::default(),
-            user: None,
-            process: None,
-            confined: None,
-            name: String::new(),
-            library: Default::default(),
+            identity: Identity::new(needs_password),
             dictionary: Selected::default(),
             place: Place::Store,
             durable: shared.access.is_durable(),
-            needs_password,
-            authenticated: !needs_password,
-            is_replica: false,
             closing: false,
             joined: None,
             attached: Vec::new(),
@@ -197,8 +177,7 @@ impl Session {
             exec_time: None,
             stopped: None,
             waited: Duration::ZERO,
-            importing: None,
-            walking: None,
+            file_work: FileWork::default(),
             shared,
         }
     }
@@ -249,16 +228,8 @@ impl Session {
     }
     /// Updates the state that `CLIENT LIST` shows of this connection.
     pub fn show(&self, resp3: bool) {
-        // Most strings are empty. `memcmp` reads at their dangling pointers with all bytes masked
-        // out, which costs some processors hundreds of cycles.
-        let differ = |a: &str, b: &str| a.len() != b.len() || !a.is_empty() && a != b;
         let mut shown = self.connection.shown.lock();
-        if differ(&shown.name, &self.name) {
-            shown.name.clone_from(&self.name);
-        }
-        if differ(&shown.library.0, &self.library.0) || differ(&shown.library.1, &self.library.1) {
-            shown.library.clone_from(&self.library);
-        }
+        self.identity.show(&mut shown);
         if differ(&shown.dictionary, self.dictionary.name()) {
             shown.dictionary = self.dictionary.name().into();
         }

@@ -164,7 +164,7 @@ pub const NO_REPLICAS: Failure = Failure::Request(std::borrow::Cow::Borrowed(
 /// `REPLCONF`: a client that announces itself as a replica goes on with `SYNC`, which is another
 /// command here. It must not take the reply to that for the length of a file.
 pub fn replconf(s: &mut Session, _: Arguments<'_>, _: &mut Output) -> Outcome {
-    s.is_replica = true;
+    s.identity.announce_replica();
     Err(NO_REPLICAS)
 }
 

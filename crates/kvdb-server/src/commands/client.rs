@@ -27,17 +27,17 @@ pub fn client(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     match (args.at(1), args.len()) {
         (c, 2) if is(c, "id") => out.integer(s.id as i64),
         (c, 2) if is(c, "getname") => {
-            out.value(Some(s.name.as_bytes()).filter(|name| !name.is_empty()))
+            out.value(Some(s.identity.name().as_bytes()).filter(|name| !name.is_empty()))
         }
         (c, 3) if is(c, "setname") => {
-            s.name = name(args.at(2))?;
+            s.identity.set_name(name(args.at(2))?);
             out.ok();
         }
         (c, 4) if is(c, "setinfo") => {
             let value = name(args.at(3))?;
             match args.at(2) {
-                o if is(o, "lib-name") => s.library.0 = value,
-                o if is(o, "lib-ver") => s.library.1 = value,
+                o if is(o, "lib-name") => s.identity.set_library(value),
+                o if is(o, "lib-ver") => s.identity.set_library_version(value),
                 o => {
                     return Err(Failure::request(format!(
                         "Unrecognized option '{}'",

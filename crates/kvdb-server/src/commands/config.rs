@@ -90,7 +90,7 @@ fn known(s: &Session) -> Vec<(&'static str, String)> {
     ];
     match s.shared.access.password().told() {
         None => all.push(("requirepass", String::new())),
-        Some(password) if s.needs_password => all.push(("requirepass", password)),
+        Some(password) if s.identity.needs_password() => all.push(("requirepass", password)),
         // A client that needed no password is not told it.
         Some(_) => {}
     }

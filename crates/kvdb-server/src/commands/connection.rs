@@ -47,15 +47,14 @@ pub fn reset(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     monitor::end(s);
     tracking::end(s);
     while s.connection.mailbox.next().is_some() {}
-    (s.importing, s.walking) = (None, None);
+    s.file_work = Default::default();
     if s.replies == Replies::Off {
         out.unmute();
     }
-    (s.replies, s.is_replica) = (Replies::On, false);
+    s.replies = Replies::On;
     s.dictionary = Selected::default();
     s.durable = s.shared.access.is_durable();
-    s.name.clear();
-    s.authenticated = !s.needs_password;
+    s.identity.reset();
     out.resp3 = false;
     out.status("RESET");
     Ok(())
@@ -80,7 +79,7 @@ fn authenticate(s: &mut Session, user: &[u8], password: &[u8]) -> Outcome {
     if user != b"default" || !s.shared.access.password().is(password) {
         return Err(WRONGPASS);
     }
-    s.authenticated = true;
+    s.identity.authenticate();
     Ok(())
 }
 
@@ -114,7 +113,7 @@ pub fn hello(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             }
         }
     }
-    if !s.authenticated {
+    if !s.identity.is_authenticated() {
         return Err(Failure::coded(
             ErrorCode::NoAuth,
             "HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can \
@@ -122,7 +121,7 @@ pub fn hello(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
         ));
     }
     if let Some(name) = name {
-        s.name = client::name(name)?;
+        s.identity.set_name(client::name(name)?);
     }
     out.resp3 = resp3;
     out.map(7);
@@ -231,10 +230,10 @@ mod tests {
         let shared = Arc::new(Shared::new(db.clone(), limits, None, false, metrics));
         let mut out = Output::scratch(db, 1 << 20, shared.memory.whole_replies().clone());
         let mut session = Session::new(shared, "test".into(), false, None);
-        session.importing = Some(Box::new(Files));
-        session.walking = Some(Box::new(Files));
+        session.file_work.begin_import(Box::new(Files));
+        session.file_work.begin_walk(Box::new(Files));
         reset(&mut session, Request::of(&[b"RESET"]).arguments(), &mut out).expect("done");
-        assert!(session.importing.is_none() && session.walking.is_none());
+        assert!(!session.file_work.is_importing() && !session.file_work.is_walking());
         assert_eq!(out.take(), b"+RESET\r\n");
     }
 }

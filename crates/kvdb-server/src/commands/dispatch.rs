@@ -68,7 +68,7 @@ fn answer(s: &mut Session, index: Option<usize>, args: Arguments<'_>, out: &mut 
     let Some(index) = index else {
         s.shared.metrics.unknown.fetch_add(1, Relaxed);
         s.shared.metrics.commands.fetch_add(1, Relaxed);
-        let failure = if s.authenticated { unknown(args) } else { NOAUTH };
+        let failure = if s.identity.is_authenticated() { unknown(args) } else { NOAUTH };
         spoil(s);
         s.shared.metrics.count_error(&failure.to_string());
         return out.error(&failure.to_string());
@@ -154,7 +154,7 @@ fn note_slow(s: &Session, command: &Command, args: Arguments<'_>, took: Duration
         micros: u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
         words: shortened(args, command.is_secret(args)),
         address: s.connection.address.clone(),
-        name: s.name.clone(),
+        name: s.identity.name().to_owned(),
     });
 }
 
@@ -178,7 +178,7 @@ fn refused(s: &mut Session, command: &Command, failure: Failure) -> Failure {
 }
 
 fn admit(s: &Session, command: &Command, args: Arguments<'_>) -> Outcome {
-    if !s.authenticated && !command.open {
+    if !s.identity.is_authenticated() && !command.open {
         return Err(NOAUTH);
     }
     let wanted = command.arity.unsigned_abs() as usize;

@@ -60,14 +60,14 @@ pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
         if merge.into.is_some() {
             return Err(Failure::request("a fork is merged into the store that it comes from"));
         }
-        if s.needs_password {
+        if s.identity.needs_password() {
             return Err(Failure::request("a fork is merged over the store's Unix socket alone"));
         }
     }
     let verb = if merge.rebase { "rebase" } else { "merge" };
     merge.options = TransactionOptions {
         undoable: true,
-        user: s.user,
+        user: s.identity.user(),
         label: format!("{verb} {}", merge.clone),
         ..TransactionOptions::default()
     };

@@ -192,7 +192,7 @@ pub fn atomically(
     let position = out.position();
     out.keep();
     let (dictionary, durable, name, resp3) =
-        (s.dictionary.clone(), s.durable, s.name.clone(), out.resp3);
+        (s.dictionary.clone(), s.durable, s.identity.name().to_owned(), out.resp3);
     let mut outcome = Err(Failure::again_and_again());
     for tried in 0..TRIES {
         s.monitored = Default::default();
@@ -207,8 +207,8 @@ pub fn atomically(
         }
         // Nothing has happened, so the connection is reset as well.
         out.rewind(position);
-        (s.dictionary, s.durable, s.name, out.resp3) =
-            (dictionary.clone(), durable, name.clone(), resp3);
+        (s.dictionary, s.durable, out.resp3) = (dictionary.clone(), durable, resp3);
+        s.identity.set_name(name.clone());
         // In a joined transaction the retry is up to the client that began it.
         if s.joined.is_some() || !matches!(outcome, Err(Failure::Conflict(_))) {
             break;

@@ -68,7 +68,7 @@ const SEALED: Failure = Failure::Coded(
 
 /// Checks that a confined client may run the command.
 pub fn admit(s: &Session, command: &Command, args: Arguments<'_>) -> Outcome {
-    let Some(confined) = s.confined else { return Ok(()) };
+    let Some(confined) = s.identity.confined() else { return Ok(()) };
     let are_named = |forms: &[&str]| {
         args.get(1).is_some_and(|form| forms.iter().any(|allowed| is(form, allowed)))
     };

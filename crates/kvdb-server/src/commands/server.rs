@@ -10,7 +10,7 @@ use crate::session::Session;
 /// Replies after everything acknowledged before this command is on disk. A client that has
 /// announced itself as a replica means Redis' command of that name, which sends a file.
 pub fn sync(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    if s.is_replica && is(args.at(0), "sync") {
+    if s.identity.is_replica() && is(args.at(0), "sync") {
         return Err(NO_REPLICAS);
     }
     sync_now(s, out)?;
@@ -115,7 +115,7 @@ pub fn push(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
     let nothing = || Failure::request("this server publishes nothing");
     let publish = s.shared.owner.publish().cloned().ok_or_else(nothing)?;
-    if s.needs_password {
+    if s.identity.needs_password() {
         return Err(Failure::request("a store is published over its Unix socket alone"));
     }
     let address = str::from_utf8(args.at(1));

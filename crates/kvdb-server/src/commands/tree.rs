@@ -107,23 +107,24 @@ pub fn import(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     };
     match (args.at(1), args.len()) {
         (c, 3 | 5) if is(c, "begin") => {
-            if s.importing.is_some() {
+            if s.file_work.is_importing() {
                 return Err(Failure::request(
                     "an import is under way on this connection: IMPORT END or IMPORT DROP",
                 ));
             }
             let whose = whose(s, &args, 3)?;
-            s.importing = Some(s.shared.owner.files().import(whose, args.at(2), s.user)?);
+            let user = s.identity.user();
+            s.file_work.begin_import(s.shared.owner.files().import(whose, args.at(2), user)?);
         }
         (c, 3) if is(c, "add") => {
-            let mut importing = s.importing.take().ok_or_else(none)?;
-            importing.add(args.at(2))?;
-            s.importing = Some(importing);
+            s.file_work.add(args.at(2)).ok_or_else(none)??;
         }
         (c, 2) if is(c, "end") => {
-            return counted(&s.importing.take().ok_or_else(none)?.finish()?.fields(), out);
+            let made = s.file_work.finish_import().ok_or_else(none)??;
+            return counted(&made.fields(), out);
         }
-        (c, 2) if is(c, "drop") => drop(s.importing.take().ok_or_else(none)?),
+        (c, 2) if is(c, "drop") && s.file_work.drop_import() => {}
+        (c, 2) if is(c, "drop") => return Err(none()),
         _ => return Err(Failure::SYNTAX),
     }
     out.ok();
@@ -145,7 +146,9 @@ pub fn walk(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 /// time.
 pub fn export(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
-    pieces(s, args, out, |s, whose, path| s.shared.owner.files().export(whose, path, s.user))
+    pieces(s, args, out, |s, whose, path| {
+        s.shared.owner.files().export(whose, path, s.identity.user())
+    })
 }
 
 type Begin = fn(&Session, Whose, &[u8]) -> FileResult<Box<dyn Walking>>;
@@ -156,19 +159,16 @@ fn pieces(s: &mut Session, args: Arguments<'_>, out: &mut Output, begin: Begin) 
         (c, 3 | 5) if is(c, "begin") => {
             let whose = whose(s, &args, 3)?;
             // The state of the previous walk is released first.
-            s.walking = None;
-            s.walking = Some(begin(s, whose, args.at(2))?);
+            s.file_work.drop_walk();
+            s.file_work.begin_walk(begin(s, whose, args.at(2))?);
         }
         (c, 2) if is(c, "next") => {
-            let mut walking = s.walking.take().ok_or_else(none)?;
-            let entries = walking.next()?;
-            if !entries.is_empty() {
-                s.walking = Some(walking);
-            }
+            let entries = s.file_work.next().ok_or_else(none)??;
             out.bulk(&entries);
             return Ok(());
         }
-        (c, 2) if is(c, "drop") => drop(s.walking.take().ok_or_else(none)?),
+        (c, 2) if is(c, "drop") && s.file_work.drop_walk() => {}
+        (c, 2) if is(c, "drop") => return Err(none()),
         _ => return Err(Failure::SYNTAX),
     }
     out.ok();

@@ -118,7 +118,7 @@ pub fn joined(s: &Session) -> Result<&Transaction, Failure> {
 fn seal(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(args, 2, 3)?;
     let also = args.get(2).map(number).transpose()?;
-    let process = s.process.ok_or_else(|| {
+    let process = s.identity.process().ok_or_else(|| {
         Failure::request(
             "the process at the other end of this connection cannot be seen from the store's \
              daemon, so what it starts cannot be confined",

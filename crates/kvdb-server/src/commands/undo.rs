@@ -93,7 +93,7 @@ pub fn undo(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let commit = named(s, number)?;
     let options = TransactionOptions {
         undoable: true,
-        user: s.user,
+        user: s.identity.user(),
         label: label_of_undo(&commit.label),
         ..TransactionOptions::default()
     };

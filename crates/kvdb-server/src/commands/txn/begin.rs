@@ -25,7 +25,7 @@ fn seconds(arg: Option<&[u8]>) -> Result<Duration, Failure> {
 pub(super) fn begin(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let mut options = TransactionOptions {
         detached: true,
-        user: s.user,
+        user: s.identity.user(),
         branch: s.place.branch().unwrap_or_default().into(),
         ..TransactionOptions::default()
     };
@@ -66,7 +66,7 @@ pub(super) fn begin(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> O
     }
     let id = s.shared.owner.transactions().begin(options)?;
     s.shared.seals.begun(s.id, id);
-    if let Some(confined) = s.confined {
+    if let Some(confined) = s.identity.confined() {
         s.shared.seals.begun_within(confined, id);
     }
     if attached {
