@@ -1,16 +1,13 @@
 //! The state of one client, and the access of its commands to the store, to transactions and to
 //! locks. (`shared` has the state that all connections share.)
 
-use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bytes::Bytes;
-use env::sync::{Mutex, MutexGuard};
 use kvdb::{
-    Batch, CommitPosition, DictionaryId, Durability, Kvdb, NestedBatch, Transaction, TransactionId,
-    View,
+    Batch, CommitPosition, DictionaryId, Durability, Kvdb, Transaction, TransactionId, View,
 };
 
 use crate::clients::{Closer, Connection};
@@ -20,10 +17,10 @@ use crate::error_code::ErrorCode;
 use crate::failure::{Failure, Outcome};
 use crate::locks::{Held, KeyLocks};
 use crate::notifications::Classes;
-use crate::scripts::Slot;
 use crate::transactions::TransactionState;
 use crate::waiters::Spot;
 
+mod execution;
 mod file_work;
 mod identity;
 mod keys;
@@ -32,6 +29,8 @@ pub mod seen;
 mod shared;
 pub mod subscriptions;
 
+pub use execution::Executing;
+use execution::Execution;
 use file_work::FileWork;
 use identity::{Identity, differ};
 pub use keys::retry_on_conflict;
@@ -54,13 +53,9 @@ pub struct Session {
     pub tracks: Option<Tracks>,
     /// The client is shown all commands.
     pub monitors: bool,
-    /// The commands of the transaction under way, as they will be shown, and their bytes.
-    pub monitored: (Vec<Bytes>, usize),
     /// The command under way was called by a script.
     pub in_script: bool,
     pub replies: Replies,
-    /// Effects of the commands of an `EXEC`, carried out after it has committed.
-    pub effects: RefCell<Effects>,
     pub dictionary: Selected,
     /// The state that its commands work on, unless they work in a transaction.
     pub place: Place,
@@ -75,19 +70,8 @@ pub struct Session {
     /// The commands to be run, between `MULTI` and `EXEC`.
     pub queue: Option<Queue>,
     pub watches: Vec<(Watch, Counted)>,
-    /// Set while `EXEC` runs, which holds the locks.
-    pub executing: Option<Executing>,
-    /// A command of an `EXEC` is running, so it is one of several that take effect together.
-    pub exec_under_way: bool,
-    /// The locks of all keys are held. Under the locks of only some keys a types dictionary cannot
-    /// be created.
-    pub all_locked: bool,
-    /// Taken for the scripts of an `EXEC`.
-    pub script_slot: Option<Slot>,
-    /// The time that all commands of an `EXEC` see, milliseconds since 1970.
-    pub exec_time: Option<u64>,
-    /// A failure of the store, because of which `EXEC` must do nothing at all.
-    pub stopped: Option<Failure>,
+    /// The state of commands that take effect together.
+    pub exec: Execution,
     /// Time that the command under way has waited for other connections.
     pub waited: Duration,
     pub file_work: FileWork,
@@ -133,15 +117,6 @@ impl Replies {
     }
 }
 
-/// The transaction in which the commands of an `EXEC` work.
-pub enum Executing {
-    /// The transaction that the connection has joined. The changes of the commands are applied to
-    /// it after all of them have run.
-    Joined(Mutex<NestedBatch>),
-    /// A transaction of its own.
-    Own(Transaction),
-}
-
 impl Session {
     /// Makes the session of a connection; `closer` closes the connection from another thread.
     pub fn new(
@@ -157,10 +132,8 @@ impl Session {
             subscriptions: Subscriptions::default(),
             tracks: None,
             monitors: false,
-            monitored: Default::default(),
             in_script: false,
             replies: Replies::On,
-            effects: RefCell::default(),
             identity: Identity::new(needs_password),
             dictionary: Selected::default(),
             place: Place::Store,
@@ -170,12 +143,7 @@ impl Session {
             attached: Vec::new(),
             queue: None,
             watches: Vec::new(),
-            executing: None,
-            exec_under_way: false,
-            all_locked: false,
-            script_slot: None,
-            exec_time: None,
-            stopped: None,
+            exec: Execution::default(),
             waited: Duration::ZERO,
             file_work: FileWork::default(),
             shared,
@@ -202,19 +170,8 @@ impl Session {
     }
     /// Returns the transaction that commands work in, or `None` if they work on the store itself.
     pub fn inside(&self) -> Option<&Transaction> {
-        match &self.executing {
-            Some(Executing::Own(transaction)) => Some(transaction),
-            Some(Executing::Joined(_)) | None => {
-                self.joined.as_ref().map(|(transaction, _)| transaction)
-            }
-        }
-    }
-    /// Returns the changes that `EXEC` is going to apply to the joined transaction.
-    fn nested_batch(&self) -> Option<MutexGuard<'_, NestedBatch>> {
-        match &self.executing {
-            Some(Executing::Joined(nested)) => Some(nested.lock()),
-            _ => None,
-        }
+        let joined = || self.joined.as_ref().map(|(transaction, _)| transaction);
+        self.exec.own().or_else(joined)
     }
     /// Returns the newest value of a key if commands work on the store itself: this takes one
     /// lookup, and no view. Returns `None` if they work elsewhere.
@@ -223,7 +180,7 @@ impl Session {
         dict: DictionaryId,
         key: &[u8],
     ) -> Option<Result<Option<Bytes>, kvdb::Error>> {
-        let alone = self.executing.is_none() && self.joined.is_none();
+        let alone = !self.exec.is_running() && self.joined.is_none();
         (alone && !matches!(self.place, Place::Snapshot(..))).then(|| self.shared.db.get(dict, key))
     }
     /// Updates the state that `CLIENT LIST` shows of this connection.
@@ -245,7 +202,7 @@ impl Session {
     /// `reads` or `reads_range`. In a serializable transaction those have locked the keys, which
     /// must then be read from the view that `renewed` returns.
     pub fn view(&self) -> Result<View, Failure> {
-        if let Some(nested) = self.nested_batch() {
+        if let Some(nested) = self.exec.nested() {
             return Ok(nested.view()?);
         }
         Ok(match (&self.place, self.inside()) {
@@ -261,8 +218,8 @@ impl Session {
         dict: DictionaryId,
         keys: impl IntoIterator<Item = &'k [u8]>,
     ) -> Outcome {
-        match (&self.executing, self.inside()) {
-            (Some(Executing::Own(own)), _) => {
+        match (self.exec.own(), self.inside()) {
+            (Some(own), _) => {
                 keys.into_iter().try_for_each(|key| own.read_conflict_key(dict, key))?
             }
             (_, Some(transaction)) => {
@@ -274,8 +231,8 @@ impl Session {
     }
     /// Announces reads of `[start, end)`; an empty `end` is the end of the dictionary.
     pub fn reads_range(&self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Outcome {
-        match (&self.executing, self.inside()) {
-            (Some(Executing::Own(own)), _) => own.read_conflict_range(dict, start, end)?,
+        match (self.exec.own(), self.inside()) {
+            (Some(own), _) => own.read_conflict_range(dict, start, end)?,
             (_, Some(transaction)) => transaction.lock_range(dict, start, end, false)?,
             (_, None) => {}
         }
@@ -293,7 +250,7 @@ impl Session {
     /// Commits a batch. If durability is wanted, the output takes care of it (see `output`). In a
     /// transaction the batch is visible only there.
     pub fn commit(&self, batch: Batch) -> Result<(), Failure> {
-        if let Some(mut nested) = self.nested_batch() {
+        if let Some(mut nested) = self.exec.nested() {
             return Ok(nested.apply(batch)?);
         }
         match self.inside() {
@@ -328,8 +285,8 @@ impl Session {
     /// Does the same as [`Session::settle`] for a dictionary that need not be the selected one.
     pub fn settle_at(&self, spot: Spot, effects: Vec<Effect>) {
         let most = self.shared.limits.effects;
-        if self.executing.is_some() {
-            let dropped = self.effects.borrow_mut().add(spot, effects, most);
+        if self.exec.is_running() {
+            let dropped = self.exec.keep_effects(spot, effects, most);
             self.shared.metrics.effects_dropped.fetch_add(dropped, Relaxed);
         } else if self.joined.is_none() {
             self.shared.reached().carry_out_at(&spot, &effects);
@@ -344,14 +301,14 @@ impl Session {
     pub fn has_room_for_effect(&self, bytes: usize) -> bool {
         let most = self.shared.limits.effects;
         let in_transaction = self.joined.as_ref().map(|(_, state)| state.effects.lock());
-        let gathered = self.effects.borrow().bytes();
+        let gathered = self.exec.effect_bytes();
         in_transaction.is_none_or(|kept| {
             kept.as_ref().is_none_or(|kept| kept.has_room(bytes + gathered, most))
-        }) && self.effects.borrow().has_room(bytes, most)
+        }) && self.exec.has_room_for_effect(bytes, most)
     }
     /// Settles the effects that were gathered during `EXEC`, see [`Session::settle`].
     pub fn settle_all(&self) {
-        self.settle_outside_exec(self.effects.take());
+        self.settle_outside_exec(self.exec.take_effects());
     }
     fn settle_outside_exec(&self, effects: Effects) {
         let Some((transaction, state)) = &self.joined else {
@@ -395,7 +352,7 @@ impl Session {
                 transaction.lock_key(dict, key, true)?;
             }
         }
-        if self.executing.is_some() {
+        if self.exec.is_running() {
             return Ok(Held::Already);
         }
         let mut keys = keys.into_iter();
@@ -406,7 +363,7 @@ impl Session {
     }
     /// Locks all keys against other commands.
     pub fn hold_all(&self) -> Held<'_> {
-        if self.executing.is_some() { Held::Already } else { self.locks().all() }
+        if self.exec.is_running() { Held::Already } else { self.locks().all() }
     }
 
     /// Leaves a transaction or place: commands work on the store itself again.

@@ -96,7 +96,7 @@ pub fn until<T>(
 }
 
 fn may_wait(s: &Session, out: &Output) -> bool {
-    !out.is_kept() && s.executing.is_none()
+    !out.is_kept() && !s.exec.is_running()
 }
 
 /// Sleeps and retries until one attempt finds something. Returns `None` if the time is up.

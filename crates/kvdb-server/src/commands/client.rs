@@ -86,7 +86,7 @@ pub fn client(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
             s.shared.pause.end();
             out.ok();
         }
-        (c, 3) if is(c, "reply") && s.executing.is_none() => reply(s, args.at(2), out)?,
+        (c, 3) if is(c, "reply") && !s.exec.is_running() => reply(s, args.at(2), out)?,
         (c, 3) if is(c, "no-evict") || is(c, "no-touch") => match args.at(2) {
             o if is(o, "on") || is(o, "off") => out.ok(),
             _ => return Err(Failure::SYNTAX),

@@ -22,7 +22,7 @@ pub fn to_other(
         copied = copy(s, (from, to), other, replace)?;
         Ok(())
     };
-    if s.executing.is_some() || matches!(s.place, Place::Snapshot(..)) {
+    if s.exec.is_running() || matches!(s.place, Place::Snapshot(..)) {
         work(s, out)?;
     } else {
         atomically(s, &[], Locks::Keys(&[from]), out, work)?;

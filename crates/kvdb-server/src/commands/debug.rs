@@ -25,7 +25,7 @@ const LONGEST: f64 = 3600.0;
 pub fn debug(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     // The sweeper takes locks, which this `EXEC` may hold, and the others wait for the disk.
     let alone = ["sweep", "reload", "loadaof"].into_iter().find(|name| is(args.at(1), name));
-    if let (Some(name), true) = (alone, s.executing.is_some()) {
+    if let (Some(name), true) = (alone, s.exec.is_running()) {
         let what = format!("DEBUG {name} is not possible in MULTI and in scripts");
         return Err(Failure::request(what));
     }

@@ -124,8 +124,8 @@ pub fn run_one(s: &mut Session, index: usize, args: Arguments<'_>, out: &mut Out
         note_slow(s, command, args, took);
     }
     let done = outcome.is_ok();
-    if s.executing.is_some() {
-        s.stopped = outcome.err().filter(Failure::is_of_the_store);
+    if s.exec.is_running() {
+        s.exec.stop(outcome.err().filter(Failure::is_of_the_store));
     }
     done
 }

@@ -24,7 +24,7 @@ use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::request::{Arguments, Request, integer};
 use crate::scripts::{Broken, Call, Slot, Worker, well_formed};
-use crate::session::{Executing, Session};
+use crate::session::Session;
 
 pub const SCRIPT_USAGE: &str = "LOAD script | EXISTS sha1 ... | FLUSH [ASYNC|SYNC] | KILL";
 /// Time that a script has to end after it was stopped, before its process is killed.
@@ -182,14 +182,14 @@ fn note_line(name: &str, payload: &[u8], logged: &mut usize) {
 }
 
 fn take_slot(s: &mut Session) -> Result<Slot, Failure> {
-    match s.script_slot.take() {
+    match s.exec.take_slot() {
         Some(slot) => Ok(slot),
         None => s.shared.scripts.slot(),
     }
 }
 /// Keeps the worker for the next script of the same `EXEC`, or returns it to the pool.
 fn give_back(s: &mut Session, slot: Slot) {
-    s.script_slot = s.executing.is_some().then_some(slot);
+    s.exec.keep_slot(slot);
 }
 
 /// A function of a library, found by its name.
@@ -235,7 +235,7 @@ pub fn call(
         };
         run(s, &mut slot, &script, out)
     };
-    let done = if s.executing.is_some() || matches!(s.place, Place::Snapshot(..)) {
+    let done = if s.exec.is_running() || matches!(s.place, Place::Snapshot(..)) {
         work(s, out)
     } else {
         atomically(s, &[], Locks::Keys(&named), out, work)
@@ -294,7 +294,7 @@ fn start(
         only_reads: only_reads || said.no_writes,
         until: Instant::now() + s.shared.scripts.time(),
     };
-    let done = if s.executing.is_some() || matches!(s.place, Place::Snapshot(..)) {
+    let done = if s.exec.is_running() || matches!(s.place, Place::Snapshot(..)) {
         run(s, &mut slot, &script, out)
     } else {
         let locks = Locks::Keys(&script.keys);
@@ -316,7 +316,7 @@ enum End {
 
 fn run(s: &mut Session, slot: &mut Slot, script: &Script<'_>, out: &mut Output) -> Outcome {
     let (dictionary, resp3) = (s.dictionary.clone(), out.resp3);
-    let (shared, in_exec) = (s.shared.clone(), s.exec_under_way);
+    let (shared, in_exec) = (s.shared.clone(), s.exec.is_exec());
     let budget = shared.memory.whole_replies().clone();
     let scratch = Output::scratch(shared.db.clone(), shared.limits.reply, budget);
     let mut asking = Asking { session: s, out: scratch, script, wrote: false };
@@ -492,8 +492,11 @@ impl Asking<'_> {
         let s = &mut *self.session;
         s.check_stopping()?;
         let request = Request::of(words);
-        let alone = matches!(s.executing, Some(Executing::Own(_)));
-        if alone && !s.all_locked && may_need_types(request.arguments(), s.shared.limits.tuple) {
+        let alone = s.exec.own().is_some();
+        if alone
+            && !s.exec.are_all_locked()
+            && may_need_types(request.arguments(), s.shared.limits.tuple)
+        {
             // The types dictionary is created under all locks: in the next attempt.
             if s.existing()?.is_none_or(|space| space.types.is_none()) {
                 return Err(Failure::Conflict("deadlines and collections come into use".into()));
@@ -504,7 +507,7 @@ impl Asking<'_> {
         s.in_script = outer;
         self.out.send_if_large();
         self.wrote |= done && COMMANDS[index].writes;
-        let stopped = s.stopped.take();
+        let stopped = s.exec.take_stopped();
         if let Some(failure) = stopped {
             self.out.take();
             return Err(failure);

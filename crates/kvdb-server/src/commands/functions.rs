@@ -129,7 +129,7 @@ fn change(s: &mut Session, out: &mut Output, edit: impl Fn(&mut Libraries) -> Ou
         edit(&mut after)?;
         libraries::store(s, dictionary, &before, &after)
     };
-    match s.executing.is_some() {
+    match s.exec.is_running() {
         true => work(s, out),
         false => atomically(s, &[], Locks::Keys(&[]), out, work),
     }

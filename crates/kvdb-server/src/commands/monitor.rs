@@ -16,8 +16,6 @@ use crate::session::Session;
 
 /// Length after which a line is cut.
 const MOST: usize = 1 << 20;
-/// Approximate memory of a kept line in addition to its bytes.
-const PER_LINE: usize = 128;
 
 pub fn monitor(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     s.monitors = true;
@@ -39,20 +37,19 @@ pub fn show(s: &mut Session, command: &Command, args: Arguments<'_>) {
     if command.shown == Shown::Never {
         return;
     }
-    if s.executing.is_none() {
+    if !s.exec.is_running() {
         return s.shared.monitors.show(&line(s, command, args));
     }
     // More than may wait for a connection would end all that watch.
-    if s.monitored.1 <= s.shared.limits.mailbox {
+    if s.exec.has_room_for_line(s.shared.limits.mailbox) {
         let line = line(s, command, args);
-        s.monitored.1 += line.len() + PER_LINE;
-        s.monitored.0.push(line);
+        s.exec.keep_line(line);
     }
 }
 
 /// Shows the commands of a transaction that has committed.
 pub fn show_kept(s: &mut Session) {
-    for line in std::mem::take(&mut s.monitored).0 {
+    for line in s.exec.take_lines() {
         s.shared.monitors.show(&line);
     }
 }

@@ -152,6 +152,7 @@ pub fn exec(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
             "Transaction discarded because of previous errors.",
         ));
     }
+    let mut slot = None;
     let needs_worker = |request: &Request| {
         find(request.arguments().at(0)).is_some_and(|index| COMMANDS[index].needs_worker)
     };
@@ -159,12 +160,12 @@ pub fn exec(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
         // Taken before any lock: the connections that use the other workers may wait for that lock.
         match s.shared.scripts.slot() {
             Err(failure) if failure.is_of_the_store() => return Err(failure),
-            slot => s.script_slot = slot.ok(),
+            taken => slot = taken.ok(),
         }
     }
-    s.exec_under_way = true;
+    s.exec.begin_exec(slot);
     let done = atomically(s, &watches, Locks::Queue(&queue), out, |s, out| run(s, &queue, out));
-    (s.script_slot, s.exec_under_way) = (None, false);
+    s.exec.end_exec();
     done.map_err(|failure| match failure {
         Failure::Locked(why) => Failure::Locked(format!("{why}; nothing of this EXEC was done")),
         failure => failure,
@@ -195,13 +196,10 @@ pub fn atomically(
         (s.dictionary.clone(), s.durable, s.identity.name().to_owned(), out.resp3);
     let mut outcome = Err(Failure::again_and_again());
     for tried in 0..TRIES {
-        s.monitored = Default::default();
+        s.exec.take_lines();
         outcome = attempt(s, watches, locks, tried, out, &mut work);
         tracking::end_reading(s);
-        (s.executing, s.stopped, s.exec_time) = (None, None, None);
-        s.all_locked = false;
-        // Effects without a commit are dropped.
-        drop(s.effects.take());
+        s.exec.end_attempt();
         if outcome.is_ok() {
             break;
         }
@@ -217,7 +215,7 @@ pub fn atomically(
     out.release();
     match outcome.is_ok() && !out.is_broken() {
         true => monitor::show_kept(s),
-        false => s.monitored = Default::default(),
+        false => drop(s.exec.take_lines()),
     }
     outcome
 }
@@ -231,7 +229,7 @@ fn attempt(
     work: &mut impl FnMut(&mut Session, &mut Output) -> Outcome,
 ) -> Outcome {
     let (shared, state) = (s.shared.clone(), s.joined.as_ref().map(|(_, state)| state.clone()));
-    s.exec_time = Some(s.clock());
+    s.exec.begin_attempt(s.clock());
     let held = match (&state, locks) {
         // Other connections in the transaction wait, possibly for long if one of these commands
         // waits for a lock.
@@ -244,7 +242,7 @@ fn attempt(
             None => Held::Already,
         },
     };
-    s.all_locked = held.is_all();
+    s.exec.set_all_locked(held.is_all());
     tracking::begin_reading(s)?;
     let transaction = match &s.joined {
         Some((transaction, _)) => transaction.clone(),
@@ -269,7 +267,7 @@ fn attempt(
             }
         }
     }
-    s.executing = Some(match &state {
+    s.exec.begin(match &state {
         Some(_) => Executing::Joined(Mutex::new(transaction.nested_batch()?)),
         None => Executing::Own(transaction.clone()),
     });
@@ -279,7 +277,7 @@ fn attempt(
         return Ok(());
     }
     // Still under the locks, so that the events of a key are in the order of its commits.
-    let _held = match s.executing.take() {
+    let _held = match s.exec.end() {
         Some(Executing::Joined(nested)) => {
             nested.into_inner().finish()?;
             held
@@ -315,7 +313,7 @@ fn run(s: &mut Session, queue: &Queue, out: &mut Output) -> Outcome {
             Some(index) => drop(run_one(s, index, args, out)),
             None => out.error("ERR unknown command"),
         }
-        if let Some(failure) = s.stopped.take() {
+        if let Some(failure) = s.exec.take_stopped() {
             return Err(failure);
         }
         out.send_if_large();

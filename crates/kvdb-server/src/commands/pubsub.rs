@@ -89,7 +89,7 @@ pub fn spublish(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
 
 fn send(s: &Session, args: Arguments<'_>, to: To, out: &mut Output) -> Outcome {
     let [channel, payload] = [1, 2].map(|at| Bytes::copy_from_slice(args.at(at)));
-    if s.executing.is_none() && s.joined.is_none() {
+    if !s.exec.is_running() && s.joined.is_none() {
         out.integer(s.shared.channels.publish(to, &channel, &payload) as i64);
         return Ok(());
     }

@@ -170,9 +170,9 @@ fn delete_atomically(
         // The deletions do not depend on the deleted values; only the reads must still be valid.
         retry_on_conflict(&shared.db, false, |own, batch| {
             events.clear();
-            s.executing = Some(Executing::Own(own.clone()));
+            s.exec.begin(Executing::Own(own.clone()));
             let filled = fill(s, batch, &mut events);
-            s.executing = None;
+            s.exec.end();
             filled
         })?;
         settle(s, std::mem::take(&mut events));
@@ -314,7 +314,7 @@ fn delete(s: &Session, dict: DictionaryId, start: &[u8], end: &[u8], batch: &mut
         }
         return Ok(());
     }
-    let own = matches!(s.executing, Some(Executing::Own(_)));
+    let own = s.exec.own().is_some();
     if !own {
         s.reads_range(dict, start, b"")?;
     }

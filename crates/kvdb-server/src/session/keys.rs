@@ -11,7 +11,7 @@ use kvdb::{
 };
 
 use super::seen::Seen;
-use super::{Executing, SNAPSHOT, Session, TRIES};
+use super::{SNAPSHOT, Session, TRIES};
 use crate::dictionaries::{Place, Selected};
 use crate::effects::Effect;
 use crate::error_code::ErrorCode;
@@ -31,7 +31,7 @@ impl Session {
     /// Returns the time that decides about expiry, milliseconds since 1970. In a snapshot it is
     /// constant.
     pub fn now(&self) -> u64 {
-        match (&self.place, self.exec_time) {
+        match (&self.place, self.exec.time()) {
             (Place::Snapshot(_, made), _) => *made,
             (_, Some(time)) => time,
             (_, None) => self.clock(),
@@ -64,7 +64,7 @@ impl Session {
     }
 
     fn locks_what_it_reads(&self) -> bool {
-        let joined = !matches!(self.executing, Some(Executing::Own(_)));
+        let joined = self.exec.own().is_none();
         joined && self.inside().is_some_and(|t| t.isolation() == Isolation::Serializable)
     }
 
@@ -103,7 +103,7 @@ impl Session {
             return self.typed();
         }
         let space = self.made()?;
-        let joined = !matches!(self.executing, Some(Executing::Own(_))) && self.inside().is_some();
+        let joined = self.exec.own().is_none() && self.inside().is_some();
         // There the type of a key is told by the types dictionary alone, see
         // [`Seen::exclude_others`].
         match joined && space.types.is_none() && self.joins_deletions(space.strings) {
@@ -151,12 +151,12 @@ impl Session {
         // created under the locks of all keys. `EXEC` has created it before it took its locks, or
         // holds all of them; if the need was not known beforehand, `EXEC` is retried with all
         // locks.
-        if self.executing.is_some() && !self.all_locked {
+        if self.exec.is_running() && !self.exec.are_all_locked() {
             return Err(Failure::again_and_again());
         }
-        let _all = match self.executing {
-            Some(Executing::Own(_)) => None,
-            _ => Some(self.shared.locks.all()),
+        let _all = match self.exec.own() {
+            Some(_) => None,
+            None => Some(self.shared.locks.all()),
         };
         let (name, options) = (self.dictionary.types_name(), DictionaryOptions::default());
         let types = match &self.place {

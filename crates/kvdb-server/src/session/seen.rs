@@ -143,7 +143,7 @@ impl<'a> Seen<'a> {
             // The command starts again, in a transaction of its own.
             Source::Condition(_) => return Err(Failure::TooLargeAtOnce),
             Source::Own(own) => own.apply(std::mem::take(batch))?,
-            Source::Session(session) if session.executing.is_some() => {
+            Source::Session(session) if session.exec.is_running() => {
                 session.commit(std::mem::take(batch))?;
             }
             Source::Session(session) => {

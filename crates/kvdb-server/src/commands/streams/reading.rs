@@ -313,7 +313,7 @@ fn deliver(
                 }
                 After::Id(after) => Some(reading.history(&state, consumer, *after, batch)?),
             };
-            let waits = !again && request.waits.is_some() && s.executing.is_none();
+            let waits = !again && request.waits.is_some() && !s.exec.is_running();
             if found.is_some() || waits {
                 let new = state.see(seen, &reading.stream.of, consumer, batch)?;
                 if new {

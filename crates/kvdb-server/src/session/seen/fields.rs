@@ -20,7 +20,6 @@ use crate::keyspace::{
 };
 use crate::names::in_key;
 use crate::notifications::Classes;
-use crate::session::Executing;
 
 /// A field of a hash, or a member of a set, without its value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -186,7 +185,7 @@ impl Seen<'_> {
         // In a transaction that is committed later, the first deadline may be over by then. An
         // `EXEC` on its own commits at once.
         let later = match &self.source {
-            Source::Session(s) if !matches!(s.executing, Some(Executing::Own(_))) => s.inside(),
+            Source::Session(s) if s.exec.own().is_none() => s.inside(),
             _ => None,
         };
         let named = match later.is_some() || !head.expiring {
