@@ -34,7 +34,7 @@ use execution::Execution;
 use file_work::FileWork;
 use identity::{Identity, differ};
 pub use keys::retry_on_conflict;
-use multi::{Counted, Queue, Watch};
+use multi::Multi;
 pub use shared::Shared;
 use subscriptions::Subscriptions;
 
@@ -67,9 +67,7 @@ pub struct Session {
     pub joined: Option<(Transaction, Arc<TransactionState>)>,
     /// Transactions that end with this connection.
     pub attached: Vec<TransactionId>,
-    /// The commands to be run, between `MULTI` and `EXEC`.
-    pub queue: Option<Queue>,
-    pub watches: Vec<(Watch, Counted)>,
+    pub multi: Multi,
     /// The state of commands that take effect together.
     pub exec: Execution,
     /// Time that the command under way has waited for other connections.
@@ -141,8 +139,7 @@ impl Session {
             closing: false,
             joined: None,
             attached: Vec::new(),
-            queue: None,
-            watches: Vec::new(),
+            multi: Multi::default(),
             exec: Execution::default(),
             waited: Duration::ZERO,
             file_work: FileWork::default(),
@@ -191,7 +188,7 @@ impl Session {
             shown.dictionary = self.dictionary.name().into();
         }
         shown.resp3 = resp3;
-        shown.queued = self.queue.as_ref().map(|queue| queue.requests.len());
+        shown.queued = self.multi.queued();
         shown.channels = self.subscriptions.channels.len();
         shown.patterns = self.subscriptions.patterns.len();
         shown.monitors = self.monitors;
@@ -370,12 +367,7 @@ impl Session {
     pub fn leave(&mut self) {
         self.place = Place::Store;
         self.joined = None;
-        self.watches.clear();
-    }
-    /// Drops the commands that `MULTI` has queued.
-    pub fn discard(&mut self) {
-        self.queue = None;
-        self.watches.clear();
+        self.multi.unwatch();
     }
     /// Aborts the transactions that end with this connection.
     pub fn let_go(&mut self) {

@@ -41,7 +41,7 @@ pub fn quit(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
 
 pub fn reset(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     s.leave();
-    s.discard();
+    s.multi.discard();
     s.let_go();
     s.unsubscribe_all();
     monitor::end(s);

@@ -30,14 +30,14 @@ pub fn run(s: &mut Session, args: Arguments<'_>, out: &mut Output) {
         true => kvdb::with_author(s.id, || answer(s, index, args, out)),
         false => answer(s, index, args, out),
     }
-    if s.queue.is_none()
+    if !s.multi.is_queuing()
         && let Some(tracks) = &mut s.tracks
         && index.is_some_and(|index| !COMMANDS[index].controls)
     {
         tracks.caching = None;
     }
     out.unmute();
-    if s.queue.is_some() || index.is_some_and(|index| COMMANDS[index].keys == NONE) {
+    if s.multi.is_queuing() || index.is_some_and(|index| COMMANDS[index].keys == NONE) {
         s.show(out.resp3);
     }
     if s.listens() {
@@ -52,7 +52,7 @@ pub fn refuse(s: &mut Session, why: &str, out: &mut Output) {
     }
     s.shared.metrics.commands.fetch_add(1, Relaxed);
     s.shared.metrics.count_error(why);
-    spoil(s);
+    s.multi.spoil();
     out.error(why);
     out.unmute();
 }
@@ -69,7 +69,7 @@ fn answer(s: &mut Session, index: Option<usize>, args: Arguments<'_>, out: &mut 
         s.shared.metrics.unknown.fetch_add(1, Relaxed);
         s.shared.metrics.commands.fetch_add(1, Relaxed);
         let failure = if s.identity.is_authenticated() { unknown(args) } else { NOAUTH };
-        spoil(s);
+        s.multi.spoil();
         s.shared.metrics.count_error(&failure.to_string());
         return out.error(&failure.to_string());
     };
@@ -80,11 +80,11 @@ fn answer(s: &mut Session, index: Option<usize>, args: Arguments<'_>, out: &mut 
             command.name
         ));
     }
-    if s.queue.is_some() && command.in_multi != InMulti::AtOnce {
+    if s.multi.is_queuing() && command.in_multi != InMulti::AtOnce {
         match admit(s, command, args).and_then(|()| multi::queue(s, command, args)) {
             Ok(()) => out.status("QUEUED"),
             Err(failure) => {
-                spoil(s);
+                s.multi.spoil();
                 out.error(&failure.to_string());
             }
         }
@@ -158,20 +158,13 @@ fn note_slow(s: &Session, command: &Command, args: Arguments<'_>, took: Duration
     });
 }
 
-/// Makes `EXEC` refuse the queue, because one of its commands was refused.
-fn spoil(s: &mut Session) {
-    if let Some(queue) = &mut s.queue {
-        queue.spoil();
-    }
-}
-
 /// Returns the reason why a command is not run. A malformed `EXEC` discards the queue, so that the
 /// next one does not run commands that the client believes to be discarded.
 fn refused(s: &mut Session, command: &Command, failure: Failure) -> Failure {
-    if !command.runs_queue || s.queue.is_none() {
+    if !command.runs_queue || !s.multi.is_queuing() {
         return failure;
     }
-    s.discard();
+    s.multi.discard();
     let why = failure.to_string();
     let why = why.strip_prefix("ERR ").unwrap_or(&why);
     Failure::coded(ErrorCode::ExecAbort, format!("Transaction discarded because of: {why}"))

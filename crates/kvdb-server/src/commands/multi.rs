@@ -30,19 +30,19 @@ use crate::session::seen::Seen;
 use crate::session::{Executing, Session, Shared, TRIES};
 
 pub fn multi(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
-    if s.queue.is_some() {
+    if s.multi.is_queuing() {
         return Err(Failure::request("MULTI calls can not be nested"));
     }
-    s.queue = Some(Queue::new(&s.shared));
+    s.multi.begin(&s.shared);
     out.ok();
     Ok(())
 }
 
 pub fn discard(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
-    if s.queue.is_none() {
+    if !s.multi.is_queuing() {
         return Err(Failure::request("DISCARD without MULTI"));
     }
-    s.discard();
+    s.multi.discard();
     out.ok();
     Ok(())
 }
@@ -55,26 +55,11 @@ pub fn queue(s: &mut Session, command: &Command, args: Arguments<'_>) -> Outcome
             command.name
         )));
     }
-    let Some(queue) = &mut s.queue else { return Ok(()) };
-    let request = args.to_request();
-    let size = request.size();
-    let limits = &s.shared.limits;
-    if queue.bytes + size > limits.request || queue.requests.len() >= limits.arguments {
-        let (bytes, commands) = (limits.request, limits.arguments);
-        return Err(Failure::Limit(format!(
-            "more than {bytes} bytes or {commands} commands between MULTI and EXEC"
-        )));
-    }
-    if !s.shared.memory.take_for_requests(size) {
-        return Err(Failure::Limit("too many large requests at once; try again later".into()));
-    }
-    queue.bytes += size;
-    queue.requests.push(request);
-    Ok(())
+    s.multi.push(args.to_request())
 }
 
 pub fn watch(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    if s.queue.is_some() {
+    if s.multi.is_queuing() {
         return Err(Failure::request("WATCH inside MULTI is not allowed"));
     }
     let space = s.writable()?;
@@ -132,21 +117,21 @@ pub fn watch(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             Watch { dictionary, space, keys, expires, state: Watched::Store(watch) }
         }
     };
-    s.watches.push((watch, counted));
+    s.multi.watch(watch, counted);
     out.ok();
     Ok(())
 }
 
 pub fn unwatch(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
-    s.watches.clear();
+    s.multi.unwatch();
     out.ok();
     Ok(())
 }
 
 pub fn exec(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
-    let queue = s.queue.take().ok_or(Failure::request("EXEC without MULTI"))?;
-    let watches = std::mem::take(&mut s.watches);
-    if queue.spoilt {
+    let queue = s.multi.take_queue().ok_or(Failure::request("EXEC without MULTI"))?;
+    let watches = s.multi.take_watches();
+    if queue.is_spoilt() {
         return Err(Failure::coded(
             ErrorCode::ExecAbort,
             "Transaction discarded because of previous errors.",
@@ -156,7 +141,7 @@ pub fn exec(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     let needs_worker = |request: &Request| {
         find(request.arguments().at(0)).is_some_and(|index| COMMANDS[index].needs_worker)
     };
-    if queue.requests.iter().any(needs_worker) {
+    if queue.requests().iter().any(needs_worker) {
         // Taken before any lock: the connections that use the other workers may wait for that lock.
         match s.shared.scripts.slot() {
             Err(failure) if failure.is_of_the_store() => return Err(failure),
@@ -306,8 +291,8 @@ fn commit<'a>(
 
 /// Runs the commands of an `EXEC`.
 fn run(s: &mut Session, queue: &Queue, out: &mut Output) -> Outcome {
-    out.array(queue.requests.len());
-    for request in &queue.requests {
+    out.array(queue.requests().len());
+    for request in queue.requests() {
         let args = request.arguments();
         match find(args.at(0)) {
             Some(index) => drop(run_one(s, index, args, out)),
@@ -336,11 +321,11 @@ fn hold<'a>(s: &mut Session, shared: &'a Shared, queue: &Queue) -> Result<Held<'
     let mut keys: Vec<&[u8]> = Vec::new();
     let mut writes = false;
     let tuple = shared.limits.tuple;
-    if queue.requests.iter().any(|request| super::may_need_types(request.arguments(), tuple)) {
+    if queue.requests().iter().any(|request| super::may_need_types(request.arguments(), tuple)) {
         // The types dictionary cannot be created under some of the locks.
         s.typed()?;
     }
-    for request in &queue.requests {
+    for request in queue.requests() {
         let args = request.arguments();
         let Some(command) = find(args.at(0)).map(|index| &COMMANDS[index]) else { continue };
         writes |= command.writes;

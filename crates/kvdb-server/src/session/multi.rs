@@ -11,22 +11,85 @@ use crate::failure::{Failure, Outcome};
 use crate::keyspace::{Head, Keyspace, Kind, head_key, is_past};
 use crate::request::Request;
 
+/// `MULTI` and `WATCH` of a connection.
+#[derive(Default)]
+pub struct Multi {
+    /// Set between `MULTI` and `EXEC`.
+    queue: Option<Queue>,
+    watches: Vec<(Watch, Counted)>,
+}
+
+impl Multi {
+    /// Returns whether commands are queued.
+    pub fn is_queuing(&self) -> bool {
+        self.queue.is_some()
+    }
+    /// Returns the number of commands in the queue, if there is one.
+    pub fn queued(&self) -> Option<usize> {
+        self.queue.as_ref().map(|queue| queue.requests.len())
+    }
+    pub fn begin(&mut self, shared: &Arc<Shared>) {
+        let shared = shared.clone();
+        self.queue = Some(Queue { shared, requests: Vec::new(), bytes: 0, spoilt: false });
+    }
+    /// Adds a command to the queue, if there is one.
+    pub fn push(&mut self, request: Request) -> Outcome {
+        self.queue.as_mut().map_or(Ok(()), |queue| queue.push(request))
+    }
+    /// Makes `EXEC` refuse the queue, because one of its commands was refused.
+    pub fn spoil(&mut self) {
+        self.queue.iter_mut().for_each(|queue| queue.spoilt = true);
+    }
+    pub fn take_queue(&mut self) -> Option<Queue> {
+        self.queue.take()
+    }
+    pub fn watch(&mut self, watch: Watch, counted: Counted) {
+        self.watches.push((watch, counted));
+    }
+    pub fn unwatch(&mut self) {
+        self.watches.clear();
+    }
+    pub fn take_watches(&mut self) -> Vec<(Watch, Counted)> {
+        std::mem::take(&mut self.watches)
+    }
+    /// Drops the queue, and all that is watched.
+    pub fn discard(&mut self) {
+        self.queue = None;
+        self.unwatch();
+    }
+}
+
 /// The commands queued between `MULTI` and `EXEC`.
 pub struct Queue {
     shared: Arc<Shared>,
-    pub requests: Vec<Request>,
+    requests: Vec<Request>,
     /// Charged to [`Shared::memory`].
-    pub bytes: usize,
+    bytes: usize,
     /// A command was refused, so `EXEC` runs none.
-    pub spoilt: bool,
+    spoilt: bool,
 }
 
 impl Queue {
-    pub fn new(shared: &Arc<Shared>) -> Self {
-        Queue { shared: shared.clone(), requests: Vec::new(), bytes: 0, spoilt: false }
+    fn push(&mut self, request: Request) -> Outcome {
+        let (size, limits) = (request.size(), &self.shared.limits);
+        if self.bytes + size > limits.request || self.requests.len() >= limits.arguments {
+            let (bytes, commands) = (limits.request, limits.arguments);
+            return Err(Failure::Limit(format!(
+                "more than {bytes} bytes or {commands} commands between MULTI and EXEC"
+            )));
+        }
+        if !self.shared.memory.take_for_requests(size) {
+            return Err(Failure::Limit("too many large requests at once; try again later".into()));
+        }
+        self.bytes += size;
+        self.requests.push(request);
+        Ok(())
     }
-    pub fn spoil(&mut self) {
-        self.spoilt = true;
+    pub fn requests(&self) -> &[Request] {
+        &self.requests
+    }
+    pub fn is_spoilt(&self) -> bool {
+        self.spoilt
     }
 }
 
