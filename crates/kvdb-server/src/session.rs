@@ -41,11 +41,13 @@ use subscriptions::Subscriptions;
 /// Number of attempts to apply a change that conflicts.
 pub const TRIES: usize = 64;
 
-/// One client.
+/// One client. The parts own their state; the fields that are left say where its commands work, and
+/// how they are answered.
 pub struct Session {
-    pub identity: Identity,
     pub shared: Arc<Shared>,
     pub id: u64,
+    /// The user, the rights and the names of the client.
+    pub identity: Identity,
     /// The part of the connection that others use.
     pub connection: Arc<Connection>,
     pub subscriptions: Subscriptions,
@@ -67,11 +69,13 @@ pub struct Session {
     pub joined: Option<(Transaction, Arc<TransactionState>)>,
     /// Transactions that end with this connection.
     pub attached: Vec<TransactionId>,
+    /// The commands between `MULTI` and `EXEC`, and the keys that `WATCH` has named.
     pub multi: Multi,
     /// The state of commands that take effect together.
     pub exec: Execution,
     /// Time that the command under way has waited for other connections.
     pub waited: Duration,
+    /// An import, a walk or an export under way.
     pub file_work: FileWork,
 }
 

@@ -163,7 +163,7 @@ fn pieces(s: &mut Session, args: Arguments<'_>, out: &mut Output, begin: Begin) 
             s.file_work.begin_walk(begin(s, whose, args.at(2))?);
         }
         (c, 2) if is(c, "next") => {
-            let entries = s.file_work.next().ok_or_else(none)??;
+            let entries = s.file_work.next_piece().ok_or_else(none)??;
             out.bulk(&entries);
             return Ok(());
         }

@@ -45,7 +45,7 @@ impl FileWork {
     }
     /// Returns the next piece of the walk, which is empty at its end. After that, and after a
     /// failure, there is none any more. Returns `None` if there was none before.
-    pub fn next(&mut self) -> Option<FileResult<Vec<u8>>> {
+    pub fn next_piece(&mut self) -> Option<FileResult<Vec<u8>>> {
         let mut walk = self.walk.take()?;
         let piece = walk.next();
         if piece.as_ref().is_ok_and(|piece| !piece.is_empty()) {

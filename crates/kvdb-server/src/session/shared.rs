@@ -1,4 +1,4 @@
-//! The state that all connections of a server share.
+//! The parts of a server that all connections share.
 
 use std::sync::atomic::AtomicBool;
 
@@ -24,27 +24,47 @@ use crate::tracking::Tracking;
 use crate::transactions::TransactionStates;
 use crate::waiters::Waiters;
 
-/// State that all connections of a server share.
+/// The parts of a server that all connections share. Each owns its state, which changes by its
+/// methods alone.
 pub struct Shared {
     pub db: Kvdb,
+    /// Limits on what clients may use; they do not change.
     pub limits: Limits,
-    pub access: Access,
+    /// Counters of what they use together.
+    pub memory: Memory,
+    /// The hosts of transactions, snapshots and files, and what else the owner tells of the store.
     pub owner: Owner,
+    /// Addresses, password, and the number of connections.
+    pub access: Access,
+
+    /// Locks of keys, for commands that read and then write.
     pub locks: KeyLocks,
+    /// Locks, savepoints and effects of open transactions.
     pub transaction_states: TransactionStates,
+    /// Programs that may write in some transactions alone.
     pub seals: Seals,
+    /// Places of `SCAN` and its like.
     pub cursors: Cursors,
+    /// Texts of scripts, and the processes that run them.
     pub scripts: Scripts,
+
+    /// The open connections.
     pub clients: Clients,
+    /// Subscriptions to channels.
     pub channels: Channels,
-    pub monitors: Monitors,
-    pub tracking: Tracking,
+    /// The events of keys that clients want as messages.
     pub notifications: Notifications,
+    /// Clients that wait for a key.
     pub waiters: Waiters,
+    /// Clients that are told of changes of the keys that they keep.
+    pub tracking: Tracking,
+    /// Clients that are shown all commands.
+    pub monitors: Monitors,
+
+    /// `CLIENT PAUSE`.
     pub pause: Pause,
     pub slow_log: SlowLog,
     pub metrics: Metrics,
-    pub memory: Memory,
     /// Set when the server stops, so that long commands end.
     pub stopping: AtomicBool,
     /// Set if the sweeper removes expired keys in the background.
