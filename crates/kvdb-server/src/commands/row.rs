@@ -27,7 +27,7 @@ pub struct Command {
     pub keys: (i32, i32, i32),
     pub other_keys: OtherKeys,
     /// Returns the flags of the keys of `COMMAND GETKEYSANDFLAGS` if these depend on the arguments.
-    pub key_flags: Option<fn(Arguments<'_>) -> Option<&'static [&'static str]>>,
+    pub key_flags: Option<KeyFlags>,
     /// Clients that track are told of changes of the keys.
     pub tracked: bool,
     pub types: Types,
@@ -65,6 +65,9 @@ pub struct Command {
 /// A handler writes exactly one reply, or writes none and returns the failure that becomes the
 /// reply.
 pub type Handler = fn(&mut Session, Arguments<'_>, &mut Output) -> Outcome;
+
+/// Returns the flags of the keys of a request.
+pub type KeyFlags = fn(Arguments<'_>) -> Option<&'static [&'static str]>;
 
 type FilesOf = fn(&Session, &Arguments<'_>) -> Option<Result<Whose, Failure>>;
 
