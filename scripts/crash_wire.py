@@ -120,7 +120,9 @@ class Worker:
     def mount(self, *more):
         address = f"kvfs+unix:{self.server.socket}"
         options = ["--json", "mount", address, str(self.mnt), "--txn", *more]
-        for _ in range(20):
+        # The server is down between its kill and its next start, however long that takes here.
+        until = time.monotonic() + 120
+        while time.monotonic() < until:
             done = self.kvfs(*options)
             if done.returncode == 0:
                 told = json.loads(done.stdout)
@@ -133,7 +135,7 @@ class Worker:
             # The server may be down.
             self.last_said = said
             time.sleep(0.1)
-        raise Finding(f"no mount after twenty attempts: {self.last_said}")
+        raise Finding(f"no mount within two minutes: {self.last_said}")
 
     def killed(self):
         """Whether the daemon was killed. A kill under way is over when this returns: an error of
