@@ -1,11 +1,11 @@
 //! The order in which a defragmentation lays the pages of files: that of their names, directory by
 //! directory, in which programs read a tree. A file keeps its inode number when it is renamed,
-//! moved or linked, and a file that is saved under another name first has a new one, so the order of
-//! the keys of pages is that of the making of files and not that of their names.
+//! moved or linked, and a file that is saved under another name first has a new one, so the order
+//! of the keys of pages is that of the making of files and not that of their names.
 //!
-//! A tree is walked depth first: a subdirectory comes where its name is among those of its directory,
-//! as in the walks of `grep -r` and `tar` and in the order of paths of `git`. A file with several
-//! names lies by the first one. The trees of clones follow that of the main branch;
+//! A tree is walked depth first: a subdirectory comes where its name is among those of its
+//! directory, as in the walks of `grep -r` and `tar` and in the order of paths of `git`. A file
+//! with several names lies by the first one. The trees of clones follow that of the main branch;
 //! files that they share with it lie where it has them.
 
 use std::collections::{BTreeSet, HashSet};
@@ -20,12 +20,13 @@ use crate::layout::{self, Layout};
 /// The number of trees that are walked. The pages of other clones lie where those that they share
 /// with these do, or stay where they are.
 const TREES: usize = 64;
-/// The number of directories of a tree that are walked. Each takes up to 20 bytes of memory, so that
-/// a directory with several names is entered once.
+/// The number of directories of a tree that are walked. Each takes up to 20 bytes of memory, so
+/// that a directory with several names is entered once.
 const DIRECTORIES: usize = 2 << 20;
 
-/// Sets the order in which a defragmentation of `db` lays the pages of files: by directory and name.
-/// [`Fs::open`](crate::Fs::open) does the same; call it for a store whose file system is not opened.
+/// Sets the order in which a defragmentation of `db` lays the pages of files: by directory and
+/// name. [`Fs::open`](crate::Fs::open) does the same; call it for a store whose file system is not
+/// opened.
 pub fn lay_by_name(db: &Kvdb) {
     db.set_value_order(Arc::new(NameOrder));
 }

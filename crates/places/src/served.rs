@@ -134,8 +134,8 @@ pub fn commit(fs: &Fs, transaction: &ServedTransaction, synced: bool) -> kvfs::R
     })
 }
 
-/// Like [`commit`], if `may` says so when nothing can be written any more. Returns `None` if it does
-/// not: then nothing has ended.
+/// Like [`commit`], if `may` says so when nothing can be written any more. Returns `None` if it
+/// does not: then nothing has ended.
 pub fn commit_if(
     fs: &Fs,
     transaction: &ServedTransaction,

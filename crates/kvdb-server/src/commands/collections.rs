@@ -483,8 +483,8 @@ pub fn draw(
     Ok(drawn)
 }
 
-/// Draws ranks first, and then visits the elements as far as the last one of them. All elements have
-/// the same probability.
+/// Draws ranks first, and then visits the elements as far as the last one of them. All elements
+/// have the same probability.
 fn draw_by_rank(
     s: &Session,
     seen: &Seen<'_>,

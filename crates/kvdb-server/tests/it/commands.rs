@@ -541,6 +541,8 @@ fn dictionaries_say_and_change_how_they_keep_tuples() {
         ("DICT DROP plain", "(error) NODICT there is no dictionary 'plain'"),
         ("DICT LIST", r#"["log"]"#),
     ]);
+    let missing = c.run("DICT SET nowhere separate-at 1");
+    assert_eq!(missing, "(error) NODICT there is no dictionary 'nowhere'");
     // A command with a wrong argument returns an error and changes nothing.
     for wrong in [
         "DICT SET log separate-at -1",
@@ -552,7 +554,6 @@ fn dictionaries_say_and_change_how_they_keep_tuples() {
         "DICT SET log merge sum",
         "DICT SET log separate-at",
         "DICT SET log",
-        "DICT SET nowhere separate-at 1",
         "DICT CREATE other stitch-at x",
         "DICT",
         "DICT EXPLODE",

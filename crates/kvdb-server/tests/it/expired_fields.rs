@@ -95,7 +95,7 @@ fn no_field_is_lost_among_many_deadlines_that_are_left_over() {
         ("TXN LEAVE", "OK"),
         ("wait 11", ""),
         ("HLEN h", "(integer) 150"),
-        // As many as there would be if each deadline were that of a field, and more.
+        // These are more than there would be if each deadline were that of a field.
         (&format!("HDEL h {}", named(200..260)), "(integer) 60"),
         ("HLEN h", "(integer) 90"),
         ("HSET h f200 v", "(integer) 1"),

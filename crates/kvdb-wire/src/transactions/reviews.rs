@@ -8,7 +8,7 @@ use crate::body::ANSWER_BYTES;
 use crate::reply::Reply;
 
 impl Transactions {
-    /// Returns the part of the host's answer that begins at `offset`. The answer is made anew for
+    /// Returns the part of the host's answer that begins at `offset`. The answer is made again for
     /// each part, so that nothing is kept for a client that does not ask for the rest.
     pub fn review(&self, opened: &Held, words: &[Bytes], offset: u64) -> Answer<Reply> {
         let _reviewing = self.reviewing.lock();

@@ -29,7 +29,7 @@ fn filled(len: usize) -> Store {
     let mut content = vec![0; len];
     Random::new(2).fill(&mut content);
     file(fs, dir, b"large", &content);
-    // With an attribute that has a key of its own, and a hole.
+    // It has an attribute with a key of its own, and a hole.
     let holes = file(fs, dir, b"holes", b"at the start");
     fs.write(holes, 5 << 20, &[7; 10_000], Default::default()).unwrap();
     fs.setxattr(holes, b"user.large", &[3; 20_000], Default::default()).unwrap();

@@ -21,12 +21,12 @@ pub(super) fn none_if_full<T>(result: Result<T>) -> Result<Option<T>> {
 
 /// The large values of a dictionary that is compacted as part of a defragmentation.
 pub(crate) enum LargeValues {
-    /// As any merge into the bottom places them, which moves scattered ones where seeks are
-    /// expensive.
+    /// They are placed like those of any merge into the bottom, which moves scattered ones where
+    /// seeks are expensive.
     AsUsual,
     /// Each of them stays where it is.
     Stay,
-    /// As the placement says, even if a single run is merged.
+    /// The placement decides, even if a single run is merged.
     Laid(Placement),
 }
 

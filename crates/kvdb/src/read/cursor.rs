@@ -347,8 +347,9 @@ impl Cursor {
     }
 
     /// Calls `visit` with the tuples after the position in key order, or in reverse with those
-    /// before it, until it breaks or returns an error. It is cheaper than [`Cursor::next`] for small
-    /// values, since nothing is copied. After a break the position is after the last tuple visited.
+    /// before it, until it breaks or returns an error. It is cheaper than [`Cursor::next`] for
+    /// small values, since nothing is copied. After a break the position is after the last tuple
+    /// visited.
     pub fn visit<E: From<Error>>(
         &mut self,
         backward: bool,

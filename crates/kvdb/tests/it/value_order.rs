@@ -321,7 +321,9 @@ fn what_is_left_among_holes_is_moved_in_the_order_in_which_it_is_read() {
         assert!(db.get(d, &key(i)).unwrap().unwrap() == double(i), "{i}");
     }
     let seeks = disk.seeks.load(Relaxed) - before;
-    assert!(seeks * 20 <= KEYS as u64 / 2, "{seeks} seeks");
+    // The zone that is written next keeps what it has: half of its values, each a seek.
+    let kept = ZONE_SIZE / (2 * VALUE as u64) / 2;
+    assert!(seeks <= kept + KEYS as u64 / 40, "{seeks} seeks");
 }
 
 #[test]

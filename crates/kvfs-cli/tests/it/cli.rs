@@ -184,7 +184,7 @@ fn keys() {
     lab.kv("put", &["--", "-b", "--new"]).prints("");
     lab.kv("get", &["--", "-b"]).prints("--new");
     lab.kv("del", &["--", "-b"]).prints("");
-    // As a value and as a key it may stand last.
+    // It may stand last, as a value and as a key.
     lab.kv("put", &["b", "--"]).prints("");
     lab.kv("get", &["b"]).prints("--");
     lab.kv("put", &["--", "--", "v"]).prints("");

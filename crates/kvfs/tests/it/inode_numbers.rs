@@ -21,7 +21,7 @@ fn files(db: &Kvdb) -> (Fs, Views) {
 }
 
 fn create(device: &Arc<MemoryDevice>, capacity: Option<u64>) -> (Kvdb, Fs, Views) {
-    // With these options a transaction has nothing on disk but its log.
+    // A transaction has nothing on disk but its log with these options.
     let create = CreateOptions {
         open: options(256 << 20),
         capacity,

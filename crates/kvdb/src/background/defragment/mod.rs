@@ -276,7 +276,8 @@ impl Defragmenter {
                     && options.bytes_per_second.is_none()
                     && values / spans.max(1) < TOGETHER;
                 let values = match scattered {
-                    // They are laid in their order next, if there is room, and would be moved twice.
+                    // They are laid in their order next, if there is room, and would be moved
+                    // twice.
                     _ if ordered(&dict) && room => LargeValues::Stay,
                     false => LargeValues::AsUsual,
                     true => LargeValues::Laid(Placement {

@@ -1,5 +1,5 @@
-//! Defragmentation in an order that the user of the store supplies. A file system reads the pages of
-//! its files in the order of their names, but their keys have the order in which the files were
+//! Defragmentation in an order that the user of the store supplies. A file system reads the pages
+//! of its files in the order of their names, but their keys have the order in which the files were
 //! made. Values are references, so they can be laid in any order without a change of keys.
 //!
 //! A pass asks the [`ValueOrder`] for ranges of keys, in the order in which they are read, and
@@ -27,8 +27,8 @@ use crate::error::Result;
 use crate::read::view::View;
 
 /// The values and bytes that are copied before references are replaced: their new places are kept
-/// in memory, and each time the key blocks that refer to them are written again. Where the blocks or
-/// the memory of the store are large, it is more.
+/// in memory, and each time the key blocks that refer to them are written again. Where the blocks
+/// or the memory of the store are large, it is more.
 const PORTION_VALUES: usize = 128 << 10;
 const PORTION_BYTES: u64 = 512 << 20;
 /// The part of the memory of the store that new places may take, the bytes that one takes, and the
@@ -40,8 +40,8 @@ const MOST_VALUES: usize = 4 << 20;
 /// values: at most one byte of blocks for this many bytes of values.
 const SMALL_ENOUGH: u64 = 2;
 /// The key blocks of clones, which follow the values that they share, are written again as long as
-/// they have at most one byte for this many bytes of all data. Each of them is also synced alone, so
-/// their number is bounded, too.
+/// they have at most one byte for this many bytes of all data. Each of them is also synced alone,
+/// so their number is bounded, too.
 const CLONES: u64 = 8;
 const MOST_CLONES: usize = 64;
 /// The part of the store that a pass leaves free for others while it pins the old places.
@@ -49,7 +49,7 @@ const FREE_PART: u64 = 16;
 /// The values that are visited, and the bytes that are copied, between checks whether to go on.
 const VISITS: usize = 256;
 const COPIES: u64 = 16 << 20;
-/// The times that references are looked for again, in runs that other merges have made meanwhile.
+/// The times that references are looked for again, in runs that other merges have made since.
 const ATTEMPTS: usize = 4;
 /// The alignment of values, bytes: each unit has a bit in [`Places`].
 const UNIT: u64 = 512;
@@ -318,9 +318,9 @@ impl Defragmenter {
     }
 
     /// Returns those dictionaries of `ordered` whose values are laid and whose references are
-    /// replaced: those of the main branch, and those of clones as long as it costs little. The other
-    /// clones keep the old places, as snapshots do, and so do clones with a limit, since values that
-    /// were copied count towards it.
+    /// replaced: those of the main branch, and those of clones as long as it costs little. The
+    /// other clones keep the old places, as snapshots do, and so do clones with a limit, since
+    /// values that were copied count towards it.
     fn followers(&self, ordered: &BTreeSet<DictionaryId>) -> BTreeSet<DictionaryId> {
         let (mut left, mut clones) = (self.holes().live / CLONES, MOST_CLONES);
         let version = self.engine.versions.load();

@@ -211,7 +211,7 @@ impl Guest {
             all["id"] = transaction.id().0.into();
             all["in_doubt"] = transaction.is_in_doubt().into();
             all["durable"] = kvdb::ServedView::is_durable(&**transaction).into();
-            // By the key another mount could commit it.
+            // Another mount could commit it by the key.
             all["key"] = (!is_sealed).then(|| key_text(&transaction.key())).into();
         }
         all

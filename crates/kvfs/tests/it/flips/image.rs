@@ -94,7 +94,7 @@ fn options(end: End) -> OpenOptions {
         threads: false,
         zero_journal: false,
         flush_on_close: end != End::ClosedUnflushed,
-        // With this policy seven flushes make several levels.
+        // Seven flushes make several levels with this policy.
         compaction: kvdb::CompactionPolicy {
             runs_per_level: 4,
             ..kvdb::CompactionPolicy::default()
