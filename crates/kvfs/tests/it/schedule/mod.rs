@@ -277,6 +277,15 @@ impl World {
     ) -> kvfs::Result<Option<Effect>> {
         let fs = self.views.fs(&ViewId::Clone(name.into()))?;
         let dict = self.db.dictionary_in(name, "user").expect("it was cloned");
+        let all = || {
+            let value = |register| match register {
+                KEYED => Ok(self.db.get(dict, KEY)?.and_then(|v| decode(&v))),
+                file => self.read_file(&fs, file),
+            };
+            (0..REGISTERS).map(value).collect::<kvfs::Result<Vec<_>>>()
+        };
+        let origin = all()?;
+        let (mut rebased, mut rebased_since) = (origin.clone(), None);
         let (mut read, mut wrote) = (Vec::new(), Vec::new());
         for register in 0..REGISTERS {
             if random.one_in(2) {
@@ -307,6 +316,15 @@ impl World {
             if let Err(e) = self.views.commit(merged.transaction, durability) {
                 let _ = self.views.abort(merged.transaction);
                 return Err(e);
+            }
+            if rebase {
+                (rebased, rebased_since) = (all()?, merged.since);
+            } else if rebases && merged.since == rebased_since {
+                // The parent was rolled back after the rebase to a state from before it: the
+                // common state is the older one again, and what the clone has taken over from its
+                // parent since is a change of the clone.
+                let changed = (0..REGISTERS).filter(|i| rebased[*i] != origin[*i]);
+                (read, wrote) = changed.map(|i| ((i, origin[i]), (i, rebased[i]))).unzip();
             }
         }
         if !wrote.is_empty() {
