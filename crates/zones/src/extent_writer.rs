@@ -106,8 +106,9 @@ impl ExtentWriter {
     /// Places an object of `len` bytes (at most [`ZONE_SIZE`]) at a multiple of `align` (a power of
     /// two, at most [`SECTOR`]) and returns its address. `write` is called once with the address
     /// and that many zeros to fill in. An object never crosses a zone, and can be read from the
-    /// device after [`ExtentWriter::flush`] or [`ExtentWriter::finish`]. After [`Error::NoSpace`]
-    /// the writer is as it was before the call; after any other error it can only be dropped.
+    /// device after [`ExtentWriter::flush`] or [`ExtentWriter::finish`]. If there is no room in the
+    /// store ([`Error::NoSpace`]), the writer is as it was before the call; after any other error,
+    /// and after a write that the host has refused for lack of space, it can only be dropped.
     pub fn place(
         &mut self,
         align: u32,
@@ -135,7 +136,7 @@ impl ExtentWriter {
         write(at, &mut self.buffer[from..]);
         self.placed += len as u64;
         if self.buffer.len() as u64 >= MAX_RANGE {
-            self.write_out(false).map_err(|e| self.fail(e))?;
+            self.write_out(false)?;
         }
         Ok(at)
     }
@@ -167,7 +168,7 @@ impl ExtentWriter {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
-        self.write_out(true).map_err(|e| self.fail(e))
+        self.write_out(true)
     }
 
     /// Writes the rest and gives back reserved space that is unused; does not sync. The pin has the
@@ -227,8 +228,17 @@ impl ExtentWriter {
         written
     }
 
-    /// Writes the whole sectors of the buffer or, if `all`, the whole buffer, padded.
+    /// Writes the whole sectors of the buffer or, if `all`, the whole buffer, padded. Any error is
+    /// final, also that of a full host: the addresses of what was not written are known already.
     fn write_out(&mut self, all: bool) -> Result<()> {
+        let written = self.write_buffer(all);
+        if let Err(error) = &written {
+            self.failed = Some(error.clone());
+        }
+        written
+    }
+
+    fn write_buffer(&mut self, all: bool) -> Result<()> {
         if all {
             self.buffer.resize(round_up(self.buffer.len() as u64, SECTOR) as usize, 0);
         }
@@ -257,7 +267,8 @@ impl ExtentWriter {
         }
     }
 
-    /// Records an error after which the writer can only be dropped. [`Error::NoSpace`] is not one.
+    /// Records an error after which the writer can only be dropped. A store without room for a
+    /// range is not one.
     fn fail(&mut self, error: Error) -> Error {
         if !matches!(error, Error::NoSpace) {
             self.failed = Some(error.clone());

@@ -10,7 +10,9 @@ use kvdb::{
     Batch, CreateOptions, DefragOptions, DictionaryId, DictionaryOptions, Durability, Kvdb,
     OpenOptions, ValueOrder, View, VisitRange,
 };
-use zones::{CrashDevice, Device, MemoryDevice, Purpose, ZONE_SIZE};
+use zones::{
+    CrashDevice, Device, Fault, FaultDevice, FaultKind, MemoryDevice, Operation, Purpose, ZONE_SIZE,
+};
 
 use crate::model::{Backwards, contents, create, small};
 
@@ -409,6 +411,37 @@ fn nothing_is_lost_if_the_host_refuses_space_and_the_next_one_lays_the_rest() {
     db.close().unwrap();
     drop(db);
     assert!(kvdb::check(disk, &mut |_, _| {}).is_clean());
+}
+
+/// What was copied before counts if there is no room for more, but only if it was written.
+#[test]
+fn no_reference_leads_to_a_place_that_the_host_has_refused_to_write() {
+    const FEW: usize = 2000;
+    let (image, env) = (Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(1)));
+    let db = create(image.clone(), env.clone(), small()).unwrap();
+    let d = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
+    for i in 0..FEW {
+        // Such values do not fill a zone, so its last ones are written when the next one begins.
+        let long = [value(i), vec![7; 900]].concat();
+        db.put(d, &key(i), &long, Durability::Buffered).unwrap();
+    }
+    db.compact(d).unwrap();
+    let expected = contents(&db).unwrap();
+    db.close().unwrap();
+    drop(db);
+    for after in 0.. {
+        let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::clone(&image)), 1));
+        let (db, _) = Kvdb::open(device.clone(), env.clone(), small()).unwrap();
+        db.set_value_order(Arc::new(AsRead(vec![d])));
+        let refused = Fault::once(Operation::Write, FaultKind::NoSpace);
+        device.inject(refused.of(Purpose::Pages).after(after));
+        _ = db.defragment(DefragOptions::default());
+        assert!(contents(&db).unwrap() == expected, "write {after} was refused");
+        if device.struck() == 0 {
+            assert!(after > 8, "{after}: the values fill more than a zone");
+            break;
+        }
+    }
 }
 
 #[test]

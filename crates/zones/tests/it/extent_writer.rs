@@ -170,6 +170,38 @@ fn a_failed_write_is_final_for_its_writer_but_a_full_store_is_not() {
     assert_eq!(writer.finish().unwrap().uses().total_bytes(), ZONE_SIZE);
 }
 
+/// The address of an object is known before it is written. The last objects of a zone are written
+/// when the writer moves on to the next zone, so a refused write must not move them there.
+#[test]
+fn a_writer_that_finishes_has_written_all_objects_whatever_the_host_has_refused() {
+    use std::sync::Arc;
+    use zones::{Fault, FaultDevice, FaultKind, FormatOptions, MemoryDevice, Operation, Zones};
+    const OBJECT: usize = 3000;
+    let mut finished = 0;
+    for after in 0..10 {
+        let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
+        let zones = Zones::format(device.clone(), FormatOptions::default()).unwrap();
+        let refused = Fault::once(Operation::Write, FaultKind::NoSpace);
+        device.inject(refused.of(Purpose::Pages).after(after));
+        let mut writer = zones.extent_writer(Purpose::Pages, Priority::User);
+        let mut placed = Vec::new();
+        for i in 0..=ZONE_SIZE as usize / OBJECT + 100 {
+            match writer.place(1, OBJECT, |_, to| to.fill(i as u8)) {
+                Ok(addr) => placed.push((addr, i as u8)),
+                Err(e) => assert!(matches!(e, Error::NoSpace), "{e}"),
+            }
+        }
+        let Ok(_pin) = writer.finish() else { continue };
+        finished += 1;
+        for (addr, byte) in placed {
+            let mut found = vec![0; OBJECT];
+            zones.read(Purpose::Pages, addr, &mut found).unwrap();
+            assert!(found.iter().all(|b| *b == byte), "write {after} was refused: {addr}");
+        }
+    }
+    assert!((1..10).contains(&finished), "{finished}: both happen");
+}
+
 /// Another writer may open a zone for the stream at any moment, also when this one has just taken a
 /// zone out of its supply.
 #[cfg(debug_assertions)]
