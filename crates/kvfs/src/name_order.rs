@@ -70,6 +70,10 @@ fn walk(view: &View, layout: Layout, visit: &mut VisitRange<'_>) -> kvdb::Result
     // The directories on the way, each with the key at which the rest of its names begins.
     let mut way = vec![(ROOT, layout::name_key(ROOT, b""))];
     while let Some((dir, rest)) = way.pop() {
+        // A tree may have many directories and no files, so this asks whether to go on.
+        if visit(layout.dmap, b"", b"")?.is_break() {
+            return Ok(ControlFlow::Break(()));
+        }
         let mut names = view.cursor(layout.nmap, &rest, &layout::names_end(dir))?;
         while let Ok(Some(tuple)) = names.next() {
             let Ok(value) = tuple.value() else { continue };
@@ -91,4 +95,37 @@ fn walk(view: &View, layout: Layout, visit: &mut VisitRange<'_>) -> kvdb::Result
         }
     }
     Ok(ControlFlow::Continue(()))
+}
+
+#[cfg(test)]
+mod tests {
+    use env::Simulated;
+
+    use super::*;
+    use crate::{Caller, Fs, FsOptions};
+
+    /// A store that is closed waits for the walk.
+    #[test]
+    fn a_tree_without_files_is_left_when_it_is_told_to_end() {
+        let db = Kvdb::in_memory();
+        let env = Arc::new(Simulated::new(1));
+        let fs = Fs::open(db.clone(), env, FsOptions::default()).expect("a fresh store");
+        for n in 0..10 {
+            let caller = Caller::default();
+            fs.mkdir(ROOT, format!("d{n}").as_bytes(), 0o755, caller).expect("there is room");
+        }
+        fs.shutdown().expect("synced");
+        let asked_until = |most: usize| {
+            let mut asked = 0;
+            let done = NameOrder.visit(&db.view(), &mut |_, start, end| {
+                assert_eq!(start, end, "there are no pages");
+                asked += 1;
+                Ok(if asked == most { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+            });
+            done.expect("it is whole");
+            asked
+        };
+        assert!(asked_until(usize::MAX) > 10, "in each directory");
+        assert_eq!(asked_until(3), 3);
+    }
 }

@@ -69,7 +69,8 @@ pub trait ValueOrder: Send + Sync {
 
     /// Calls `visit` with ranges of keys of these dictionaries, each by its first key and the key
     /// after it, in the order in which their values are read, until `visit` breaks. Values of
-    /// ranges that are left out stay where they are.
+    /// ranges that are left out stay where they are. An order that takes long to find the next
+    /// range asks with empty ones whether to go on.
     fn visit(&self, view: &View, visit: &mut VisitRange<'_>) -> Result<()>;
 }
 
@@ -188,7 +189,7 @@ impl<'a> Pass<'a> {
         if self.is_to_end() {
             return Ok(ControlFlow::Break(()));
         }
-        if !self.dictionaries.contains(&dict) {
+        if start >= end || !self.dictionaries.contains(&dict) {
             return Ok(ControlFlow::Continue(()));
         }
         let mut cursor = match self.open.take() {
