@@ -21,6 +21,10 @@ use crate::item::{Body, Item};
 use crate::value::{ExtentRef, Value, place_stored};
 use crate::{Error, Result};
 
+/// The number of values that the device may fail to read before this is an error. A few of them are
+/// bad sectors; a device that fails has many, and each attempt may take long.
+const MOST_UNREADABLE: usize = 8;
+
 /// Copies large values to new places, in the order in which they are added.
 pub struct Relocation {
     cache: Arc<BlockCache>,
@@ -29,6 +33,7 @@ pub struct Relocation {
     window: RelocationWindow,
     relocated: Relocated,
     stats: MergeStats,
+    unreadable: usize,
 }
 
 impl Relocation {
@@ -47,6 +52,7 @@ impl Relocation {
             window: RelocationWindow::default(),
             relocated: Relocated::default(),
             stats: MergeStats::default(),
+            unreadable: 0,
         }
     }
 
@@ -93,13 +99,17 @@ impl Relocation {
     }
 
     /// Copies these values in their order; they are read in that of the device. A damaged one stays
-    /// where it is, where a check finds it.
+    /// where it is, where a check finds it, and so does one that cannot be read.
     fn copy(&mut self, places: &[ExtentRef]) -> Result<()> {
         let values = match self.cache.read_stored(places) {
-            Err(Error::Corrupt { .. }) if places.len() > 1 => {
+            Err(e) if places.len() > 1 && is_damage(&e) => {
                 return places.chunks(1).try_for_each(|one| self.copy(one));
             }
             Err(Error::Corrupt { .. }) => return Ok(()),
+            Err(e) if is_damage(&e) && self.unreadable < MOST_UNREADABLE => {
+                self.unreadable += 1;
+                return Ok(());
+            }
             values => values?,
         };
         for (e, stored) in places.iter().zip(values) {
@@ -110,4 +120,9 @@ impl Relocation {
         }
         Ok(())
     }
+}
+
+/// Returns whether reading has failed because of some of the values, as far as is known.
+fn is_damage(e: &Error) -> bool {
+    matches!(e, Error::Corrupt { .. } | Error::Zones(zones::Error::Io { .. }))
 }

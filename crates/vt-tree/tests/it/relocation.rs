@@ -1,7 +1,9 @@
 //! Large values are copied to places in an order of the caller's, and the runs that refer to them
 //! follow.
 
+use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bytes::Bytes;
 use vt_tree::{
@@ -17,7 +19,7 @@ fn store() -> Arc<BlockCache> {
     store_on(Arc::new(MemoryDevice::default()))
 }
 
-fn store_on(device: Arc<MemoryDevice>) -> Arc<BlockCache> {
+fn store_on(device: Arc<dyn Device>) -> Arc<BlockCache> {
     let zones = Zones::format(device, FormatOptions::default()).expect("a fresh store");
     zones.start();
     BlockCache::new(zones, 16 << 20)
@@ -131,4 +133,57 @@ fn a_damaged_value_stays_where_it_is_and_the_others_move() {
     let (relocated, _pin, stats) = laid(&store, &before);
     assert_eq!(relocated.len() as u64, KEYS - 1);
     assert_eq!(stats.values_written, (KEYS - 1) * VALUE);
+}
+
+/// A device that fails to read a range.
+#[derive(Default)]
+struct BadSectors {
+    memory: MemoryDevice,
+    start: AtomicU64,
+    end: AtomicU64,
+}
+
+impl Device for BadSectors {
+    fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let (start, end) = (self.start.load(Relaxed), self.end.load(Relaxed));
+        if offset < end && offset + buf.len() as u64 > start {
+            return Err(io::Error::other("a bad sector"));
+        }
+        self.memory.read_at(purpose, offset, buf)
+    }
+    fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.memory.write_at(purpose, offset, buf)
+    }
+    fn sync(&self) -> io::Result<()> {
+        self.memory.sync()
+    }
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.memory.discard(offset, len)
+    }
+    fn len(&self) -> io::Result<u64> {
+        self.memory.len()
+    }
+    fn grow(&self, new_len: u64) -> io::Result<()> {
+        self.memory.grow(new_len)
+    }
+}
+
+/// Otherwise one bad sector would end each defragmentation at the same place.
+#[test]
+fn a_few_values_that_cannot_be_read_stay_where_they_are_but_many_are_an_error() {
+    let device = Arc::new(BadSectors::default());
+    let store = store_on(device.clone());
+    let run = run(&store);
+    let before = places(&store, &run, 0);
+    device.start.store(before[1000].addr, Relaxed);
+    device.end.store(before[1000].addr + 3 * VALUE, Relaxed);
+    let (relocated, _pin, _) = laid(&store, &before);
+    assert_eq!(relocated.len() as u64, KEYS - 3);
+
+    device.start.store(0, Relaxed);
+    device.end.store(u64::MAX, Relaxed);
+    let placement = Placement { values_at: 256 << 10, window: 512 << 10, ..Placement::stitch() };
+    let mut relocation = Relocation::new(&store, placement, Priority::Merge, Lifetime::Young);
+    let failed = order().any(|key| relocation.push(before[key]).is_err());
+    assert!(failed, "the device reads nothing");
 }
