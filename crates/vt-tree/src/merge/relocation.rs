@@ -57,7 +57,8 @@ impl Relocation {
     }
 
     /// Adds the value that comes next in the order. Each place is added at most once. The caller
-    /// pins it until the references to it were replaced.
+    /// pins it until the references to it were replaced. After an error, [`Relocation::finish`]
+    /// still returns the new places of what was copied before, unless it could not be written.
     pub fn push(&mut self, e: ExtentRef) -> Result<()> {
         let item = Item { key: Bytes::new(), seq: 0, body: Body::Put(Value::Extent(e)) };
         self.window.push(HeldItem { item, placed: false });

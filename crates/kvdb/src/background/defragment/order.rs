@@ -61,7 +61,8 @@ pub type VisitRange<'a> = dyn FnMut(DictionaryId, &[u8], &[u8]) -> Result<Contro
 
 /// The order in which the large values of some dictionaries are read, if it is not that of their
 /// keys. A defragmentation that a caller has requested without a limit of its rate lays the values
-/// in this order, see [`crate::Kvdb::set_value_order`].
+/// in this order, see [`crate::Kvdb::set_value_order`]. The store holds its order, so an order must
+/// not hold a [`crate::Kvdb`] of the same store, which would never be dropped.
 pub trait ValueOrder: Send + Sync {
     /// Returns the dictionaries whose values have this order. Their values are not laid in the
     /// order of keys.
