@@ -7,7 +7,13 @@
 
 /// Returns whether the whole of `text` matches `pattern`.
 pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
-    let (mut p, mut t) = (0, 0);
+    matches_within(pattern, text, usize::MAX).unwrap_or(false)
+}
+
+/// Returns the same, or `None` if more than `most` bytes of the pattern would have to be compared,
+/// each time that one is compared again included.
+pub fn matches_within(pattern: &[u8], text: &[u8], most: usize) -> Option<bool> {
+    let (mut p, mut t, mut left) = (0, 0, most);
     let mut star: Option<(usize, usize)> = None;
     loop {
         if pattern.get(p) == Some(&b'*') {
@@ -16,14 +22,17 @@ pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
             continue;
         }
         if t == text.len() && p == pattern.len() {
-            return true;
+            return Some(true);
         }
         if t < text.len()
-            && let Some(len) = one(&pattern[p..], text[t])
+            && let Some((is_it, len)) = one(&pattern[p..], text[t])
         {
-            p += len;
-            t += 1;
-            continue;
+            left = left.checked_sub(len)?;
+            if is_it {
+                p += len;
+                t += 1;
+                continue;
+            }
         }
         match star {
             Some((after, from)) if from < text.len() => {
@@ -31,25 +40,25 @@ pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
                 t = from + 1;
                 star = Some((after, t));
             }
-            _ => return false,
+            _ => return Some(false),
         }
     }
 }
 
-/// Returns the length of the pattern's first element if that matches `c`. `pattern` does not start
-/// with `*`.
-fn one(pattern: &[u8], c: u8) -> Option<usize> {
-    match *pattern.first()? {
-        b'?' => Some(1),
+/// Returns whether the pattern's first element matches `c`, and the length of that element, or
+/// `None` at the end of the pattern. `pattern` does not start with `*`.
+fn one(pattern: &[u8], c: u8) -> Option<(bool, usize)> {
+    Some(match *pattern.first()? {
+        b'?' => (true, 1),
         b'[' => class(pattern, c),
-        b'\\' if pattern.len() > 1 => (pattern[1] == c).then_some(2),
-        literal => (literal == c).then_some(1),
-    }
+        b'\\' if pattern.len() > 1 => (pattern[1] == c, 2),
+        literal => (literal == c, 1),
+    })
 }
 
-/// Matches the `[…]` at the start of `pattern` against `c`. A class that is not closed ends with
-/// the pattern, as in Redis.
-fn class(pattern: &[u8], c: u8) -> Option<usize> {
+/// Matches the `[…]` at the start of `pattern` against `c`, and returns its length as well. A class
+/// that is not closed ends with the pattern, as in Redis.
+fn class(pattern: &[u8], c: u8) -> (bool, usize) {
     let mut i = 1;
     let negated = pattern.get(i) == Some(&b'^');
     i += usize::from(negated);
@@ -75,7 +84,7 @@ fn class(pattern: &[u8], c: u8) -> Option<usize> {
             }
         }
     }
-    (found != negated).then_some(i)
+    (found != negated, i)
 }
 
 /// Returns the bytes that every match of `pattern` starts with, and whether the pattern consists of
@@ -160,6 +169,17 @@ mod tests {
     fn hostile_patterns_end() {
         let pattern = "a*".repeat(2000) + "b";
         assert!(!matches(pattern.as_bytes(), "a".repeat(10_000).as_bytes()));
+    }
+
+    #[test]
+    fn a_match_takes_no_more_steps_than_it_is_given() {
+        let (pattern, text) = (format!("*{}b*", "a".repeat(100)), "a".repeat(1000));
+        let within = |most| matches_within(pattern.as_bytes(), text.as_bytes(), most);
+        assert_eq!((within(10_000), within(100_000)), (None, Some(false)));
+        let class = format!("*[{}]", "b".repeat(100));
+        assert_eq!(matches_within(class.as_bytes(), b"aaaaaaaaaa", 500), None, "a class is read");
+        assert_eq!(matches_within(b"a*c", b"abbbc", 10), Some(true));
+        assert_eq!(matches_within(b"*", text.as_bytes(), 0), Some(true));
     }
 
     #[test]

@@ -17,6 +17,7 @@ use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
 use crate::failure::Failure;
+use crate::glob;
 
 /// The longest name that is a part of a key as it is, bytes. It must never change: it decides where
 /// the names of existing stores are.
@@ -119,6 +120,23 @@ fn split_long(part: &[u8], value: &Bytes) -> Result<(Bytes, Bytes), Failure> {
         let begin = begin.escape_ascii();
         Failure::Corrupt(format!(
             "the name of the element that begins with '{begin}' does not decode"
+        ))
+    })
+}
+
+/// Bytes of a pattern that are compared with one name, with those that are compared again, in
+/// addition to some for each byte of the name. A name that is in its key takes no more, unless the
+/// pattern has escapes or classes.
+const COMPARED: usize = 1 << 27;
+
+/// Returns whether a pattern matches a name. Both may have megabytes, so it is an error if that
+/// takes the product of their lengths.
+pub fn matches(pattern: &[u8], name: &[u8]) -> Result<bool, Failure> {
+    let most = COMPARED + 16 * name.len();
+    glob::matches_within(pattern, name, most).ok_or_else(|| {
+        let (pattern, name) = (pattern.len(), name.len());
+        Failure::Limit(format!(
+            "comparing a pattern of {pattern} bytes with a name of {name} bytes takes too long"
         ))
     })
 }

@@ -9,7 +9,6 @@ use kvdb::{Cursor, Tuple, TupleRef, View};
 
 use super::is;
 use crate::failure::{Failure, Outcome};
-use crate::glob;
 use crate::keyspace::{ELEMENT, Kind, elements};
 use crate::names;
 use crate::notifications::Classes;
@@ -379,8 +378,9 @@ pub fn scan(
                 return Ok(false);
             }
             count -= 1;
+            s.check_stopping()?;
             let chosen = match pattern {
-                Some(pattern) => glob::matches(pattern, &member(tuple)?),
+                Some(pattern) => names::matches(pattern, &member(tuple)?)?,
                 None => true,
             };
             if chosen {

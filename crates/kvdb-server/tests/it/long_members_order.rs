@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::long_members::{IN_KEY, World, brief, bulk, bulks, like, name};
+use crate::served::show;
 use env::Random;
 use kvdb_server::Reply;
 
@@ -122,6 +123,23 @@ fn a_scan_meets_long_names_page_by_page() {
     }
     found.sort();
     assert!(found.iter().eq(all), "each member once");
+}
+
+#[test]
+fn a_pattern_that_takes_too_long_on_a_long_name_is_refused() {
+    let mut w = World::new();
+    let long = vec![b'a'; 100_000];
+    w.number("SADD s %", &[&long], 1);
+    let hostile = [b"*", &long[..50_000], b"b*"].concat();
+    let reply = show(&w.run("SSCAN s 0 MATCH %", &[&hostile]));
+    let refused = "(error) LIMIT comparing a pattern of 50003 bytes with a name of 100000 bytes";
+    assert!(reply.starts_with(refused), "{}", &reply[..reply.len().min(200)]);
+    let page = Reply::Array(vec![bulk(b"0"), bulks(&[&long])]);
+    for pattern in [&b"*aaa*"[..], b"*a", &[&long[..90_000], b"*"].concat(), &long] {
+        w.expect("SSCAN s 0 MATCH %", &[pattern], &page);
+    }
+    let nothing = Reply::Array(vec![bulk(b"0"), bulks(&[])]);
+    w.expect("SSCAN s 0 MATCH %", &[b"*aaaab*"], &nothing);
 }
 
 /// A hash, a set and a sorted set.
