@@ -223,6 +223,10 @@ impl<'a> Pattern<'a> {
             Pattern::Same => return Ok(None),
             Pattern::Of { before, behind, field } => (before, behind, field),
         };
+        // No key is that long, and the commit would depend on each that was looked for.
+        if before.len() + element.len() + behind.len() > kvdb::MAX_KEY {
+            return Ok(None);
+        }
         let key = [before, &element[..], behind].concat();
         let found = match field {
             None => seen.string(&key).map(|found| found.1),

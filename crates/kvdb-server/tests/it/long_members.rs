@@ -418,6 +418,20 @@ fn transactions_and_lists_of_changes_know_long_names() {
 }
 
 #[test]
+fn a_long_member_leads_to_no_key_when_a_set_is_sorted() {
+    let mut w = World::new();
+    w.number("SADD s %", &[&name(5_000_000, 1)], 1);
+    let sort = "SORT s BY nosort GET a* GET b* GET c* GET *d GET *->e GET f*->g GET h* GET i*";
+    let nothing = Reply::Array(vec![Reply::Null; 8]);
+    w.expect(sort, &[], &nothing);
+    // A commit depends on 32 MiB of keys at most.
+    w.ok("MULTI", &[]);
+    w.expect(sort, &[], &Reply::Status("QUEUED".into()));
+    w.expect("EXEC", &[], &Reply::Array(vec![nothing]));
+    w.number(&format!("{sort} STORE l"), &[], 8);
+}
+
+#[test]
 fn the_first_long_name_of_an_undone_commit_leaves_those_of_others() {
     let mut w = World::new();
     let (first, second) = (name(20_000, 1), name(20_000, 2));
