@@ -387,7 +387,7 @@ pub static COMMANDS: &[Command] = &[
         .plain_if(|args| sort::destination(args).is_none()),
     reads("sort_ro", sort::RO_USAGE, -2, FIRST, sort::sort_ro),
     writes("spop", "key [count]", -2, FIRST, sets::spop),
-    acts("spublish", "channel message", 3, Forms(&[]), pubsub::spublish),
+    acts("spublish", "channel message", 3, Forms(&[]), pubsub::spublish).paused_with_writes(),
     reads("srandmember", "key [count]", -2, FIRST, sets::srandmember),
     writes("srem", "key member ...", -3, FIRST, sets::srem),
     reads("sscan", "key cursor [MATCH pattern] [COUNT count]", -3, FIRST, sets::sscan),

@@ -105,6 +105,24 @@ fn a_pause_holds_commands_back() {
     b.expect(&[("CLIENT UNPAUSE", "OK")]);
     assert_eq!(show(&a.reply().expect("a reply")), "OK");
     assert!(begun.elapsed() < Duration::from_secs(300));
+    // Messages change what others see, on a channel of the shard as on any other.
+    let mut c = served.connect();
+    c.expect(&[("SUBSCRIBE any", "[\"subscribe\" \"any\" (integer) 1]")]);
+    c.expect(&[("SSUBSCRIBE shard", "[\"ssubscribe\" \"shard\" (integer) 1]")]);
+    for (publish, message) in [
+        ("PUBLISH any m", "[\"message\" \"any\" \"m\"]"),
+        ("SPUBLISH shard m", "[\"smessage\" \"shard\" \"m\"]"),
+    ] {
+        b.expect(&[("CLIENT PAUSE 600000 WRITE", "OK")]);
+        a.send(format!("{publish}\r\n").as_bytes());
+        for _ in 0..100 {
+            assert_eq!(b.run("GET k"), "\"w\"");
+            assert_eq!(c.run("PING"), "[\"pong\" \"\"]", "{publish}");
+        }
+        b.expect(&[("CLIENT UNPAUSE", "OK")]);
+        assert_eq!(show(&a.reply().expect("a reply")), "(integer) 1");
+        assert_eq!(show(&c.reply().expect("a message")), message);
+    }
     b.expect(&[("GET k", "\"w\""), ("CLIENT PAUSE 50", "OK")]);
     let begun = Instant::now();
     assert_eq!(a.run("GET k"), "\"w\"");
