@@ -2,7 +2,7 @@
 //! script or a function. They work in one transaction, see one time, and keep their effects and the
 //! lines for `MONITOR` until it commits.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use bytes::Bytes;
 use env::sync::{Mutex, MutexGuard};
@@ -41,6 +41,8 @@ pub struct Execution {
     time: Option<u64>,
     /// A failure of the store, because of which nothing at all must be done.
     stopped: Option<Failure>,
+    /// The command under way has applied a part of its changes, which is not undone alone.
+    partly: Cell<bool>,
     /// Effects of the commands, carried out after the commit.
     effects: RefCell<Effects>,
     /// The commands as they will be shown by `MONITOR`, and their bytes.
@@ -109,6 +111,25 @@ impl Execution {
         match &self.executing {
             Some(Executing::Joined(nested)) => Some(nested.lock()),
             Some(Executing::Own(_)) | None => None,
+        }
+    }
+
+    /// Notes that a command begins, which has applied none of its changes.
+    pub fn begin_change(&self) {
+        self.partly.set(false);
+    }
+    /// Notes that it has applied a part of them.
+    pub fn note_part(&self) {
+        self.partly.set(true);
+    }
+    /// Returns the failure of the command. After a part of its changes, none of the commands that
+    /// take effect together may do so.
+    pub fn undoing(&self, failure: Failure) -> Failure {
+        match self.partly.get() && !failure.is_of_the_store() {
+            true => Failure::Undone(format!(
+                "a command had changed something when it failed, so nothing was done: {failure}"
+            )),
+            false => failure,
         }
     }
 

@@ -231,9 +231,10 @@ impl Session {
         if self.inside().is_some() {
             let mut batch = Batch::new();
             let seen = Seen::by(self, Some(space))?;
-            let done = change(&seen, &mut batch)?;
+            self.exec.begin_change();
+            let done = change(&seen, &mut batch).map_err(|failure| self.exec.undoing(failure))?;
             if !batch.is_empty() {
-                seen.make(batch)?;
+                seen.make(batch).map_err(|failure| self.exec.undoing(failure))?;
                 self.settle(seen.into_effects());
             }
             return Ok(done);

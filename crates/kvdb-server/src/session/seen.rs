@@ -145,6 +145,7 @@ impl<'a> Seen<'a> {
             Source::Own(own) => own.apply(std::mem::take(batch))?,
             Source::Session(session) if session.exec.is_running() => {
                 session.commit(std::mem::take(batch))?;
+                session.exec.note_part();
             }
             Source::Session(session) => {
                 let mut relieved = self.relieved.borrow_mut();

@@ -432,6 +432,35 @@ fn a_long_member_leads_to_no_key_when_a_set_is_sorted() {
 }
 
 #[test]
+fn a_command_that_fails_after_many_changes_leaves_none_in_exec() {
+    let mut w = World::new();
+    let members: Vec<String> = (0..12_000).map(|i| format!("member-{i:05}")).collect();
+    w.number(&format!("SADD s {}", members.join(" ")), &[], 12_000);
+    w.number("SADD s %", &[&like(b'n', "last")], 1);
+    w.number("SADD t old", &[], 1);
+    // The last member does not decode, which is met after more changes than are gathered.
+    let types = w.served.db.dictionary(":types:0").expect("made");
+    let all = w.served.db.view().scan(types, b"e", b"f", 20_000).expect("read");
+    let (tuple, _) = all.into_iter().find(|(tuple, _)| tuple.len() > IN_KEY).expect("the member");
+    let mut batch = Batch::new();
+    batch.put(types, tuple, Vec::<u8>::new());
+    w.served.db.commit(batch, Durability::Buffered).expect("committed");
+    let unread = "CORRUPT the name of the element that begins with 'nnn";
+    let reply = show(&w.run("SUNIONSTORE t s", &[]));
+    assert!(reply.starts_with(&format!("(error) {unread}")), "{reply}");
+    w.ok("MULTI", &[]);
+    for text in ["SET before 1", "SUNIONSTORE t s", "SET after 1"] {
+        w.expect(text, &[], &Reply::Status("QUEUED".into()));
+    }
+    let reply = show(&w.run("EXEC", &[]));
+    assert!(reply.starts_with("(error) EXECABORT ") && reply.contains(unread), "{reply}");
+    w.expect("SMEMBERS t", &[], &bulks(&[b"old"]));
+    w.number("EXISTS before after", &[], 0);
+    w.number("DEL s t", &[], 2);
+    w.is_empty();
+}
+
+#[test]
 fn the_first_long_name_of_an_undone_commit_leaves_those_of_others() {
     let mut w = World::new();
     let (first, second) = (name(20_000, 1), name(20_000, 2));
