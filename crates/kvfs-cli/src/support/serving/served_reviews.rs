@@ -13,6 +13,9 @@ use crate::support::serving::transactions::{OverFiles, of_store};
 
 /// Number of bytes of a file that are read at once.
 const AT_ONCE: u32 = 1 << 20;
+/// Limit of the bytes of a file of which the content is told, whatever the client asks for: a file
+/// with a hole is larger than any memory, at no cost to who makes it. A review shows no more.
+const LARGEST: u64 = 64 << 20;
 
 /// Returns the answer to a question about a transaction.
 pub fn answer(
@@ -144,7 +147,7 @@ fn local(db: &Kvdb, views: &Views) -> Client {
 }
 
 /// Returns the content of a file as it was before the changes of a transaction. Returns `None` if
-/// there is no file at the path, or one of more bytes than `most`.
+/// there is no file at the path, or one of more bytes than `most` or [`LARGEST`].
 fn read(
     views: &Views,
     transaction: &Transaction,
@@ -156,7 +159,7 @@ fn read(
         Err(kvfs::Error::NotFound | kvfs::Error::NotDirectory) => return Ok(None),
         file => file.map_err(of_store)?,
     };
-    if file.kind != FileKind::File || file.size > most {
+    if file.kind != FileKind::File || file.size > most.min(LARGEST) {
         return Ok(None);
     }
     let mut content = Vec::new();
@@ -195,7 +198,32 @@ fn encode(reply: &Reply, out: &mut Vec<u8>) {
 
 #[cfg(test)]
 mod tests {
+    use kvdb::TransactionOptions;
+    use kvfs::{Caller, Fs, FsOptions, ROOT, SetAttr};
+
     use super::*;
+
+    #[test]
+    fn of_a_file_that_is_mostly_a_hole_no_more_is_read_than_a_review_shows() {
+        let db = Kvdb::in_memory();
+        let machine = Arc::new(env::Simulated::new(1));
+        let fs = Fs::open(db.clone(), machine, FsOptions::default()).expect("a file system");
+        let views = Views::new(db, fs.clone());
+        let make = |name: &[u8], size| {
+            let caller = Caller::default();
+            let file = fs.mknod(ROOT, name, FileKind::File, 0o644, 0, caller).expect("made");
+            let hole = SetAttr { size: Some(size), ..SetAttr::default() };
+            fs.setattr(file.ino, &hole, caller).expect("extended");
+        };
+        make(b"small", 3);
+        make(b"huge", LARGEST + 1);
+        fs.sync_all().expect("written");
+        let id = views.begin(TransactionOptions::default()).expect("begun");
+        let transaction = views.transaction(id).expect("open");
+        let read = |path: &[u8]| read(&views, &transaction, path, u64::MAX).expect("asked");
+        assert_eq!(read(b"small"), Some(vec![0; 3]));
+        assert!(read(b"huge").is_none());
+    }
 
     #[test]
     fn a_reply_is_read_as_it_was() {
