@@ -15,6 +15,8 @@ impl Transactions {
         // No batch changes the transaction while it is looked at.
         let _state = self.lock(opened)?;
         let found = self.host.review(&opened.transaction, words);
+        // Changes may have been taken out, by others that undo them.
+        opened.measure();
         let found = Bytes::from(found.map_err(|e| self.failed(opened, e))?);
         let length = found.len() as u64;
         let from = usize::try_from(offset).unwrap_or(usize::MAX).min(found.len());

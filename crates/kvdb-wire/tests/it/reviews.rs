@@ -1,10 +1,16 @@
 //! Questions about the changes of a transaction, which the host of the files answers.
 
-use bytes::Bytes;
-use kvdb::Scope;
-use kvdb_wire::{FailureCode, Request};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
-use crate::served_transactions::{Raw, begin, put, store};
+use bytes::Bytes;
+use kvdb::{DictionaryId, Kvdb, Scope, Transaction, TransactionOptions};
+use kvdb_wire::{
+    Failure, FailureCode, Host, Reply, Request, Server, ServerOptions, TransactionKey,
+};
+
+use crate::once::{ask, connected};
+use crate::served_transactions::{Raw, begin, one, put, request, store};
 
 fn words(all: &[&str]) -> Vec<Bytes> {
     all.iter().map(|word| Bytes::copy_from_slice(word.as_bytes())).collect()
@@ -42,4 +48,68 @@ fn a_question_is_about_all_that_was_changed_before_it_and_about_one_transaction(
     let mut raw = Raw::greeted(&store);
     let asked = Request::Review { transaction: 1, offset: 0, words: asked };
     raw.is_refused(&asked, FailureCode::NoView);
+}
+
+/// A host of keys that answers each question with nothing, after four megabytes were put.
+struct Asked {
+    db: Kvdb,
+    dict: DictionaryId,
+}
+
+impl Host for Asked {
+    fn begin(&self, options: TransactionOptions) -> kvdb::Result<Transaction> {
+        Host::begin(&self.db, options)
+    }
+
+    fn commit(&self, transaction: &Transaction, synced: bool) -> kvdb::Result<()> {
+        Host::commit(&self.db, transaction, synced)
+    }
+
+    fn abort(&self, transaction: &Transaction) -> kvdb::Result<()> {
+        Host::abort(&self.db, transaction)
+    }
+
+    fn review(&self, transaction: &Transaction, _: &[Bytes]) -> kvdb::Result<Vec<u8>> {
+        for n in 0..4_u8 {
+            transaction.put(self.dict, [n], vec![n; 1 << 20])?;
+        }
+        Ok(Vec::new())
+    }
+}
+
+fn asked(options: ServerOptions) -> (Arc<Asked>, Server) {
+    let db = Kvdb::in_memory();
+    let dict = db.open_dictionary("fruit").unwrap().id();
+    let host = Arc::new(Asked { db: db.clone(), dict });
+    let server = Server::without_socket(db, Some(host.clone()), options).unwrap();
+    (host, server)
+}
+
+/// Begins a transaction, or goes on with it. Returns its number on the connection.
+#[track_caller]
+fn begun(stream: &mut UnixStream, key: TransactionKey) -> u64 {
+    match ask(stream, &request(key)) {
+        Reply::Begun { transaction, .. } => transaction,
+        answer => panic!("{answer:?}"),
+    }
+}
+
+fn question(transaction: u64) -> Request {
+    Request::Review { transaction, offset: 0, words: words(&["anything"]) }
+}
+
+#[test]
+fn what_is_changed_by_a_question_counts_towards_the_share_of_all() {
+    let share = Some(1 << 20);
+    let (host, server) =
+        asked(ServerOptions { all_transactions_bytes: share, ..ServerOptions::default() });
+    let mut raw = connected(&server);
+    let (first, second) = (begun(&mut raw, [1; 16]), begun(&mut raw, [2; 16]));
+    assert_eq!(ask(&mut raw, &one(host.dict, second, 1, "value")), Reply::Done);
+    assert!(matches!(ask(&mut raw, &question(first)), Reply::Part { length: 0, .. }));
+    let refused = ask(&mut raw, &one(host.dict, second, 2, "value"));
+    assert!(
+        matches!(&refused, Reply::Failed(Failure { code: FailureCode::NoSpace, .. })),
+        "{refused:?}"
+    );
 }
