@@ -256,11 +256,17 @@ impl Transactions {
 
     fn lock<'a>(&self, held: &'a Held) -> Answer<MutexGuard<'a, State>> {
         let state = held.state.lock();
+        self.check_state(held, &state)?;
+        Ok(state)
+    }
+
+    /// Fails if the transaction is over, or another client has taken it up.
+    fn check_state(&self, held: &Held, state: &State) -> Answer<()> {
         if state.is_over {
             return Err(self.is_over(&held.key));
         }
         match state.is_of(held.holder) {
-            true => Ok(state),
+            true => Ok(()),
             false => Err(taken_up()),
         }
     }

@@ -2,8 +2,9 @@
 //! which the changes are; the client and the host agree on words and answers between them.
 
 use bytes::Bytes;
+use env::sync::MutexGuard;
 
-use super::{Answer, Held, Transactions};
+use super::{Answer, Held, State, Transactions};
 use crate::body::ANSWER_BYTES;
 use crate::reply::Reply;
 
@@ -11,9 +12,8 @@ impl Transactions {
     /// Returns the part of the host's answer that begins at `offset`. The answer is made again for
     /// each part, so that nothing is kept for a client that does not ask for the rest.
     pub fn review(&self, opened: &Held, words: &[Bytes], offset: u64) -> Answer<Reply> {
-        let _reviewing = self.reviewing.lock();
         // No batch changes the transaction while it is looked at.
-        let _state = self.lock(opened)?;
+        let (_reviewing, _state) = self.turn_to_review(opened)?;
         let found = self.host.review(&opened.transaction, words);
         // Changes may have been taken out, by others that undo them.
         opened.measure();
@@ -22,5 +22,23 @@ impl Transactions {
         let from = usize::try_from(offset).unwrap_or(usize::MAX).min(found.len());
         let to = found.len().min(from.saturating_add(ANSWER_BYTES));
         Ok(Reply::Part { length, bytes: found.slice(from..to) })
+    }
+
+    /// Waits until no other answer is made, and locks the state of the transaction. Neither is held
+    /// while the other one is waited for, since both may take long: a question about a transaction
+    /// that commits does not delay those about others, and a transaction whose turn has not come is
+    /// used in the meantime.
+    fn turn_to_review<'a>(
+        &'a self,
+        opened: &'a Held,
+    ) -> Answer<(MutexGuard<'a, ()>, MutexGuard<'a, State>)> {
+        loop {
+            drop(self.lock(opened)?);
+            let reviewing = self.reviewing.lock();
+            if let Some(state) = opened.state.try_lock() {
+                self.check_state(opened, &state)?;
+                return Ok((reviewing, state));
+            }
+        }
     }
 }

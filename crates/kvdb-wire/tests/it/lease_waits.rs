@@ -14,30 +14,30 @@ use crate::waiting::awaits;
 
 /// A place where the host waits while it is closed.
 #[derive(Default)]
-struct Gate {
+pub struct Gate {
     is_closed: AtomicBool,
     /// Number of the calls that have come to it.
     come: AtomicU64,
 }
 
 impl Gate {
-    fn pass(&self) {
+    pub fn pass(&self) {
         self.come.fetch_add(1, Ordering::Relaxed);
         awaits("it goes on", || !self.is_closed.load(Ordering::Relaxed));
     }
 
     /// Closes it until the result is dropped, also where an assertion fails.
-    fn close(&self) -> Closed<'_> {
+    pub fn close(&self) -> Closed<'_> {
         self.is_closed.store(true, Ordering::Relaxed);
         Closed(self)
     }
 
-    fn awaits_calls(&self, calls: u64) {
+    pub fn awaits_calls(&self, calls: u64) {
         awaits("it has come", || self.come.load(Ordering::Relaxed) == calls);
     }
 }
 
-struct Closed<'a>(&'a Gate);
+pub struct Closed<'a>(&'a Gate);
 
 impl Drop for Closed<'_> {
     fn drop(&mut self) {

@@ -9,8 +9,10 @@ use kvdb_wire::{
     Failure, FailureCode, Host, Reply, Request, Server, ServerOptions, TransactionKey,
 };
 
+use crate::lease_waits::Gate;
 use crate::once::{ask, connected};
 use crate::served_transactions::{Raw, begin, one, put, request, store};
+use crate::waiting::awaits;
 
 fn words(all: &[&str]) -> Vec<Bytes> {
     all.iter().map(|word| Bytes::copy_from_slice(word.as_bytes())).collect()
@@ -54,6 +56,8 @@ fn a_question_is_about_all_that_was_changed_before_it_and_about_one_transaction(
 struct Asked {
     db: Kvdb,
     dict: DictionaryId,
+    /// Where commits wait.
+    committing: Gate,
 }
 
 impl Host for Asked {
@@ -62,6 +66,7 @@ impl Host for Asked {
     }
 
     fn commit(&self, transaction: &Transaction, synced: bool) -> kvdb::Result<()> {
+        self.committing.pass();
         Host::commit(&self.db, transaction, synced)
     }
 
@@ -80,7 +85,7 @@ impl Host for Asked {
 fn asked(options: ServerOptions) -> (Arc<Asked>, Server) {
     let db = Kvdb::in_memory();
     let dict = db.open_dictionary("fruit").unwrap().id();
-    let host = Arc::new(Asked { db: db.clone(), dict });
+    let host = Arc::new(Asked { db: db.clone(), dict, committing: Gate::default() });
     let server = Server::without_socket(db, Some(host.clone()), options).unwrap();
     (host, server)
 }
@@ -112,4 +117,35 @@ fn what_is_changed_by_a_question_counts_towards_the_share_of_all() {
         matches!(&refused, Reply::Failed(Failure { code: FailureCode::NoSpace, .. })),
         "{refused:?}"
     );
+}
+
+#[test]
+fn a_question_about_a_transaction_that_commits_delays_none_about_others() {
+    let (host, server) = asked(ServerOptions::default());
+    let (slow, other) = ([1; 16], [2; 16]);
+    let (mut first, mut second, mut third) =
+        (connected(&server), connected(&server), connected(&server));
+    begun(&mut first, slow);
+    let (of_slow, of_other) = (begun(&mut second, slow), begun(&mut third, other));
+    let questions = || {
+        let all = server.counts_by_request();
+        all.iter().find(|(kind, _)| *kind == "REVIEW").map_or(0, |(_, counts)| counts.requests)
+    };
+    std::thread::scope(|threads| {
+        let closed = host.committing.close();
+        let commit = Request::Commit { key: slow, synced: false, batches: 0 };
+        let commits = threads.spawn(move || ask(&mut first, &commit));
+        host.committing.awaits_calls(1);
+        let waits = threads.spawn(move || ask(&mut second, &question(of_slow)));
+        awaits("it is asked", || questions() == 1);
+        assert!(matches!(ask(&mut third, &question(of_other)), Reply::Part { .. }));
+        assert!(!commits.is_finished() && !waits.is_finished());
+        drop(closed);
+        assert_eq!(commits.join().unwrap(), Reply::Done);
+        let refused = waits.join().unwrap();
+        assert!(
+            matches!(&refused, Reply::Failed(Failure { code: FailureCode::NoView, .. })),
+            "{refused:?}"
+        );
+    });
 }
