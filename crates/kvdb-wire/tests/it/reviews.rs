@@ -58,6 +58,8 @@ struct Asked {
     dict: DictionaryId,
     /// Where commits wait.
     committing: Gate,
+    /// Where answers wait.
+    answering: Gate,
 }
 
 impl Host for Asked {
@@ -75,6 +77,7 @@ impl Host for Asked {
     }
 
     fn review(&self, transaction: &Transaction, _: &[Bytes]) -> kvdb::Result<Vec<u8>> {
+        self.answering.pass();
         for n in 0..4_u8 {
             transaction.put(self.dict, [n], vec![n; 1 << 20])?;
         }
@@ -85,7 +88,8 @@ impl Host for Asked {
 fn asked(options: ServerOptions) -> (Arc<Asked>, Server) {
     let db = Kvdb::in_memory();
     let dict = db.open_dictionary("fruit").unwrap().id();
-    let host = Arc::new(Asked { db: db.clone(), dict, committing: Gate::default() });
+    let (committing, answering) = (Gate::default(), Gate::default());
+    let host = Arc::new(Asked { db: db.clone(), dict, committing, answering });
     let server = Server::without_socket(db, Some(host.clone()), options).unwrap();
     (host, server)
 }
@@ -148,4 +152,40 @@ fn a_question_about_a_transaction_that_commits_delays_none_about_others() {
             "{refused:?}"
         );
     });
+}
+
+#[test]
+fn a_transaction_does_not_end_while_the_answer_about_it_takes_longer_than_its_lease() {
+    let (host, server) = asked(ServerOptions::default());
+    let mut raw = connected(&server);
+    let mut short = |key| {
+        let mut asked = request(key);
+        let Request::Begin { lease, .. } = &mut asked else { unreachable!("it is one") };
+        *lease = 1000;
+        match ask(&mut raw, &asked) {
+            Reply::Begun { id, .. } => id,
+            answer => panic!("{answer:?}"),
+        }
+    };
+    let reviewed = short([1; 16]);
+    std::thread::scope(|threads| {
+        let closed = host.answering.close();
+        let mut other = connected(&server);
+        assert_eq!(begun(&mut other, [1; 16]), 1);
+        let answers = threads.spawn(move || ask(&mut other, &question(1)));
+        host.answering.awaits_calls(1);
+        // Its lease is as long, and begins later.
+        let later = short([2; 16]);
+        let is_open = |id| host.db.transactions().iter().any(|info| info.id.0 == id);
+        awaits("the lease of the later one is over", || {
+            // The store has no threads of its own: a step ends idle transactions.
+            host.db.step().unwrap();
+            !is_open(later)
+        });
+        assert!(is_open(reviewed) && !answers.is_finished());
+        drop(closed);
+        assert!(matches!(answers.join().unwrap(), Reply::Part { .. }));
+    });
+    let commit = Request::Commit { key: [1; 16], synced: false, batches: 0 };
+    assert_eq!(ask(&mut raw, &commit), Reply::Done);
 }
