@@ -146,3 +146,29 @@ fn a_copy_in_the_main_files_is_there_when_they_are_given_back() {
     assert!(below(&store.fs, "d") == original);
     is_sound(&store);
 }
+
+/// A batch that the server refuses each time would keep all later changes from it.
+#[test]
+fn a_copy_in_the_main_files_is_refused_if_its_attributes_are_too_large_for_a_batch() {
+    let store = filled(5000);
+    let dir = store.fs.mkdir(ROOT, b"attributes", 0o750, Caller::default()).unwrap().ino;
+    for number in 0..34 {
+        let of = file(&store.fs, dir, format!("file {number}").as_bytes(), b"content");
+        for attribute in 0..50 {
+            let name = format!("user.{attribute}");
+            store.fs.setxattr(of, name.as_bytes(), &[3; 31_000], Default::default()).unwrap();
+        }
+    }
+    store.fs.sync_all().unwrap();
+    let lease = ServedTransaction::lease(&store.client(), LeaseOptions::default());
+    let lease = Arc::new(lease.unwrap());
+    let env = Arc::new(Machine::default());
+    let fs = Fs::served_transaction(lease.clone(), env, wire::options()).unwrap();
+    let from = fs.lookup(ROOT, b"attributes").unwrap().ino;
+    let refused = fs.clone_tree(from, ROOT, b"copy").unwrap_err();
+    assert!(matches!(refused, Error::Store(kvdb::Error::Limit(_))), "{refused}");
+    fs.mkdir(ROOT, b"later", 0o750, Caller::default()).unwrap();
+    fs.end_served(|| Ok((lease.give_back()?, true))).unwrap();
+    store.fs.lookup(ROOT, b"later").unwrap();
+    is_sound(&store);
+}

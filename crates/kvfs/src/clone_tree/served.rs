@@ -164,7 +164,7 @@ struct Copying<'a> {
     /// Changes that are not applied yet: first those of the batch, then the references.
     batch: Batch,
     references: Vec<Reference>,
-    /// The bytes of the batch, which has no deletions.
+    /// The bytes of the batch, which has no deletions, and of the large attributes.
     bytes: usize,
     has_applied: bool,
 }
@@ -254,7 +254,9 @@ impl Copying<'_> {
         let value = layout::encode_node(&attr, xattrs.as_ref(), &content);
         self.put(imap, layout::node_key(copy), value);
         for (name, value) in xattrs.iter().flatten() {
-            if matches!(value, XattrValue::External(_)) {
+            if let XattrValue::External(len) = value {
+                // The store copies it, unlike a page, which it shares.
+                self.bytes += *len as usize;
                 self.refer(imap, &layout::xattr_key(copy, name), &layout::xattr_key(ino, name));
             }
         }
