@@ -75,10 +75,14 @@ fn what_is_no_transaction_of_a_server_is_compared_with_a_snapshot_alone() {
 /// `kvfs run --ask` of a script in a transaction of the server, on a terminal of its own, with
 /// these answers: what it shows, and its exit code.
 fn asked(place: &Place, script: &str, answers: &[&str]) -> (String, i32) {
+    asked_with(place, "--ask", script, answers)
+}
+
+fn asked_with(place: &Place, options: &str, script: &str, answers: &[&str]) -> (String, i32) {
     let tmp = place.path("tmp");
     std::fs::create_dir_all(&tmp).expect("mkdir");
     let program = format!(
-        "env TMPDIR={} {} run --ask {} -- sh -ec '{script}'",
+        "env TMPDIR={} {} run {options} {} -- sh -ec '{script}'",
         tmp.display(),
         env!("CARGO_BIN_EXE_kvfs"),
         place.address()
@@ -141,6 +145,18 @@ fn a_program_does_not_commit_what_a_person_is_asked_about() {
     let (shown, code) = asked(&place, &script, &["n"]);
     assert_eq!(code, 0, "{shown}");
     assert!(shown.contains("asks whether to commit"), "{shown}");
+    serving.ends_when_asked();
+    place.has("/file", None);
+}
+
+#[test]
+fn a_program_does_not_find_the_key_of_what_a_person_is_asked_about() {
+    let Some(place) = Place::new() else { return };
+    let serving = place.serve();
+    // The record of its mount. Those of other mounts come and go.
+    let script = "echo 1 >file; grep -shF $KVFS_MOUNT /run/kvfs/*.json || true";
+    let (shown, _) = asked_with(&place, "--ask --durable", script, &["n"]);
+    assert!(shown.contains("\"key\":null"), "{shown}");
     serving.ends_when_asked();
     place.has("/file", None);
 }

@@ -340,7 +340,10 @@ fn serve(
     record.source = source.into();
     record.log = log;
     let durable = guest.transaction.as_ref().filter(|open| open.is_durable() && !open.is_lease());
-    record.key = durable.map(|open| guest::key_text(&open.key()));
+    let key = durable.map(|open| guest::key_text(&open.key()));
+    // The program in a sealed mount can read the record, and could commit the transaction by the
+    // key, in a mount of its own.
+    record.key = key.clone().filter(|_| sealed_for.is_none());
     record.write().map_err(|e| Failure::io("cannot write the record of the mount", &e))?;
     let invalidator = mounted.invalidator();
     let _told = invalidator.map(|invalidator| ToldKernel::start(&guest.views, invalidator));
@@ -370,7 +373,7 @@ fn serve(
     let at = mounted.mount_point();
     std::fs::metadata(at)
         .map_err(|e| Failure::io(format!("the mount on {} does not answer", at.display()), &e))?;
-    ready(&record)?;
+    ready(&Record { key, ..record.clone() })?;
     unmounted.0 = None;
     let served = mounted.wait();
     handle.close();
