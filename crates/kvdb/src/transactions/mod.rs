@@ -28,6 +28,7 @@ mod conflicts;
 pub(crate) mod durable;
 mod ending;
 mod handle;
+mod in_use;
 mod join;
 mod locking;
 mod nested;

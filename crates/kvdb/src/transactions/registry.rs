@@ -364,6 +364,10 @@ impl Transactions {
     /// Aborts the transactions that were idle for longer than their limit.
     pub(crate) fn end_idle(&self, now: Duration) {
         for transaction in self.all() {
+            // Read before the time, which is noted before a use ends.
+            if transaction.uses.load(Ordering::Acquire) > 0 {
+                continue;
+            }
             let idle = now.saturating_sub(Duration::from_nanos(
                 transaction.used_nanos.load(Ordering::Relaxed),
             ));

@@ -52,6 +52,8 @@ pub(crate) struct TransactionState {
     /// When it began and when it was last used, by the store's clock.
     pub(super) begun: Duration,
     pub(super) used_nanos: AtomicU64,
+    /// Number of its uses that may take longer than its idle limit (`in_use`).
+    pub(super) uses: AtomicUsize,
     /// When it began or was resumed, in seconds since 1970.
     pub(super) begun_at: u64,
     /// A weak reference to the instance of [`Last`] that all handles share.
@@ -217,6 +219,7 @@ impl TransactionState {
             begun: now,
             begun_at,
             used_nanos: AtomicU64::new(now.as_nanos() as u64),
+            uses: AtomicUsize::new(0),
             handles: env::sync::Mutex::default(),
             since,
             state: RwLock::new(OpenState { open: Some(open), why: None }),

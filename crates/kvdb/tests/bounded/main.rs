@@ -178,6 +178,7 @@ const OF_ONE: &[&str] = &[
     "Transaction::options",
     "Transaction::check_conflicts_in",
     "Transaction::revision",
+    "Transaction::in_use",
     "Transaction::takes_bulk",
     "Transaction::user",
     "Transaction::past_its_locks",

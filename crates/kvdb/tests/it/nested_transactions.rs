@@ -647,6 +647,36 @@ fn idle_ones_end_and_those_in_use_keep_the_one_around_them_in_use() {
 }
 
 #[test]
+fn one_in_use_and_those_around_it_do_not_end_by_their_idle_limits() {
+    let (device, env) = (Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(1)));
+    let create = CreateOptions { open: options(), ..Default::default() };
+    let db = Kvdb::create(device, env.clone(), create).unwrap();
+    let idle = TransactionOptions {
+        idle_limit: Some(Duration::from_secs(10)),
+        detached: true,
+        ..Default::default()
+    };
+    let parent = db.begin_with(idle.clone()).unwrap();
+    let child = TransactionOptions { idle_limit: idle.idle_limit, ..within(&parent) };
+    let child = db.begin_with(child).unwrap();
+    let other = db.begin_with(idle).unwrap();
+    let pass = |seconds| {
+        env.advance(Duration::from_secs(seconds));
+        db.step().unwrap();
+    };
+    child.in_use(|| {
+        pass(60);
+        assert_eq!(db.transactions().len(), 2);
+    });
+    was_aborted(&other, "idle");
+    // Their time begins with the end of the use.
+    pass(8);
+    assert_eq!(db.transactions().len(), 2);
+    pass(8);
+    assert!(db.transactions().is_empty());
+}
+
+#[test]
 fn one_within_a_durable_one_is_kept_from_its_commit_on() {
     let w = World::new();
     w.put("a", "0");

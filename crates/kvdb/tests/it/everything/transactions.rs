@@ -599,7 +599,10 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
                 open.t.commit_with(options)
             })
         }
-        false => open.t.commit(durability),
+        false => {
+            w.call("Transaction::in_use");
+            open.t.in_use(|| open.t.commit(durability))
+        }
     };
     // One that changes nothing has read what was there when it began, all at once.
     let reads = open.changes.iter().any(Change::is_any) && meets(w, &open, &open.reads);
