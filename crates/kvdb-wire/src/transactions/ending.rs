@@ -41,7 +41,10 @@ impl Transactions {
         // Held until the commit is done, so that no client gets the lease of the branch before.
         let _unlent = self.lending.without_lease(opened.transaction.branch())?;
         let noted = self.records.note_commit(&opened.transaction, key, state.noted);
-        let committed = noted.and_then(|()| self.host.commit(&opened.transaction, synced));
+        // It may take longer than the lease, which the client cannot renew while the state is
+        // locked.
+        let one = &opened.transaction;
+        let committed = noted.and_then(|()| one.in_use(|| self.host.commit(one, synced)));
         match committed {
             Ok(()) | Err(kvdb::Error::NotSynced(_)) => {
                 state.is_over = true;

@@ -1,11 +1,8 @@
 //! Questions about the changes of a transaction. The host answers them, since it knows the files of
 //! which the changes are; the client and the host agree on words and answers between them.
 
-use std::time::Duration;
-
 use bytes::Bytes;
-use env::sync::{Condvar, Mutex, MutexGuard};
-use kvdb::Transaction;
+use env::sync::MutexGuard;
 
 use super::{Answer, Held, State, Transactions};
 use crate::body::ANSWER_BYTES;
@@ -18,7 +15,8 @@ impl Transactions {
         // No batch changes the transaction while it is looked at.
         let (_reviewing, _state) = self.turn_to_review(opened)?;
         let one = &opened.transaction;
-        let found = in_use(one, || self.host.review(one, words));
+        // The client cannot renew the lease while the state is locked.
+        let found = one.in_use(|| self.host.review(one, words));
         // Changes may have been taken out, by others that undo them.
         opened.measure();
         let found = Bytes::from(found.map_err(|e| self.failed(opened, e))?);
@@ -43,50 +41,6 @@ impl Transactions {
                 self.check_state(opened, &state)?;
                 return Ok((reviewing, state));
             }
-        }
-    }
-}
-
-/// Runs what may take longer than the lease of a transaction, which does not end by that before:
-/// its client cannot renew it while the state is locked.
-fn in_use<T>(transaction: &Transaction, run: impl FnOnce() -> T) -> T {
-    let Some(lease) = transaction.options().idle_limit else { return run() };
-    let using = Using::default();
-    env::thread::scope(|threads| {
-        let _ends = Ends(&using);
-        let uses = env::thread::Builder::new().name("wire-review".into());
-        if let Err(e) = uses.spawn_scoped(threads, || using.until_over(transaction, lease / 4)) {
-            tracing::warn!("a review that takes long may outlive its transaction: {e}");
-        }
-        run()
-    })
-}
-
-/// A transaction in use.
-#[derive(Default)]
-struct Using {
-    is_over: Mutex<bool>,
-    /// Notified when it is over.
-    over: Condvar,
-}
-
-/// Ends the use when it is dropped, also after a panic.
-struct Ends<'a>(&'a Using);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        *self.0.is_over.lock() = true;
-        self.0.over.notify_all();
-    }
-}
-
-impl Using {
-    fn until_over(&self, transaction: &Transaction, every: Duration) {
-        let mut is_over = self.is_over.lock();
-        while !*is_over {
-            // Any call notes that the transaction is used now. This one fails if it has ended.
-            let _ = transaction.revision();
-            self.over.wait_for(&mut is_over, every);
         }
     }
 }

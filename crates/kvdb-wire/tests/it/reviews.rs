@@ -155,37 +155,48 @@ fn a_question_about_a_transaction_that_commits_delays_none_about_others() {
 }
 
 #[test]
-fn a_transaction_does_not_end_while_the_answer_about_it_takes_longer_than_its_lease() {
-    let (host, server) = asked(ServerOptions::default());
-    let mut raw = connected(&server);
-    let mut short = |key| {
-        let mut asked = request(key);
-        let Request::Begin { lease, .. } = &mut asked else { unreachable!("it is one") };
-        *lease = 1000;
-        match ask(&mut raw, &asked) {
-            Reply::Begun { id, .. } => id,
-            answer => panic!("{answer:?}"),
-        }
-    };
-    let reviewed = short([1; 16]);
-    std::thread::scope(|threads| {
-        let closed = host.answering.close();
+fn a_transaction_does_not_end_while_an_answer_or_a_commit_takes_longer_than_its_lease() {
+    for is_commit in [false, true] {
+        let (host, server) = asked(ServerOptions::default());
+        let mut raw = connected(&server);
+        let mut short = |key| {
+            let mut asked = request(key);
+            let Request::Begin { lease, .. } = &mut asked else { unreachable!("it is one") };
+            *lease = 100;
+            match ask(&mut raw, &asked) {
+                Reply::Begun { id, .. } => id,
+                answer => panic!("{answer:?}"),
+            }
+        };
+        let used = short([1; 16]);
         let mut other = connected(&server);
-        assert_eq!(begun(&mut other, [1; 16]), 1);
-        let answers = threads.spawn(move || ask(&mut other, &question(1)));
-        host.answering.awaits_calls(1);
-        // Its lease is as long, and begins later.
-        let later = short([2; 16]);
-        let is_open = |id| host.db.transactions().iter().any(|info| info.id.0 == id);
-        awaits("the lease of the later one is over", || {
-            // The store has no threads of its own: a step ends idle transactions.
-            host.db.step().unwrap();
-            !is_open(later)
+        let (gate, asks) = match is_commit {
+            true => {
+                let commit = Request::Commit { key: [1; 16], synced: false, batches: 0 };
+                begun(&mut other, [1; 16]);
+                (&host.committing, commit)
+            }
+            false => (&host.answering, question(begun(&mut other, [1; 16]))),
+        };
+        std::thread::scope(|threads| {
+            let closed = gate.close();
+            let answers = threads.spawn(move || ask(&mut other, &asks));
+            gate.awaits_calls(1);
+            // Its lease is as long, and begins later.
+            let later = short([2; 16]);
+            let is_open = |id| host.db.transactions().iter().any(|info| info.id.0 == id);
+            awaits("the lease of the later one is over", || {
+                // The store has no threads of its own: a step ends idle transactions.
+                host.db.step().unwrap();
+                !is_open(later)
+            });
+            assert!(is_open(used) && !answers.is_finished());
+            drop(closed);
+            match answers.join().unwrap() {
+                Reply::Done => assert!(is_commit),
+                Reply::Part { .. } => assert!(!is_commit),
+                answer => panic!("{answer:?}"),
+            }
         });
-        assert!(is_open(reviewed) && !answers.is_finished());
-        drop(closed);
-        assert!(matches!(answers.join().unwrap(), Reply::Part { .. }));
-    });
-    let commit = Request::Commit { key: [1; 16], synced: false, batches: 0 };
-    assert_eq!(ask(&mut raw, &commit), Reply::Done);
+    }
 }
