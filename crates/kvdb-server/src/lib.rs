@@ -68,6 +68,7 @@ pub mod parsers;
 mod password;
 mod pause;
 mod peer;
+mod prevented;
 mod relay;
 mod reply;
 mod request;

@@ -92,6 +92,9 @@ pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             return Err(failure);
         }
     };
+    if !conflicts.is_empty() {
+        s.shared.prevented.note(s.db(), id);
+    }
     s.shared.seals.begun(s.id, id);
     if attached {
         attach(s, id);

@@ -119,6 +119,9 @@ pub fn undo(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         let _ = s.shared.owner.transactions().abort(id);
         return Err(failure);
     }
+    if !changed.is_empty() {
+        s.shared.prevented.note(s.db(), id);
+    }
     s.shared.seals.begun(s.id, id);
     if attached {
         attach(s, id);

@@ -17,6 +17,7 @@ use crate::monitors::Monitors;
 use crate::notifications::Notifications;
 use crate::owner::Owner;
 use crate::pause::Pause;
+use crate::prevented::Prevented;
 use crate::scripts::Scripts;
 use crate::seals::Seals;
 use crate::slow_log::SlowLog;
@@ -43,6 +44,7 @@ pub struct Shared {
     pub transaction_states: TransactionStates,
     /// Programs that may write in some transactions alone.
     pub seals: Seals,
+    pub prevented: Prevented,
     /// Places of `SCAN` and its like.
     pub cursors: Cursors,
     /// Texts of scripts, and the processes that run them.
@@ -82,6 +84,7 @@ impl Shared {
         Shared {
             transaction_states: TransactionStates::of_store(&db),
             seals: Seals::default(),
+            prevented: Prevented::default(),
             owner: Owner::of_store(&db),
             db,
             memory: Memory::new(&limits),

@@ -174,6 +174,24 @@ fn a_transaction_that_undoes_can_be_looked_at() {
     assert_eq!(c.run("GET a"), "\"22\"");
 }
 
+/// It has a part of the changes alone: the elements without their number, for example.
+#[test]
+fn an_undo_that_others_prevent_cannot_be_committed() {
+    let (_served, mut c) = served();
+    c.run("SADD s a");
+    commit(&mut c, "work", &["SADD s b"]);
+    c.run("SADD s c");
+    c.send(b"TXN UNDO\r\n");
+    let Reply::Array(begun) = c.reply().expect("a reply") else { panic!("no list") };
+    let id = show(&begun[0]).replace("(integer) ", "");
+    assert_eq!(show(&begun[3]), r#"["key \"s\" of dictionary 0"]"#);
+    let refused = c.run(&format!("TXN COMMIT {id}"));
+    assert!(refused.starts_with(&format!("(error) CONFLICT transaction {id} undoes")), "{refused}");
+    assert_eq!(c.run(&format!("TXN ABORT {id}")), "OK");
+    assert_eq!(c.run("SCARD s"), "(integer) 3");
+    assert_eq!(c.run("SMEMBERS s"), r#"["a" "b" "c"]"#);
+}
+
 #[test]
 fn commits_are_listed_and_what_makes_no_sense_is_refused() {
     let (_served, mut c) = served();

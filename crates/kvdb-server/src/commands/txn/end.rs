@@ -36,6 +36,12 @@ pub(super) fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> 
         }
     }
     let id = id_of(s, id)?;
+    if s.shared.prevented.has(id) {
+        return Err(Failure::Conflict(format!(
+            "transaction {id} undoes or merges what others have changed since, and can only be \
+             read: TXN ABORT {id} ends it"
+        )));
+    }
     let (around, branch, since) = match s.db().transaction(id) {
         Ok(transaction) => {
             (transaction.within(), transaction.branch().to_owned(), transaction.begun_after())
