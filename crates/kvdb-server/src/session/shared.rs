@@ -44,6 +44,7 @@ pub struct Shared {
     pub transaction_states: TransactionStates,
     /// Programs that may write in some transactions alone.
     pub seals: Seals,
+    /// Transactions that can only be read.
     pub prevented: Prevented,
     /// Places of `SCAN` and its like.
     pub cursors: Cursors,
