@@ -144,8 +144,8 @@ impl Committer {
         self.finish(services, durability, applied)
     }
 
-    /// Commits a put as a batch of one change: its value has to be placed first, or it has to wait
-    /// for locks.
+    /// Commits a put as a batch of one change: its value has to be placed first, it has to wait for
+    /// locks, or it is the first one of its dictionary in this generation and makes the memtable.
     fn put_as_batch(
         &self,
         services: &impl CommitEnv,

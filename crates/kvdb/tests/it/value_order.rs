@@ -413,7 +413,7 @@ fn nothing_is_lost_if_the_host_refuses_space_and_the_next_one_lays_the_rest() {
     assert!(kvdb::check(disk, &mut |_, _| {}).is_clean());
 }
 
-/// What was copied before counts if there is no room for more, but only if it was written.
+/// Copies from before count if there is no room for more, but only if they were written.
 #[test]
 fn no_reference_leads_to_a_place_that_the_host_has_refused_to_write() {
     const FEW: usize = 2000;
