@@ -164,6 +164,29 @@ fn what_is_lost_with_a_lease_is_told_in_one_way_whenever_it_is_found_out() {
     umount_tells_of_loss(&place, "one", "not to be reached");
 }
 
+/// The kernel may give the number of the one that ends to the next one.
+#[test]
+fn a_mount_that_ends_slowly_leaves_the_record_of_the_next_one() {
+    let Some(place) = Place::new() else { return };
+    let mut serving = place.serve();
+    let (one, two) = (place.path("one"), place.path("two"));
+    succeeds(lease(&place, "one").args(["--timeout", "3"]));
+    std::fs::write(one.join("last"), "not synced").expect("written");
+    serving.kill();
+    succeeds(kvfs().arg("create").arg(place.path("other")));
+    std::thread::scope(|scope| {
+        let ends = scope.spawn(|| umount_tells_of_loss(&place, "one", "not to be reached"));
+        let shown = one.to_str().expect("UTF-8");
+        awaits("it is unmounted", || {
+            !std::fs::read_to_string("/proc/self/mountinfo").expect("read").contains(shown)
+        });
+        succeeds(kvfs().arg("mount").arg(place.path("other")).arg(&two));
+        ends.join().expect("it has told");
+    });
+    succeeds(kvfs().arg("stat").arg(&two));
+    umount(&place, "two");
+}
+
 /// The client would go on over other files than those that it has read.
 #[test]
 fn a_rollback_of_the_files_ends_their_lease() {

@@ -376,6 +376,10 @@ fn serve(
     ready(&Record { key, ..record.clone() })?;
     unmounted.0 = None;
     let served = mounted.wait();
+    // To end the transaction may take long, and the next mount may get the number of this one.
+    if let Err(e) = record.put_aside() {
+        tracing::warn!("the record of this process may be taken for one of the next mount: {e}");
+    }
     handle.close();
     drop(listening);
     if attached.load(Ordering::Relaxed) {
@@ -384,7 +388,9 @@ fn serve(
     }
     if let Err(failure) = guest.leave() {
         record.failure = Some(failure.message.clone());
-        let _ = record.write();
+        if let Err(e) = record.put_aside() {
+            tracing::error!("cannot leave word of it: {e}");
+        }
         return Err(failure);
     }
     record.remove();
