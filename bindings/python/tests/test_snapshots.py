@@ -58,7 +58,7 @@ def test_snapshots_are_listed_dropped_and_rolled_back_to(store: kvfs.Store) -> N
     for missing in (store.open_snapshot, store.drop_snapshot, store.rollback):
         with pytest.raises(kvfs.NotFound):
             missing("one")
-    for wrong in ("", ".hidden", "a/b", "x" * 300, "a\nb"):
+    for wrong in ("", ".hidden", "/a", "a//b", "x" * 300, "a\nb"):
         with pytest.raises(kvfs.Invalid):
             store.create_snapshot(wrong)
 
