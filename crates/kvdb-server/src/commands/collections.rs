@@ -406,8 +406,8 @@ pub fn scan(
     Ok(())
 }
 
-/// Collections up to this length are read whole when elements are drawn from them, so that all have
-/// the same probability.
+/// Elements of collections up to this length are drawn by their ranks, so that all have the same
+/// probability.
 const DRAWN_FROM_WHOLE: i64 = 4096;
 
 /// Draws `wanted` random elements: different ones, or with `again` each from all of them.
