@@ -204,11 +204,13 @@ GEOHASH %k %f
 GEODIST geo %m %m [m|km|ft|mi|x]
 GEOSEARCH geo FROMLONLAT %L %A BYRADIUS %R m|km|ft|mi [ASC|DESC] [WITHCOORD] [WITHDIST] [WITHHASH]
 GEOSEARCH geo FROMMEMBER %m BYBOX %R %R km|mi [ASC|DESC] [WITHDIST]
-GEOSEARCH geo FROMMEMBER %m BYRADIUS %R km COUNT 1|3|x [ANY]
+GEOSEARCH geo FROMMEMBER %m BYRADIUS %R km COUNT 1|3|x WITHDIST
+GEOSEARCH geo FROMMEMBER %m BYRADIUS %R km COUNT 1|3|x ANY WITHDIST
 GEORADIUS geo %L %A %R km|mi|m [WITHDIST] [WITHHASH] [WITHCOORD] [DESC]
 GEORADIUS geo %L %A %R km STORE|STOREDIST %k
 GEORADIUS_RO %k %L %A %R km [ASC]
-GEORADIUSBYMEMBER geo %m %R km|mi|m [WITHDIST] [ASC] [COUNT] [%c]
+GEORADIUSBYMEMBER geo %m %R km|mi|m [WITHDIST] [ASC] [COUNT]
+GEORADIUSBYMEMBER geo %m %R km|mi|m WITHDIST [ASC] COUNT %c
 GEORADIUSBYMEMBER_RO %k %f %R km
 GEOSEARCHSTORE %k geo FROMLONLAT %L %A BYBOX %R %R km|mi [STOREDIST]
 LPUSH %k %v*
@@ -357,11 +359,21 @@ def canonical(words, reply):
         return (kind, sorted(map(plain, reply[1])))
     if name in RANDOM:
         return (kind, len(reply[1]) if kind.startswith("list") else 0)
+    if name.startswith("GEO") and b"COUNT" in words and b"ANY" not in words:
+        return (kind, nearest(reply[1]) if kind.startswith("list") else reply[1:])
     if name.startswith("X"):
         return untimed(reply)
     if name.startswith("Z"):
         return (kind, shortest(reply[1])) if len(reply) > 1 else reply
     return reply
+
+
+def nearest(elements):
+    """The first members by distance. Those at one distance have no order, neither here nor in
+    Redis, and a count may leave out any of the farthest."""
+    far = elements[-1][1][1] if elements else None
+    names = sorted((one[1][1], one[1][0]) for one in elements if one[1][1] != far)
+    return [[one[1][1] for one in elements], names]
 
 
 # Names after which there are numbers of nodes, or times.
