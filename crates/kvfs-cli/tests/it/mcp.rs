@@ -735,3 +735,37 @@ fn a_file_is_read_on_however_little_is_asked_for() {
     let said = client.does("read_file", json!({"path": "text", "limit": 3}));
     assert!(said.starts_with("\u{20ac}\n") && said.contains("offset 3]"), "{said}");
 }
+
+#[test]
+fn a_client_may_send_all_its_requests_before_it_reads_an_answer() {
+    let Some(mount) = Mount::new() else { return };
+    let mut command = kvfs(&["mcp"]);
+    command.arg(mount.root()).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("it starts");
+    let mut input = child.stdin.take().expect("a pipe");
+    // A pipe holds 64 KiB: requests and answers are each many times that.
+    let hello = json!({"jsonrpc": "2.0", "id": "hello", "method": "initialize", "params": {}});
+    input.write_all(format!("{hello}\n").as_bytes()).expect("sent");
+    let count = 2000;
+    for id in 0..count {
+        let padding = "p".repeat(1000);
+        let request = json!({"jsonrpc": "2.0", "id": id, "method": "tools/list", "params": {"padding": padding}});
+        input.write_all(format!("{request}\n").as_bytes()).expect("sent");
+    }
+    drop(input);
+    let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+    assert!(lines.next().expect("an answer").expect("read").contains("\"hello\""));
+    let mut bytes = 0;
+    let mut next = 0;
+    for line in lines {
+        let line = line.expect("read");
+        bytes += line.len();
+        let said: Value = serde_json::from_str(&line).expect("JSON");
+        assert_eq!(said["id"], next, "{said}");
+        assert!(said["result"]["tools"].is_array(), "{said}");
+        next += 1;
+    }
+    assert_eq!(next, count);
+    assert!(bytes > 1 << 20, "{bytes} bytes of answers");
+    assert!(child.wait().expect("it ended").success());
+}

@@ -11,8 +11,12 @@ use std::os::unix::fs::{
 };
 use std::path::PathBuf;
 
+use crate::command::{kvfs, succeeds};
 use crate::mounted::Mount;
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll::{CreateFlags, EventData, EventFlags};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, XattrFlags};
+use rustix::mount::MountFlags;
 
 /// Bytes that differ everywhere: a page that ends up elsewhere is noticed.
 fn pattern(length: usize) -> Vec<u8> {
@@ -414,6 +418,36 @@ fn times_are_kept_to_the_nanosecond(write_back: bool) {
     assert_eq!((s.mtime(), s.mtime_nsec()), (1_234_567_890, 123_456_789));
 }
 
+/// `docs/fuse.md` names these calls, which the kernel answers without the daemon.
+fn calls_that_the_kernel_answers_itself_do_what_the_documents_say(write_back: bool) {
+    let Some(m) = Mount::in_mode(write_back) else { return };
+    let file = open_rw(m.path("a"));
+    file.write_all_at(b"before", 0).expect("written");
+    rustix::fs::syncfs(&file).expect("syncfs");
+
+    // A file can be waited for, and is always ready.
+    let epoll = rustix::event::epoll::create(CreateFlags::CLOEXEC).expect("an epoll");
+    rustix::event::epoll::add(&epoll, &file, EventData::new_u64(7), EventFlags::IN)
+        .expect("ext4 says EPERM here");
+    let mut events = Vec::with_capacity(2);
+    rustix::event::epoll::wait(&epoll, spare_capacity(&mut events), None).expect("waited");
+    let found: Vec<u64> = events.iter().map(|event| event.data.u64()).collect();
+    assert_eq!(found, [7]);
+    drop(file);
+
+    // Without write access through the kernel, keys can still be put.
+    let root = m.root();
+    rustix::mount::mount_remount(&root, MountFlags::RDONLY, c"").expect("remounted");
+    let refused = fs::write(m.path("b"), "B").expect_err("read-only");
+    assert_eq!(refused.raw_os_error(), Some(rustix::io::Errno::ROFS.raw_os_error()));
+    let path = root.to_str().expect("text");
+    succeeds(&mut kvfs(&["kv", "put", path, "key", "value"]));
+    assert_eq!(succeeds(&mut kvfs(&["kv", "get", path, "key"])).trim_end(), "value");
+    rustix::mount::mount_remount(&root, MountFlags::empty(), c"").expect("remounted");
+    fs::write(m.path("b"), "B").expect("writable again");
+    assert_eq!(fs::read(m.path("a")).expect("read"), b"before");
+}
+
 /// Every test, with writes that go through and with writes that the kernel gathers.
 macro_rules! in_both_modes {
     ($($test:ident),* $(,)?) => {
@@ -450,4 +484,5 @@ in_both_modes!(
     ranges_are_copied_within_the_file_system,
     writing_takes_the_set_user_id_bit_away,
     times_are_kept_to_the_nanosecond,
+    calls_that_the_kernel_answers_itself_do_what_the_documents_say,
 );

@@ -13,15 +13,20 @@ fn with_scripts() -> ServerOptions {
     ServerOptions { scripts: Some(command), ..ServerOptions::default() }
 }
 
-/// Sends a command of these words.
-fn call(c: &mut Raw, words: &[&[u8]]) -> Reply {
+/// A command of these words, as it is sent.
+fn request(words: &[&[u8]]) -> Vec<u8> {
     let mut request = format!("*{}\r\n", words.len()).into_bytes();
     for word in words {
         request.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
         request.extend_from_slice(word);
         request.extend_from_slice(b"\r\n");
     }
-    c.send(&request);
+    request
+}
+
+/// Sends a command of these words and waits for the reply.
+fn call(c: &mut Raw, words: &[&[u8]]) -> Reply {
+    c.send(&request(words));
     c.reply().expect("a reply")
 }
 
@@ -794,4 +799,28 @@ fn a_script_waits_for_no_commits() {
     for place in ["SNAPSHOT LEAVE", "SNAPSHOT USE s"] {
         c.expect(&[(place, "OK"), (&script, "(integer) 0")]);
     }
+}
+
+#[test]
+fn a_client_may_send_all_its_scripts_before_it_reads_a_reply() {
+    let served = serve(with_scripts());
+    let c = &mut served.connect();
+    // Each request, what the worker is sent, what it sends to the server, and each reply are more
+    // than a socket's buffers hold.
+    let value = vec![b'v'; 1 << 20];
+    let script = "redis.call('SET', KEYS[1], ARGV[1])
+        local got = redis.call('GET', KEYS[1])
+        return {#got, got == ARGV[1], got}";
+    let count = 8;
+    for n in 0..count {
+        let key = format!("key{n}");
+        let words: [&[u8]; 5] = [b"EVAL", script.as_bytes(), b"1", key.as_bytes(), &value];
+        c.send(&request(&words));
+    }
+    for n in 0..count {
+        let Reply::Array(parts) = c.reply().expect("a reply") else { panic!("{n}: no array") };
+        assert!(matches!(parts[..2], [Reply::Integer(1048576), Reply::Integer(1)]), "{n}");
+        assert!(matches!(&parts[2], Reply::Bulk(got) if *got == value), "{n}");
+    }
+    assert_eq!(c.run("DBSIZE"), format!("(integer) {count}"));
 }
