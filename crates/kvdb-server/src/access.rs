@@ -2,7 +2,8 @@
 //! connections that it takes.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
 
 use crate::descriptors;
 use crate::password::Password;
@@ -18,6 +19,8 @@ pub struct Access {
     durable: bool,
     /// Limit on the number of connections.
     most_connections: AtomicUsize,
+    /// Clients are disconnected after this many idle seconds; 0 stands for never.
+    idle_limit: AtomicU64,
 }
 
 impl Access {
@@ -29,6 +32,7 @@ impl Access {
             password: Password::new(password),
             durable,
             most_connections: AtomicUsize::new(most_connections),
+            idle_limit: AtomicU64::new(0),
         }
     }
 
@@ -75,6 +79,15 @@ impl Access {
     }
     pub fn most_connections(&self) -> usize {
         self.most_connections.load(Relaxed)
+    }
+
+    /// Sets the number of seconds after which idle clients are disconnected; 0 stands for never.
+    pub fn set_idle_limit(&self, seconds: u64) {
+        self.idle_limit.store(seconds, Relaxed);
+    }
+    /// Returns the time after which idle clients are disconnected, if they are.
+    pub fn idle_limit(&self) -> Option<Duration> {
+        Some(self.idle_limit.load(Relaxed)).filter(|limit| *limit > 0).map(Duration::from_secs)
     }
 }
 

@@ -4,7 +4,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::bell::Bell;
 use crate::commands;
@@ -24,6 +24,8 @@ pub struct Conversation {
     input: Vec<u8>,
     /// The part of `input`'s capacity that is charged to [`Shared::memory`].
     charged: usize,
+    /// The end of the last turn in which the client sent something.
+    heard: Instant,
 }
 
 impl Conversation {
@@ -38,7 +40,9 @@ impl Conversation {
         let out = Output::new(shared.db.clone(), sink, shared.limits.reply, budget);
         let session = Session::new(shared, address, needs_password, closer);
         session.shared.clients.add(session.connection.clone());
-        Conversation { session, parser: Parser::default(), out, input: Vec::new(), charged: 0 }
+        let heard = Instant::now();
+        let parser = Parser::default();
+        Conversation { session, parser, out, input: Vec::new(), charged: 0, heard }
     }
 
     /// Sets the system user and the process of the client.
@@ -100,6 +104,7 @@ impl Conversation {
         while open && self.out.has_ahead() {
             open = self.take_ahead() && self.run_whole();
         }
+        self.heard = Instant::now();
         open
     }
 
@@ -192,6 +197,18 @@ impl Conversation {
     pub fn is_patient(&self) -> bool {
         self.out.check().inspect_err(|error| self.say(error)).is_ok()
     }
+    /// Returns whether the client has sent nothing for `limit`, and nothing is lost if it is
+    /// disconnected: it has no transaction, no work on files under way and no seal, it waits for no
+    /// messages, and it has taken all replies.
+    pub fn is_idle(&self, limit: Duration) -> bool {
+        let session = &self.session;
+        let holds = session.is_joined()
+            || !session.attached.is_empty()
+            || session.file_work.is_under_way()
+            || session.shared.seals.is_sealing(session.id);
+        let owed = self.is_unsent() || self.deadline().is_some();
+        self.heard.elapsed() >= limit && !holds && !owed && !session.connection.takes_messages()
+    }
     /// Waits until the client has received its last replies, or is given up. No more requests
     /// follow.
     pub fn finish(&mut self) {
@@ -225,7 +242,7 @@ mod tests {
             Ok(())
         }
         // A command that waits finds its client gone.
-        fn wait(&mut self, _: &Bell, _: Option<std::time::Duration>) {}
+        fn wait(&mut self, _: &Bell, _: Option<Duration>) {}
         fn is_gone(&self) -> bool {
             true
         }

@@ -126,6 +126,8 @@ enum Event {
     Unsent,
     /// Its client has taken no replies for as long as the server waits.
     Idle,
+    /// Its client has sent nothing for the time after which idle clients are disconnected.
+    Unused,
 }
 
 /// A connection in the hands of a thread.
@@ -205,6 +207,23 @@ impl EventLoop {
         let mut rung = self.rung.lock();
         rung.push(id);
         if rung.len() == 1 {
+            self.wake();
+        }
+    }
+
+    /// Ends the connections whose clients have been idle for `limit`.
+    pub fn end_idle(&self, limit: Duration) {
+        let mut state = self.state.lock();
+        let LoopState { connections, ready, .. } = &mut *state;
+        let before = ready.len();
+        // A connection without its conversation is not idle: a thread is at it.
+        let idle =
+            |slot: &LoopConnection| slot.conversation.as_ref().is_some_and(|c| c.is_idle(limit));
+        let ended = connections.iter().filter(|(_, slot)| idle(slot));
+        ready.extend(ended.map(|(id, _)| (*id, Event::Unused)));
+        let any = ready.len() > before;
+        drop(state);
+        if any {
             self.wake();
         }
     }
@@ -352,6 +371,10 @@ impl EventLoop {
             Event::Unsent => conversation.send(),
             Event::Idle if !conversation.is_patient() => return None,
             Event::Idle => true,
+            Event::Unused => match self.shared.access.idle_limit() {
+                Some(limit) if conversation.is_idle(limit) => return None,
+                _ => true,
+            },
             Event::Readable => match conversation.input().map(|input| stream.receive(input)) {
                 Some(Received::Nothing) => true,
                 Some(Received::End) => {

@@ -46,6 +46,11 @@ impl Seals {
         self.count.store(all.len(), SeqCst);
     }
 
+    /// Returns whether a connection has sealed transactions.
+    pub fn is_sealing(&self, connection: u64) -> bool {
+        self.count.load(SeqCst) > 0 && self.all.lock().contains_key(&connection)
+    }
+
     /// Notes that a connection has begun a transaction.
     pub fn begun(&self, connection: u64, id: TransactionId) {
         if self.count.load(SeqCst) > 0

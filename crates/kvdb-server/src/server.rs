@@ -134,7 +134,8 @@ impl Server {
         let accepting =
             accepting.spawn(move || accept(&common, socket, tcp, options.tls, &wake))?;
         server.accepting = Some(accepting);
-        server.sweeping = Some(Sweeping::start(server.common.shared.clone())?);
+        server.sweeping =
+            Some(Sweeping::start(server.common.shared.clone(), server.common.loops.clone())?);
         Ok(server)
     }
 

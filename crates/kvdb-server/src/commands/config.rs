@@ -20,6 +20,8 @@ const MOST_CONNECTIONS: i64 = 1_000_000;
 const LONGEST_PASSWORD: usize = 512;
 /// Upper bound of the number of entries in the slow log.
 const MOST_SLOW: i64 = 10_000;
+/// Upper bound of the time after which idle clients are disconnected, seconds.
+const MOST_IDLE: i64 = i32::MAX as i64;
 
 pub fn config(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match (args.at(1), args.len()) {
@@ -63,6 +65,7 @@ pub fn config(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
 
 fn known(s: &Session) -> Vec<(&'static str, String)> {
     let (limits, scripts) = (&s.shared.limits, s.shared.scripts.time().as_millis().to_string());
+    let idle = s.shared.access.idle_limit().map_or(0, |limit| limit.as_secs());
     let mut all = vec![
         ("appendonly", "yes".to_string()),
         ("busy-reply-threshold", scripts.clone()),
@@ -84,7 +87,7 @@ fn known(s: &Session) -> Vec<(&'static str, String)> {
         ("set-max-listpack-entries", keys::LISTPACK.to_string()),
         ("slowlog-log-slower-than", s.shared.slow_log.slower_than().to_string()),
         ("slowlog-max-len", s.shared.slow_log.most().to_string()),
-        ("timeout", "0".to_string()),
+        ("timeout", idle.to_string()),
         ("unixsocket", s.shared.access.socket().to_owned()),
         ("zset-max-listpack-entries", keys::LISTPACK.to_string()),
     ];
@@ -121,6 +124,7 @@ enum Setting {
     SlowerThan(i64),
     SlowLog(usize),
     Connections(usize),
+    IdleLimit(u64),
     Password(Option<String>),
     /// One that does not change, to the value that it has.
     Same,
@@ -144,6 +148,7 @@ impl Setting {
             }
             o if is(o, "slowlog-log-slower-than") => Setting::SlowerThan(within(-1, i64::MAX)?),
             o if is(o, "maxclients") => Setting::Connections(within(1, MOST_CONNECTIONS)? as usize),
+            o if is(o, "timeout") => Setting::IdleLimit(within(0, MOST_IDLE)?.unsigned_abs()),
             o if is(o, "requirepass") => Setting::Password(password(s, value)?),
             o if is(o, "slowlog-max-len") => Setting::SlowLog(within(0, MOST_SLOW)? as usize),
             o => {
@@ -177,6 +182,7 @@ impl Setting {
                     "CONFIG SET failed (possibly related to argument 'maxclients') - The operating system is not able to handle the specified number of clients, try with {possible}"
                 ))
             })?,
+            Setting::IdleLimit(seconds) => s.shared.access.set_idle_limit(seconds),
             Setting::Password(password) => s.shared.access.password().set(password),
             Setting::Same => {}
         }

@@ -14,6 +14,10 @@ impl FileWork {
     pub fn is_importing(&self) -> bool {
         self.import.is_some()
     }
+    /// Returns whether an operation is under way.
+    pub fn is_under_way(&self) -> bool {
+        self.import.is_some() || self.walk.is_some()
+    }
     pub fn begin_import(&mut self, import: Box<dyn Importing>) {
         self.import = Some(import);
     }

@@ -6,8 +6,9 @@ use std::net::TcpStream;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use crate::served::{serve, serve_db, show};
+use crate::served::{Raw, serve, serve_db, show};
 use kvdb::{Batch, CreateOptions, DictionaryOptions, Durability, Kvdb, OpenOptions};
 use kvdb_server::{Client, Error, Limits, Reply, Server, ServerOptions, read_reply};
 
@@ -471,4 +472,42 @@ fn no_part_of_a_long_reply_leaves_before_the_write_is_on_disk() {
             assert!(reply.starts_with("(error) NOTSYNCED"), "{take}: {shown}");
         }
     }
+}
+
+#[test]
+fn idle_clients_are_disconnected_after_the_timeout_unless_they_hold_or_wait_for_something() {
+    let served = serve(ServerOptions::default());
+    let mut a = served.connect();
+    let [mut idle, mut silent, mut listens, mut within, mut waits] =
+        std::array::from_fn(|_| served.connect());
+    a.expect(&[
+        ("CONFIG GET timeout", "[\"timeout\" \"0\"]"),
+        (
+            "CONFIG SET timeout -1",
+            "(error) ERR argument must be between 0 and 2147483647 inclusive",
+        ),
+    ]);
+    idle.expect(&[("PING", "PONG")]);
+    listens.run("SUBSCRIBE c");
+    within.run("TXN BEGIN");
+    waits.send(b"BLPOP list 0\r\n");
+    a.expect(&[("CONFIG SET timeout 1", "OK")]);
+    // One that works on stays.
+    let began = Instant::now();
+    let ended = |c: &mut Raw| {
+        c.0.get_ref().set_read_timeout(Some(Duration::from_millis(10))).expect("set");
+        let mut byte = [0];
+        matches!(std::io::Read::read(&mut c.0, &mut byte), Ok(0))
+    };
+    while !(ended(&mut idle) && ended(&mut silent)) {
+        a.expect(&[("PING", "PONG")]);
+        assert!(began.elapsed() < Duration::from_secs(60), "idle clients stay");
+    }
+    assert!(began.elapsed() >= Duration::from_millis(900), "{:?}", began.elapsed());
+    // The others had been idle for as long.
+    a.expect(&[("PUBLISH c hello", "(integer) 1"), ("RPUSH list x", "(integer) 1")]);
+    assert_eq!(show(&waits.reply().expect("a reply")), "[\"list\" \"x\"]");
+    assert_eq!(show(&listens.reply().expect("a message")), "[\"message\" \"c\" \"hello\"]");
+    a.expect(&[("CONFIG SET timeout 0", "OK")]);
+    assert_ne!(within.run("TXN STATUS"), "(nil)", "the transaction is open");
 }
