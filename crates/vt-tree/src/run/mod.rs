@@ -5,6 +5,7 @@
 mod block_walk;
 mod cursor;
 mod path;
+mod values_in_zones;
 mod zone_weights;
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};

@@ -1,6 +1,7 @@
 //! Large values are copied to places in an order of the caller's, and the runs that refer to them
 //! follow.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -10,7 +11,9 @@ use vt_tree::{
     BlockCache, ExtentRef, Input, KeyRange, Memtable, Merge, MergeOptions, MergeStats, Placement,
     Relocated, Relocation, Run, TreeCursor, Value, check_run, slice,
 };
-use zones::{Device, FormatOptions, Lifetime, MemoryDevice, Priority, Purpose, ZonePin, Zones};
+use zones::{
+    Device, FormatOptions, Lifetime, MemoryDevice, Priority, Purpose, ZoneId, ZonePin, Zones,
+};
 
 const KEYS: u64 = 4000;
 const VALUE: u64 = 4096;
@@ -109,6 +112,23 @@ fn values_lie_in_the_order_of_the_caller_and_all_runs_that_share_them_follow() {
 
     let (relocated, _, stats) = laid(&store, &after);
     assert!(relocated.is_empty() && stats.written() == 0, "what lies in order stays");
+}
+
+/// A zone is emptied in the order of addresses, and needs to know which values lie there.
+#[test]
+fn the_values_of_a_run_in_some_zones_are_found_and_no_others() {
+    let store = store();
+    let run = run(&store);
+    let places = places(&store, &run, 0);
+    let zones: BTreeSet<ZoneId> = places.iter().map(|e| ZoneId::of(e.addr)).collect();
+    assert!(zones.len() > 1, "{zones:?}");
+    for zone in &zones {
+        let mut found = Vec::new();
+        run.values_in(&BTreeSet::from([*zone]), &mut |e| found.push(e)).expect("it is whole");
+        let there = places.iter().filter(|e| ZoneId::of(e.addr) == *zone);
+        assert!(found.iter().eq(there), "zone {zone:?}");
+    }
+    run.values_in(&BTreeSet::new(), &mut |e| panic!("{e:?}")).expect("it is whole");
 }
 
 #[test]
