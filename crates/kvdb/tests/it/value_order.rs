@@ -328,6 +328,47 @@ fn what_is_left_among_holes_is_moved_in_the_order_in_which_it_is_read() {
     assert!(seeks <= kept + KEYS as u64 / 40, "{seeks} seeks");
 }
 
+/// A defragmentation with a rate does what an automatic one does: rounds, and no pass.
+#[test]
+fn rounds_empty_zones_and_keep_the_order_in_which_values_are_read() {
+    let (disk, db, d) = store();
+    let other = db.create_dictionary("other", DictionaryOptions::default()).unwrap();
+    db.set_value_order(Arc::new(AsRead(vec![d])));
+    defragment(&db);
+    // Fills the zone that is written next, which no round empties.
+    for i in 0..KEYS {
+        db.put(other, &key(i), &value(i), Durability::Buffered).unwrap();
+    }
+    db.flush().unwrap();
+    let survives = |n: usize| n.is_multiple_of(3);
+    let mut batch = Batch::new();
+    let gone = order().enumerate().filter(|(n, _)| !survives(*n));
+    gone.for_each(|(_, i)| batch.delete(d, key(i)));
+    db.commit(batch, Durability::Buffered).unwrap();
+    db.compact(d).unwrap();
+    let survivors: Vec<usize> =
+        order().enumerate().filter(|(n, _)| survives(*n)).map(|(_, i)| i).collect();
+    let seeks = || {
+        let before = disk.seeks.load(Relaxed);
+        for &i in &survivors {
+            assert!(db.get(d, &key(i)).unwrap().unwrap() == value(i), "{i}");
+        }
+        disk.seeks.load(Relaxed) - before
+    };
+    assert!(seeks() * 10 >= survivors.len() as u64 * 9, "there are holes in between");
+    let (zones, written) = (db.stats().zones_held, disk.written.load(Relaxed));
+    assert!(
+        db.defragment(DefragOptions { bytes_per_second: Some(1 << 30), ..Default::default() })
+            .unwrap()
+    );
+    db.wait_for_defragment();
+    assert!(db.stats().zones_held < zones, "two thirds of what was there are holes");
+    let written = disk.written.load(Relaxed) - written;
+    assert!(written <= (KEYS * VALUE) as u64, "{written} bytes of values: each once");
+    let after = seeks();
+    assert!(after * 4 <= survivors.len() as u64, "{after} seeks for {} values", survivors.len());
+}
+
 #[test]
 fn the_power_fails_at_any_moment_of_a_pass_and_nothing_is_lost() {
     const FEW: usize = 500;

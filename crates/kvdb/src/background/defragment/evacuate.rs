@@ -11,7 +11,7 @@ use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement, Run};
 use zones::{Priority, ZoneId};
 
 use super::victims::Victims;
-use super::{Defragmenter, unless_in_vain};
+use super::{Defragmenter, STEP, unless_in_vain};
 use crate::background::merged_part::MergedPart;
 use crate::background::policy::{CompactionLock, lifetime};
 use crate::dictionary::{DictionaryId, DictionaryOptions};
@@ -20,8 +20,6 @@ use crate::ids::RunId;
 use crate::version::Version;
 use crate::version::tree::NumberedRun;
 
-/// Bytes of work between checks whether to stop.
-const STEP: u64 = 2 << 20;
 /// The time to wait for a run that another merge is using.
 const WAIT: Duration = Duration::from_millis(50);
 

@@ -5,10 +5,10 @@
 //! by the cost of emptying it: the bytes that are left in it, and a seek for each span that they
 //! lie in. Then it evacuates the victims run by run: a merge of that run alone copies the data in
 //! the victims and stitches the rest, whole subtrees unread. The copies are written in key order,
-//! so scans get faster, not slower. A run is replaced part by part, each with one edit of the
-//! manifest, under its own number and at its own level: only the location of its bytes changes, and
-//! the store is consistent after any part. When the last reader of the old bytes has finished, the
-//! victims are free.
+//! so scans get faster, not slower; values that have another order keep it. A run is replaced part
+//! by part, each with one edit of the manifest, under its own number and at its own level: only the
+//! location of its bytes changes, and the store is consistent after any part. When the last reader
+//! of the old bytes has finished, the victims are free.
 //!
 //! A defragmentation started by hand first merges dictionaries whose key blocks are small compared
 //! with their values, which shows which values are dead, and lays scattered values in key order
@@ -22,12 +22,14 @@
 //!
 //! - `victims`: selection of the zones to empty;
 //! - `evacuate`: evacuation of these zones, part by part;
+//! - `kept_order`: values in an order of the user's, which an evacuation would lay by keys;
 //! - `order`: values laid in an order of the user's;
 //! - `objects`: zones that lie in object storage;
 //! - `request`: requests and progress;
 //! - this module: the rounds.
 
 mod evacuate;
+mod kept_order;
 mod objects;
 mod order;
 mod request;
@@ -57,6 +59,8 @@ use crate::version::tree::NumberedRun;
 const ROUND: u64 = 128 << 20;
 /// Bytes that a part moves before it is installed.
 const PART: u64 = 16 << 20;
+/// Bytes of work between checks whether to stop.
+const STEP: u64 = 2 << 20;
 /// Automatic defragmentation begins if this percentage of the space used by runs is holes and at
 /// least this many zones can be gained.
 const BEGIN_PERCENT: u64 = 12;
@@ -209,14 +213,14 @@ impl Defragmenter {
             }
             let rate = self.state.lock().request.and_then(|r| r.bytes_per_second);
             let before = self.written();
-            self.evacuate(
-                &victims,
-                PART.min(self.compactor.part_size()),
-                OtherMerges::Running,
-                &mut |moved| {
-                    self.between(moved, if automatic { self.automatic_rate() } else { rate })
-                },
-            )?;
+            let part = PART.min(self.compactor.part_size());
+            let mut between =
+                |moved| self.between(moved, if automatic { self.automatic_rate() } else { rate });
+            self.keep_order(&victims, &mut between)?;
+            if self.is_to_stop() {
+                return Ok(());
+            }
+            self.evacuate(&victims, part, OtherMerges::Running, &mut between)?;
             if self.is_to_stop() {
                 return Ok(());
             }

@@ -253,7 +253,8 @@ impl<'a> Pass<'a> {
     fn replace_references(&mut self) -> Result<()> {
         let next = begin(self.of, &self.placement, self.lifetime);
         let portion = std::mem::replace(&mut self.relocation, next);
-        let copied = self.of.replace_references(portion, self.dictionaries)?;
+        let mut between = |_| !self.of.is_to_stop();
+        let copied = self.of.replace_references(portion, self.dictionaries, &mut between)?;
         self.of.update(|progress| progress.bytes_moved += copied);
         self.copied += copied;
         self.portions += 1;
@@ -369,12 +370,14 @@ impl Defragmenter {
         space.free_for_user > needed
     }
 
-    /// Replaces the references of `dictionaries` to all values that were copied. Returns the bytes
-    /// of these.
-    fn replace_references(
+    /// Replaces the references of `dictionaries` to all values that were copied. `between` is called
+    /// after each part with the bytes that it wrote, and returns whether to continue. Returns the
+    /// bytes of the values.
+    pub(super) fn replace_references(
         &self,
         relocation: Relocation,
         dictionaries: &BTreeSet<DictionaryId>,
+        between: &mut dyn FnMut(u64) -> bool,
     ) -> Result<u64> {
         let (relocated, pin, stats) = relocation.finish()?;
         if relocated.is_empty() {
@@ -387,13 +390,18 @@ impl Defragmenter {
             only: Some(dictionaries.clone()),
             done: BTreeSet::new(),
         };
+        let mut goes_on = true;
         // A run that another merge has made from some of them may refer to the old places, too. A
         // busy store makes such runs all the time; what they still refer to then stays there.
         for _ in 0..ATTEMPTS {
             let part = PART.min(self.compactor.part_size());
             let before = merges.done.len();
-            self.merge_runs(&mut merges, part, OtherMerges::Running, &mut |_| !self.is_to_stop())?;
-            if merges.done.len() == before || self.is_to_stop() {
+            let mut after_part = |moved| {
+                goes_on = between(moved);
+                goes_on
+            };
+            self.merge_runs(&mut merges, part, OtherMerges::Running, &mut after_part)?;
+            if merges.done.len() == before || !goes_on {
                 break;
             }
         }
