@@ -7,7 +7,8 @@ thread_local! {
     static CURRENT: Cell<Job> = const { Cell::new(Job::Commits) };
 }
 
-/// An activity that writes to the device. A thread that has not declared one writes for commits.
+/// An activity that writes to the device. A thread that has not declared one writes for commits,
+/// and reads for clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Job {
     /// Commits: the journal, large values on their way to their places, and the work of callers
@@ -24,19 +25,22 @@ pub enum Job {
     Gathering,
     /// Defragmentation, automatic or requested.
     Defragmentation,
+    /// Values that are laid in an order of the user's while the store is quiet.
+    Laying,
     /// Reclaim, which a full store tries before it reports that it is full.
     Reclaiming,
 }
 
 impl Job {
     /// All variants, in order.
-    pub const ALL: [Job; 7] = [
+    pub const ALL: [Job; 8] = [
         Job::Commits,
         Job::Flushes,
         Job::Merges,
         Job::QuietMerges,
         Job::Gathering,
         Job::Defragmentation,
+        Job::Laying,
         Job::Reclaiming,
     ];
 
@@ -49,6 +53,7 @@ impl Job {
             Job::QuietMerges => "quiet_merges",
             Job::Gathering => "gathering",
             Job::Defragmentation => "defragmentation",
+            Job::Laying => "laying",
             Job::Reclaiming => "reclaiming",
         }
     }

@@ -29,6 +29,8 @@ pub struct IoStats {
     pub by_purpose: [PurposeStats; Purpose::ALL.len()],
     /// Bytes written, in the order of [`Job::ALL`].
     pub written_by_job: [u64; Job::ALL.len()],
+    /// Reads by threads that are at no job of the background.
+    pub client_read_ops: u64,
     /// Syncs.
     pub syncs: u64,
     /// Ranges given back to the host.

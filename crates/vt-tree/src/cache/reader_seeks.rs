@@ -5,6 +5,8 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use zones::Job;
+
 use super::BlockCache;
 
 /// If a seek costs at least this many bytes, a read passes over gaps that cost less than a seek,
@@ -23,22 +25,27 @@ impl BlockCache {
     }
 
     /// Returns how often a reader had to wait for a seek so far; always 0 if seeks are cheap.
-    /// Merges do not count as readers.
+    /// Merges and other jobs of the background do not count as readers.
     pub fn reader_seeks(&self) -> u64 {
         self.reader_seeks.0.load(Relaxed)
     }
 
     /// Notes that a reader has data read ahead, for which it would otherwise wait.
     pub(super) fn note_reader_ahead(&self) {
-        if self.seeks_are_dear() {
+        if self.seeks_are_dear() && is_reader() {
             self.reader_seeks.0.fetch_add(1, Relaxed);
         }
     }
 
     /// Notes that a reader has got the data that it waited for since `begun`.
     pub(super) fn note_reader(&self, begun: Instant) {
-        if self.seeks_are_dear() && begun.elapsed() >= SEEK {
+        if self.seeks_are_dear() && begun.elapsed() >= SEEK && is_reader() {
             self.reader_seeks.0.fetch_add(1, Relaxed);
         }
     }
+}
+
+/// Returns whether this thread reads for a client.
+fn is_reader() -> bool {
+    Job::current() == Job::Commits
 }

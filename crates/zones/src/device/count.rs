@@ -1,5 +1,5 @@
-//! Counts operations, bytes and seeks by purpose, and bytes written by job, with a few relaxed
-//! atomic operations each, so that counting is always on.
+//! Counts operations, bytes and seeks by purpose, bytes written by job, and reads of clients, with
+//! a few relaxed atomic operations each, so that counting is always on.
 
 use std::io;
 use std::sync::Arc;
@@ -15,6 +15,7 @@ pub struct CountDevice {
     inner: Arc<dyn Device>,
     by_purpose: [Counters; Purpose::ALL.len()],
     written_by_job: [AtomicU64; Job::ALL.len()],
+    client_read_ops: AtomicU64,
     head: AtomicU64,
     syncs: AtomicU64,
     discards: AtomicU64,
@@ -39,6 +40,7 @@ impl CountDevice {
             inner,
             by_purpose: Default::default(),
             written_by_job: Default::default(),
+            client_read_ops: AtomicU64::new(0),
             head: AtomicU64::new(0),
             syncs: AtomicU64::new(0),
             discards: AtomicU64::new(0),
@@ -63,6 +65,7 @@ impl CountDevice {
         IoStats {
             by_purpose: Purpose::ALL.map(purpose),
             written_by_job: Job::ALL.map(|job| self.written_by_job[job as usize].load(Relaxed)),
+            client_read_ops: self.client_read_ops.load(Relaxed),
             syncs: self.syncs.load(Relaxed),
             discards: self.discards.load(Relaxed),
             discarded_bytes: self.discarded_bytes.load(Relaxed),
@@ -75,6 +78,12 @@ impl CountDevice {
         counters.write_bytes.fetch_add(len as u64, Relaxed);
         self.written_by_job[Job::current() as usize].fetch_add(len as u64, Relaxed);
         self.moved(counters, offset, len);
+    }
+
+    fn begins_to_read(&self, ops: usize) {
+        if Job::current() == Job::Commits {
+            self.client_read_ops.fetch_add(ops as u64, Relaxed);
+        }
     }
 
     fn moved(&self, counters: &Counters, offset: u64, len: usize) {
@@ -90,6 +99,7 @@ impl CountDevice {
 
 impl Device for CountDevice {
     fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.begins_to_read(1);
         let counters = &self.by_purpose[purpose as usize];
         counters.read_ops.fetch_add(1, Relaxed);
         counters.read_bytes.fetch_add(buf.len() as u64, Relaxed);
@@ -98,6 +108,7 @@ impl Device for CountDevice {
     }
 
     fn read_many(&self, purpose: Purpose, reads: &mut [Reading<'_>]) -> io::Result<()> {
+        self.begins_to_read(reads.len());
         let counters = &self.by_purpose[purpose as usize];
         counters.read_ops.fetch_add(reads.len() as u64, Relaxed);
         for r in reads.iter() {
@@ -108,6 +119,7 @@ impl Device for CountDevice {
     }
 
     fn read_medium(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.begins_to_read(1);
         let counters = &self.by_purpose[purpose as usize];
         counters.read_ops.fetch_add(1, Relaxed);
         counters.read_bytes.fetch_add(buf.len() as u64, Relaxed);
