@@ -25,6 +25,8 @@ pub(crate) struct Counters {
     pub commits: Counter,
     pub user_bytes: Counter,
     pub bound_bytes: Counter,
+    /// Bytes of large values that flushes have placed, since the journal carried them.
+    pub flushed_values: Counter,
     pub discarded_bytes: Counter,
     pub syncs: Counter,
     pub flushes: Counter,
@@ -55,6 +57,11 @@ impl Counters {
     /// half as many bytes as are alive, however few its keys are.
     pub(crate) fn most_held(&self) -> u64 {
         HELD_AT_LEAST.max(self.alive_bytes.get() / 2)
+    }
+
+    /// Returns the bytes of large values that were placed for the first time.
+    pub(crate) fn placed(&self) -> u64 {
+        self.bound_bytes.get().saturating_add(self.flushed_values.get())
     }
 
     pub(crate) fn merged(&self, m: &MergeStats) {

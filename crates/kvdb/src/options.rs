@@ -71,6 +71,11 @@ pub struct OpenOptions {
     /// The rate of background defragmentation in bytes a second; it is exceeded when much space is
     /// lost. 0 turns background defragmentation off.
     pub defrag_rate: u64,
+    /// Lays large values in the order of [`crate::Kvdb::set_value_order`] while clients neither
+    /// commit nor read from the device, if an eighth of the data was written since the last time.
+    /// It writes at most about twice as many bytes as commits have written, and ends when clients
+    /// come. Without threads, and for a store with zones in object storage, it does nothing.
+    pub lay_when_quiet: bool,
     /// Threads that merge, in parallel where they can: each takes a merge of its own, or a range of
     /// keys of a large one. 0 stands for half the machine's processors, at most 4. Without threads,
     /// large merges are divided into this many ranges, which advance in turn (0: one range).
@@ -109,6 +114,7 @@ impl Default for OpenOptions {
             journal: true,
             compaction: CompactionPolicy::default(),
             defrag_rate: 32 << 20,
+            lay_when_quiet: false,
             merge_threads: 0,
             read_only: false,
             threads: true,

@@ -1,5 +1,5 @@
-//! Tracks recent commits, and readers that had to wait for the seek of a disk, so that some
-//! background work is deferred until the store is quiet.
+//! Tracks recent commits, readers that had to wait for the seek of a disk, and all reads of
+//! clients, so that some background work is deferred until the store is quiet.
 
 use std::time::Duration;
 
@@ -12,19 +12,38 @@ const QUIET: Duration = Duration::from_secs(2);
 /// Readers count as active for this time after one of them had to wait for a seek.
 const READERS: Duration = Duration::from_secs(1);
 
+/// Counts of what clients have done since the store was opened. They have done nothing in between
+/// if two of them are equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ClientWork {
+    commits: u64,
+    /// Reads of the device.
+    reads: u64,
+}
+
+impl ClientWork {
+    fn of(engine: &Engine) -> ClientWork {
+        let reads = engine.zones.io().client_read_ops;
+        ClientWork { commits: engine.counters.commits.get(), reads }
+    }
+}
+
 pub(crate) struct Activity {
     engine: Engine,
     /// The number of commits at the last check, and the time since when there was none.
     seen: Mutex<(u64, Duration)>,
     /// The number of reader seeks at the last check, and when one was last seen.
     readers: Mutex<(u64, Option<Duration>)>,
+    /// What clients had done at the last check, and the time since when they did nothing more.
+    clients: Mutex<(ClientWork, Duration)>,
 }
 
 impl Activity {
     pub(crate) fn new(engine: Engine) -> Activity {
         let seen = Mutex::new((0, engine.env.monotonic()));
         let readers = Mutex::new((engine.cache.reader_seeks(), None));
-        Activity { engine, seen, readers }
+        let clients = Mutex::new((ClientWork::of(&engine), engine.env.monotonic()));
+        Activity { engine, seen, readers, clients }
     }
 
     /// Notes at the time `now` whether there were commits since the last check.
@@ -42,8 +61,30 @@ impl Activity {
 
     /// Returns `true` if there was no commit for a while and no reader waits for a seek.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.idle_for(self.engine.env.monotonic()) >= self.engine.options.idle_flush.min(QUIET)
-            && !self.readers_wait()
+        self.idle_for(self.engine.env.monotonic()) >= self.quiet_after() && !self.readers_wait()
+    }
+
+    fn quiet_after(&self) -> Duration {
+        self.engine.options.idle_flush.min(QUIET)
+    }
+
+    /// Returns what clients have done so far.
+    pub(crate) fn clients(&self) -> ClientWork {
+        ClientWork::of(&self.engine)
+    }
+
+    /// Returns `true` if the store is quiet and no client has read from the device for as long. The
+    /// time counts from the first check after a read, so this is checked at intervals.
+    pub(crate) fn is_still(&self) -> bool {
+        let (work, now) = (self.clients(), self.engine.env.monotonic());
+        let since = {
+            let mut seen = self.clients.lock();
+            if seen.0 != work {
+                *seen = (work, now);
+            }
+            seen.1
+        };
+        now.saturating_sub(since) >= self.quiet_after() && self.is_quiet()
     }
 
     /// Returns `true` while readers wait for a disk's seeks, each of which other work would delay

@@ -126,6 +126,7 @@ impl Flush {
                 let merge = Merge::new(&flusher.engine.cache, &inputs, &KeyRange::all(), options)?;
                 let (run, stats) = merge.finish()?;
                 flusher.engine.counters.merged(&stats);
+                flusher.engine.counters.flushed_values.add(stats.values_written);
                 part.runs.extend(run.map(|run| (dict, run, garbage_share)));
             }
         }

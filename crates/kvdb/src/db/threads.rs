@@ -188,6 +188,7 @@ impl Database {
         let idle = self.activity.is_idle(now);
         if !self.compactor.gather_short_values(&self.flusher, idle)? {
             self.defragmenter.look_for_holes();
+            self.defragmenter.look_for_aging();
         }
         self.flusher.seal_what_holds_much(true)?;
         // Return zones that a burst of work took and that are not needed any more, a few at once,

@@ -39,6 +39,7 @@ mod ingest;
 mod interleavings;
 mod join;
 mod kept;
+mod laid_when_quiet;
 mod limits;
 mod limits_of_clones;
 mod lineage;

@@ -24,6 +24,7 @@
 //! - `evacuate`: evacuation of these zones, part by part;
 //! - `kept_order`: values in an order of the user's, which an evacuation would lay by keys;
 //! - `order`: values laid in an order of the user's;
+//! - `quiet`: when this is done while no client needs the store;
 //! - `objects`: zones that lie in object storage;
 //! - `request`: requests and progress;
 //! - this module: the rounds.
@@ -32,6 +33,7 @@ mod evacuate;
 mod kept_order;
 mod objects;
 mod order;
+mod quiet;
 mod request;
 mod victims;
 
@@ -46,7 +48,8 @@ pub use order::{ValueOrder, VisitRange};
 pub(crate) use victims::Holes;
 
 use self::evacuate::OtherMerges;
-use self::request::DefragState;
+use self::quiet::Aging;
+use self::request::{DefragState, Wanted};
 use super::activity::Activity;
 use super::on_demand::LargeValues;
 use super::{Compactor, Flusher};
@@ -128,6 +131,7 @@ pub(crate) struct Defragmenter {
     activity: Arc<Activity>,
     /// The order of values that the user of the store has supplied.
     order: Mutex<Option<Arc<dyn ValueOrder>>>,
+    aging: Mutex<Aging>,
     state: Mutex<DefragState>,
     /// Signalled when a defragmentation begins, ends, or is to stop.
     changed: Condvar,
@@ -146,6 +150,7 @@ impl Defragmenter {
             compactor,
             activity,
             order: Mutex::default(),
+            aging: Mutex::default(),
             state: Mutex::default(),
             changed: Condvar::default(),
         }
@@ -366,9 +371,14 @@ impl Defragmenter {
                 .is_none_or(|before| holes.bytes() >= before + BEGIN_ZONES * ZONE_SIZE)
     }
 
-    /// Returns whether none is in progress or due, and no freed zone is kept for reuse.
+    /// Returns whether none is in progress or due, no values are to be laid, and no freed zone is
+    /// kept for reuse.
     pub(crate) fn at_rest(&self) -> bool {
-        self.engine.zones.spare() == 0 && !self.progress().running && !self.holes_due()
+        self.engine.zones.spare() == 0
+            && !self.progress().running
+            && !self.holes_due()
+            && !self.is_laying()
+            && !self.is_aged()
     }
 
     /// Starts automatically if there are too many holes.
@@ -391,13 +401,20 @@ impl Defragmenter {
     /// Runs the defragmentation thread.
     pub(crate) fn defragment_loop(&self) {
         let _over = Over(self);
-        while let Some(options) = self.wait(|| self.engine.signals.stopping()) {
-            match self.defragment(options) {
+        while let Some(wanted) = self.wait(|| self.engine.signals.stopping()) {
+            let done = match wanted {
+                Wanted::Defragmentation(options) => self.defragment(options),
+                Wanted::Laying => self.lay_when_quiet(),
+            };
+            match done {
                 Ok(()) => {}
                 Err(Error::NoSpace) => tracing::info!("no space to defragment in"),
                 Err(e) => tracing::warn!("defragmentation failed: {e}"),
             }
-            self.end();
+            match wanted {
+                Wanted::Defragmentation(_) => self.end(),
+                Wanted::Laying => self.end_laying(),
+            }
             if self.engine.health.failed() {
                 return;
             }

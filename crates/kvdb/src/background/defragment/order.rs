@@ -77,7 +77,7 @@ pub trait ValueOrder: Send + Sync {
 
 /// The bounds of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Bounds {
+pub(super) struct Bounds {
     /// The values and bytes of a portion, after which references are replaced.
     values: usize,
     bytes: u64,
@@ -91,13 +91,14 @@ struct Bounds {
 impl Bounds {
     /// Returns the bounds for dictionaries with so many bytes of key blocks and of values, of which
     /// `live` bytes exist, or `None` if the blocks are not short enough compared with the values.
-    /// Each portion may write all blocks again, so the portions grow with them, and the blocks that
-    /// all portions write are short compared with the values.
-    fn of(blocks: u64, values: u64, live: u64, memory: usize) -> Option<Bounds> {
+    /// Each portion may write all blocks again, so the portions, which have at least `portion`
+    /// bytes, grow with them, and the blocks that all portions write are short compared with the
+    /// values.
+    fn of(blocks: u64, values: u64, live: u64, memory: usize, portion: u64) -> Option<Bounds> {
         let portions = (values / SMALL_ENOUGH).checked_div(blocks.max(1)).filter(|n| *n > 0)?;
         Some(Bounds {
             values: (memory / PLACES_PART / PLACE_BYTES).clamp(PORTION_VALUES, MOST_VALUES),
-            bytes: PORTION_BYTES.max(blocks.saturating_mul(2 * SMALL_ENOUGH)),
+            bytes: portion.max(blocks.saturating_mul(2 * SMALL_ENOUGH)),
             portions,
             all: live,
         })
@@ -130,6 +131,30 @@ impl Places {
     }
 }
 
+/// The way in which a pass goes through its order.
+pub(super) struct Course<'a> {
+    /// Zones whose values are copied, wherever their neighbours lie.
+    pub evacuate: Option<Arc<BTreeSet<ZoneId>>>,
+    /// Zones whose values stay where they are.
+    pub kept: BTreeSet<ZoneId>,
+    /// The number of ranges at the beginning of the order that are passed over.
+    pub skip: u64,
+    /// Returns whether the pass is to copy no more values.
+    pub ends: &'a dyn Fn() -> bool,
+    /// Returns whether references to values that were copied are not to be replaced, either.
+    pub gives_up: &'a dyn Fn() -> bool,
+    /// Called with the bytes of values that were copied since the last call.
+    pub tell: &'a dyn Fn(u64),
+}
+
+/// What a pass has done.
+pub(super) struct Laid {
+    /// Bytes of values that were copied.
+    pub copied: u64,
+    /// The number of ranges that it has passed, if it has ended before the end of the order.
+    pub reached: Option<u64>,
+}
+
 /// A pass in progress.
 struct Pass<'a> {
     of: &'a Defragmenter,
@@ -139,8 +164,11 @@ struct Pass<'a> {
     placement: Placement,
     lifetime: Lifetime,
     bounds: Bounds,
+    course: Course<'a>,
     relocation: Relocation,
     visited: Places,
+    /// The ranges that were passed.
+    passed: u64,
     open: Option<(DictionaryId, TreeCursor)>,
     /// The portions that are done, and the bytes of values that they have copied.
     portions: u64,
@@ -149,6 +177,8 @@ struct Pass<'a> {
     looked_at: u64,
     /// Others need the space that is left.
     full: bool,
+    /// The pass has ended before the end of the order.
+    ended: bool,
 }
 
 impl<'a> Pass<'a> {
@@ -157,14 +187,14 @@ impl<'a> Pass<'a> {
         view: &'a View,
         dictionaries: &'a BTreeSet<DictionaryId>,
         bounds: Bounds,
-        evacuate: Option<Arc<BTreeSet<ZoneId>>>,
+        course: Course<'a>,
     ) -> Pass<'a> {
         let trees = dictionaries.iter().filter_map(|dict| view.version.trees.get(dict));
         let lifetime = lifetime(&of.engine.zones, trees.flat_map(|tree| tree.runs()), BOTTOM);
         let placement = Placement {
             values_at: TOGETHER,
             window: READ_TOGETHER,
-            evacuate,
+            evacuate: course.evacuate.clone(),
             ..Placement::stitch()
         };
         let relocation = begin(of, &placement, lifetime);
@@ -175,13 +205,16 @@ impl<'a> Pass<'a> {
             placement,
             lifetime,
             bounds,
+            course,
             relocation,
             visited: Places::default(),
+            passed: 0,
             open: None,
             portions: 0,
             copied: 0,
             looked_at: 0,
             full: false,
+            ended: false,
         }
     }
 
@@ -191,6 +224,10 @@ impl<'a> Pass<'a> {
             return Ok(ControlFlow::Break(()));
         }
         if start >= end || !self.dictionaries.contains(&dict) {
+            return Ok(ControlFlow::Continue(()));
+        }
+        if self.passed < self.course.skip {
+            self.passed += 1;
             return Ok(ControlFlow::Continue(()));
         }
         let mut cursor = match self.open.take() {
@@ -209,6 +246,7 @@ impl<'a> Pass<'a> {
             && tuple.key < end
         {
             if let ValueRef::Extent(e) = tuple.value
+                && !self.course.kept.contains(&ZoneId::of(e.addr))
                 && self.visited.insert(e.addr)
             {
                 self.relocation.push(e)?;
@@ -226,6 +264,7 @@ impl<'a> Pass<'a> {
             }
         }
         self.open = Some((dict, cursor));
+        self.passed += 1;
         if self.is_portion() {
             self.replace_references()?;
         }
@@ -244,30 +283,33 @@ impl<'a> Pass<'a> {
             self.looked_at = copied;
             self.full = !self.of.has_room(0);
         }
-        self.full
+        let ends = self.full
             || copied >= self.bounds.all
             || self.portions >= self.bounds.portions
-            || self.of.is_to_stop()
+            || (self.course.ends)();
+        self.ended |= ends;
+        ends
     }
 
     fn replace_references(&mut self) -> Result<()> {
         let next = begin(self.of, &self.placement, self.lifetime);
         let portion = std::mem::replace(&mut self.relocation, next);
-        let mut between = |_| !self.of.is_to_stop();
+        let gives_up = self.course.gives_up;
+        let mut between = |_: u64| !gives_up();
         let copied = self.of.replace_references(portion, self.dictionaries, &mut between)?;
-        self.of.update(|progress| progress.bytes_moved += copied);
+        (self.course.tell)(copied);
         self.copied += copied;
         self.portions += 1;
         Ok(())
     }
 
-    /// Replaces the references to what was copied last. Returns the bytes of values that the pass
-    /// has copied. If it was stopped, the copies to which nothing refers yet are given up.
-    fn finish(mut self) -> Result<u64> {
-        if !self.of.is_to_stop() {
+    /// Replaces the references to what was copied last. If the pass is given up, so are the copies
+    /// to which nothing refers yet.
+    fn finish(mut self) -> Result<Laid> {
+        if !(self.course.gives_up)() {
             self.replace_references()?;
         }
-        Ok(self.copied)
+        Ok(Laid { copied: self.copied, reached: self.ended.then_some(self.passed) })
     }
 }
 
@@ -297,14 +339,16 @@ impl Defragmenter {
         }
         self.flusher.flush_all()?;
         let dictionaries = self.followers(&dictionaries);
-        let Some(bounds) = self.bounds(&dictionaries) else { return Ok(()) };
+        let Some(bounds) = self.bounds(&dictionaries, u64::MAX, PORTION_BYTES) else {
+            return Ok(());
+        };
+        let stop = || self.is_to_stop();
+        let tell = |copied: u64| self.update(|progress| progress.bytes_moved += copied);
         let pass = |evacuate| {
-            let view = self.engine.versions.view();
-            let mut pass = Pass::new(self, &view, &dictionaries, bounds, evacuate);
-            let visited = order.visit(&view, &mut |dict, start, end| pass.lay(dict, start, end));
-            // An order that cannot be read to its end is no reason to copy the first values again.
-            let copied = pass.finish()?;
-            visited.map(|()| copied)
+            let kept = BTreeSet::new();
+            let course =
+                Course { evacuate, kept, skip: 0, ends: &stop, gives_up: &stop, tell: &tell };
+            self.pass(&*order, &dictionaries, bounds, course)
         };
         pass(None)?;
         if self.is_to_stop() {
@@ -320,11 +364,27 @@ impl Defragmenter {
         Ok(())
     }
 
+    /// Makes a pass over these dictionaries.
+    pub(super) fn pass(
+        &self,
+        order: &dyn ValueOrder,
+        dictionaries: &BTreeSet<DictionaryId>,
+        bounds: Bounds,
+        course: Course<'_>,
+    ) -> Result<Laid> {
+        let view = self.engine.versions.view();
+        let mut pass = Pass::new(self, &view, dictionaries, bounds, course);
+        let visited = order.visit(&view, &mut |dict, start, end| pass.lay(dict, start, end));
+        // An order that cannot be read to its end is no reason to copy the first values again.
+        let laid = pass.finish()?;
+        visited.map(|()| laid)
+    }
+
     /// Returns those dictionaries of `ordered` whose values are laid and whose references are
     /// replaced: those of the main branch, and those of clones as long as it costs little. The
     /// other clones keep the old places, as snapshots do, and so do clones with a limit, since
     /// values that were copied count towards it.
-    fn followers(&self, ordered: &BTreeSet<DictionaryId>) -> BTreeSet<DictionaryId> {
+    pub(super) fn followers(&self, ordered: &BTreeSet<DictionaryId>) -> BTreeSet<DictionaryId> {
         let (mut left, mut clones) = (self.holes().live / CLONES, MOST_CLONES);
         let version = self.engine.versions.load();
         let mut followers = BTreeSet::new();
@@ -342,10 +402,16 @@ impl Defragmenter {
         followers
     }
 
-    /// Returns the bounds of a pass over these dictionaries. Returns `None` if there is no room for
-    /// the values once more, some of them cannot be read here, or the key blocks that must be
-    /// written again are not short compared with them.
-    fn bounds(&self, dictionaries: &BTreeSet<DictionaryId>) -> Option<Bounds> {
+    /// Returns the bounds of a pass over these dictionaries that copies at most `most` bytes of
+    /// values, in portions of at least `portion` bytes. Returns `None` if there is no room for the
+    /// values once more, some of them cannot be read here, or the key blocks that must be written
+    /// again are not short compared with them.
+    pub(super) fn bounds(
+        &self,
+        dictionaries: &BTreeSet<DictionaryId>,
+        most: u64,
+        portion: u64,
+    ) -> Option<Bounds> {
         let version = self.engine.versions.load();
         let (mut blocks, mut values) = (0u64, 0u64);
         let trees = dictionaries.iter().filter_map(|dict| version.trees.get(dict));
@@ -357,8 +423,9 @@ impl Defragmenter {
             }
         }
         // Clones share most of their values, so the sum of all is more than there is.
-        let live = values.saturating_add(blocks).min(self.holes().live);
-        let bounds = Bounds::of(blocks, values.min(live), live, self.engine.options.memory)?;
+        let live = values.saturating_add(blocks).min(self.holes().live).min(most);
+        let memory = self.engine.options.memory;
+        let bounds = Bounds::of(blocks, values.min(live), live, memory, portion)?;
         self.has_room(live).then_some(bounds)
     }
 
@@ -370,9 +437,9 @@ impl Defragmenter {
         space.free_for_user > needed
     }
 
-    /// Replaces the references of `dictionaries` to all values that were copied. `between` is called
-    /// after each part with the bytes that it wrote, and returns whether to continue. Returns the
-    /// bytes of the values.
+    /// Replaces the references of `dictionaries` to all values that were copied. `between` is
+    /// called after each part with the bytes that it wrote, and returns whether to continue.
+    /// Returns the bytes of the values.
     pub(super) fn replace_references(
         &self,
         relocation: Relocation,
@@ -425,7 +492,8 @@ mod tests {
     #[test]
     fn portions_grow_with_the_key_blocks_that_each_of_them_writes_again() {
         let (mib, gib) = (1u64 << 20, 1u64 << 30);
-        let of = |blocks, values| Bounds::of(blocks, values, values + blocks, 256 << 20);
+        let of =
+            |blocks, values| Bounds::of(blocks, values, values + blocks, 256 << 20, PORTION_BYTES);
         let small = of(10 * mib, gib).expect("small blocks");
         assert_eq!((small.values, small.bytes), (512 << 10, PORTION_BYTES));
         for (blocks, values) in [(10 * mib, gib), (400 * mib, 40 * gib), (4 * gib, 400 * gib)] {
@@ -437,7 +505,8 @@ mod tests {
         assert_eq!(of(0, 0), None, "there are no values");
         assert!(of(0, gib).is_some());
         for (memory, values) in [(0, PORTION_VALUES), (usize::MAX, MOST_VALUES)] {
-            assert_eq!(Bounds::of(1, gib, gib, memory).map(|bounds| bounds.values), Some(values));
+            let bounds = Bounds::of(1, gib, gib, memory, PORTION_BYTES);
+            assert_eq!(bounds.map(|bounds| bounds.values), Some(values));
         }
     }
 }

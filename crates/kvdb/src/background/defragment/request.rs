@@ -1,8 +1,25 @@
-//! Controls defragmentation: start, stop, wait, progress.
+//! Controls defragmentation, and passes while the store is quiet: start, stop, wait, progress.
 
 use std::time::Duration;
 
 use super::{DefragOptions, DefragProgress, Defragmenter};
+
+/// The state of a pass that lays values while the store is quiet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Laying {
+    #[default]
+    Not,
+    /// The thread is to begin one.
+    Wanted,
+    UnderWay,
+}
+
+/// What the thread is to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wanted {
+    Defragmentation(DefragOptions),
+    Laying,
+}
 
 #[derive(Default)]
 pub(super) struct DefragState {
@@ -16,6 +33,8 @@ pub(super) struct DefragState {
     pub(super) progress: DefragProgress,
     /// The caller has asked it to stop.
     pub(super) stop: bool,
+    /// A pass while the store is quiet.
+    laying: Laying,
     /// The thread has ended, so no request would be served.
     over: bool,
 }
@@ -59,8 +78,32 @@ impl Defragmenter {
         self.state.lock().stop
     }
 
+    /// Requests a pass that lays values. A defragmentation that is requested goes first.
+    pub(super) fn request_laying(&self) {
+        let mut state = self.state.lock();
+        if !state.over && state.laying == Laying::Not {
+            state.laying = Laying::Wanted;
+            self.changed.notify_all();
+        }
+    }
+
+    /// Returns whether a pass that lays values is requested or in progress.
+    pub(super) fn is_laying(&self) -> bool {
+        self.state.lock().laying != Laying::Not
+    }
+
+    /// Ends a pass that lays values.
+    pub(super) fn end_laying(&self) {
+        self.state.lock().laying = Laying::Not;
+    }
+
+    /// Returns whether a defragmentation is requested or in progress.
+    pub(super) fn is_requested(&self) -> bool {
+        self.state.lock().request.is_some()
+    }
+
     /// Waits for a request. Returns `None` if the store is being closed.
-    pub(super) fn wait(&self, closing: impl Fn() -> bool) -> Option<DefragOptions> {
+    pub(super) fn wait(&self, closing: impl Fn() -> bool) -> Option<Wanted> {
         let mut state = self.state.lock();
         loop {
             if closing() {
@@ -68,7 +111,13 @@ impl Defragmenter {
             }
             if let Some(options) = state.request {
                 state.superseded = false;
-                return Some(options);
+                return Some(Wanted::Defragmentation(options));
+            }
+            if state.laying == Laying::Wanted {
+                state.laying = Laying::UnderWay;
+                // It was asked of a defragmentation that has ended.
+                state.stop = false;
+                return Some(Wanted::Laying);
             }
             self.changed.wait(&mut state);
         }
@@ -104,6 +153,7 @@ impl Defragmenter {
         self.state.lock().over = true;
         self.stop();
         self.end();
+        self.end_laying();
     }
 
     /// Waits until no defragmentation is in progress.
@@ -140,15 +190,31 @@ mod tests {
         let defragmenter = db.defragmenter();
         assert!(defragmenter.request(BY_ITSELF, true));
         // The thread takes the request.
-        assert_eq!(defragmenter.wait(|| false), Some(BY_ITSELF));
+        let by_itself = Some(Wanted::Defragmentation(BY_ITSELF));
+        assert_eq!(defragmenter.wait(|| false), by_itself);
         let asked = DefragOptions { bytes_per_second: Some(1), ..DefragOptions::default() };
         assert!(defragmenter.request(asked, false));
         assert!(!defragmenter.request(asked, false), "it is under way");
         defragmenter.end();
         assert!(defragmenter.progress().running, "what was asked for is to be done");
-        assert_eq!(defragmenter.wait(|| false), Some(asked));
+        assert_eq!(defragmenter.wait(|| false), Some(Wanted::Defragmentation(asked)));
         defragmenter.end();
         assert!(!defragmenter.progress().running);
+    }
+
+    #[test]
+    fn a_defragmentation_goes_before_a_pass_that_was_requested_first() {
+        let db = Kvdb::in_memory();
+        let defragmenter = db.defragmenter();
+        defragmenter.request_laying();
+        assert!(defragmenter.is_laying() && !defragmenter.is_requested());
+        assert!(defragmenter.request(BY_ITSELF, true));
+        assert_eq!(defragmenter.wait(|| false), Some(Wanted::Defragmentation(BY_ITSELF)));
+        defragmenter.end();
+        assert_eq!(defragmenter.wait(|| false), Some(Wanted::Laying));
+        assert!(defragmenter.is_laying());
+        defragmenter.end_laying();
+        assert!(!defragmenter.is_laying());
     }
 
     /// The store is closed when a defragmentation has been requested but not begun.

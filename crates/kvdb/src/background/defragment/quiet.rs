@@ -1,0 +1,205 @@
+//! Values are laid in an order of the user's while the store is quiet: what commits have written
+//! out of order since the last pass.
+//!
+//! A pass costs reads even if it finds nothing to do: the order is walked through, and the places
+//! of all values are looked up. Aging is therefore measured by the bytes of large values that
+//! commits have brought, which are counted as they are placed. A pass begins when these are an
+//! eighth of the live data, and neither commits nor reads of clients have come for a while. It ends
+//! as soon as they do, and the next one goes on where it has ended.
+//!
+//! What passes write is weighed by the same measure: at most two bytes for each one that commits
+//! have brought. So a byte is laid twice at most, unless its neighbours were written again. Values
+//! in zones that snapshots use stay where they are, since their copies would take space of their
+//! own.
+
+use std::collections::BTreeSet;
+
+use zones::Job;
+
+use super::Defragmenter;
+use super::order::{Course, Laid, ValueOrder};
+use crate::background::activity::ClientWork;
+use crate::dictionary::DictionaryId;
+use crate::error::Result;
+
+/// A pass begins when commits have placed one byte for this many live ones, and at least
+/// [`AGED_LEAST`] bytes, since the last one.
+const AGED_PART: u64 = 8;
+const AGED_LEAST: u64 = 4 << 20;
+/// The bytes that passes may write for each one that commits have placed.
+const TIMES: u64 = 2;
+/// The values that are copied before references are replaced, bytes. This is also what is still
+/// written for when clients come.
+const PORTION: u64 = 32 << 20;
+
+/// What commits have placed, and what passes may write for it, since the store was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Aging {
+    /// The bytes that commits had placed when the last pass began.
+    seen: u64,
+    /// The bytes that passes may still write.
+    left: u64,
+    /// The ranges of the order that the last pass has passed, if it did not come to the end.
+    reached: u64,
+    /// Clients have ended the last pass.
+    unfinished: bool,
+}
+
+impl Aging {
+    /// Returns whether a pass is due, if the store has `live` bytes and commits have placed
+    /// `placed` bytes so far.
+    fn is_due(&self, placed: u64, live: u64) -> bool {
+        self.unfinished || placed.saturating_sub(self.seen) >= AGED_LEAST.max(live / AGED_PART)
+    }
+
+    /// Notes that a pass begins.
+    fn begin(&mut self, placed: u64) {
+        let fresh = placed.saturating_sub(self.seen);
+        self.seen = placed;
+        self.left = self.left.saturating_add(fresh.saturating_mul(TIMES));
+        self.unfinished = false;
+    }
+
+    /// Notes that `written` bytes were written, and what was laid, if anything could be. The pass
+    /// is unfinished if it was `disturbed` before it came to the end of the order.
+    fn end(&mut self, written: u64, laid: Option<&Laid>, disturbed: bool) {
+        self.left = self.left.saturating_sub(written);
+        if let Some(laid) = laid {
+            self.reached = laid.reached.unwrap_or(0);
+            self.unfinished = disturbed && laid.reached.is_some();
+        }
+    }
+}
+
+impl Defragmenter {
+    fn lays_when_quiet(&self) -> bool {
+        let options = &self.engine.options;
+        options.lay_when_quiet
+            && !self.engine.inline
+            && !options.read_only
+            && self.order.lock().is_some()
+            // Each value that is moved would be published again.
+            && self.engine.zones.remote_table().is_none()
+    }
+
+    /// Returns whether enough was written since the last pass for another one.
+    pub(super) fn is_aged(&self) -> bool {
+        if !self.lays_when_quiet() {
+            return false;
+        }
+        let (placed, live) = (self.engine.counters.placed(), self.holes().live);
+        self.aging.lock().is_due(placed, live)
+    }
+
+    /// Starts a pass if enough was written, and no client needs the store.
+    pub(crate) fn look_for_aging(&self) {
+        if self.is_aged()
+            && self.activity.is_still()
+            && !self.compactor.busy()
+            && !self.is_requested()
+        {
+            self.request_laying();
+        }
+    }
+
+    /// Makes a pass, which ends when clients or a defragmentation come.
+    pub(super) fn lay_when_quiet(&self) -> Result<()> {
+        let _job = Job::Laying.begin();
+        let clients = self.activity.clients();
+        let flushed = self.flusher.flush_all();
+        let before = self.bytes_of_passes();
+        let (left, skip) = {
+            let mut aging = self.aging.lock();
+            aging.begin(self.engine.counters.placed());
+            (aging.left, aging.reached)
+        };
+        let laid = flushed.and_then(|()| match self.value_order() {
+            Some((order, ordered)) => self.lay_from(&*order, &ordered, left, skip, clients),
+            None => Ok(None),
+        });
+        let written = self.bytes_of_passes().saturating_sub(before);
+        let disturbed = !self.gives_up_laying() && self.is_disturbed(clients);
+        let done = laid.as_ref().ok().and_then(Option::as_ref);
+        self.aging.lock().end(written, done, disturbed);
+        if let Some(laid) = laid? {
+            tracing::debug!("laid {} bytes of values, and wrote {written} bytes", laid.copied);
+        }
+        Ok(())
+    }
+
+    /// Lays values from the range `skip` of the order on, and copies at most `left` bytes of them.
+    /// Returns `None` if there is no room, or if the key blocks weigh too much.
+    fn lay_from(
+        &self,
+        order: &dyn ValueOrder,
+        ordered: &BTreeSet<DictionaryId>,
+        left: u64,
+        skip: u64,
+        clients: ClientWork,
+    ) -> Result<Option<Laid>> {
+        let dictionaries = self.followers(ordered);
+        let Some(bounds) = self.bounds(&dictionaries, left, PORTION) else { return Ok(None) };
+        let course = Course {
+            evacuate: None,
+            kept: self.engine.snapshots.zones(),
+            skip,
+            ends: &|| self.gives_up_laying() || self.is_disturbed(clients),
+            gives_up: &|| self.gives_up_laying(),
+            tell: &|_| {},
+        };
+        self.pass(order, &dictionaries, bounds, course).map(Some)
+    }
+
+    fn gives_up_laying(&self) -> bool {
+        self.engine.signals.stopping() || self.stopping()
+    }
+
+    /// Returns whether clients have done anything since they had done `clients`, or a
+    /// defragmentation waits.
+    fn is_disturbed(&self, clients: ClientWork) -> bool {
+        self.is_requested() || self.activity.clients() != clients
+    }
+
+    /// Returns the bytes that passes have written.
+    fn bytes_of_passes(&self) -> u64 {
+        self.engine.zones.io().written_by(Job::Laying)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn a_pass_is_due_when_an_eighth_was_written_and_may_write_twice_as_much() {
+        let mut aging = Aging::default();
+        assert!(!aging.is_due(3 * MIB, 0), "too little for a walk");
+        assert!(aging.is_due(4 * MIB, 0) && aging.is_due(4 * MIB, 32 * MIB));
+        assert!(!aging.is_due(4 * MIB, 40 * MIB) && aging.is_due(5 * MIB, 40 * MIB));
+        aging.begin(5 * MIB);
+        assert_eq!(aging.left, 10 * MIB);
+        assert!(!aging.is_due(5 * MIB, 0), "nothing was written since");
+        aging.end(7 * MIB, Some(&Laid { copied: 6 * MIB, reached: None }), true);
+        assert_eq!(aging, Aging { seen: 5 * MIB, left: 3 * MIB, ..Aging::default() });
+    }
+
+    #[test]
+    fn a_pass_that_clients_have_ended_goes_on_where_it_was() {
+        let mut aging = Aging::default();
+        aging.begin(8 * MIB);
+        aging.end(MIB, Some(&Laid { copied: MIB, reached: Some(70) }), true);
+        assert!(aging.is_due(8 * MIB, 1 << 40), "without another byte");
+        aging.begin(8 * MIB);
+        assert_eq!((aging.reached, aging.left), (70, 15 * MIB));
+        // It has written what it may.
+        aging.end(15 * MIB, Some(&Laid { copied: 14 * MIB, reached: Some(90) }), false);
+        assert!(!aging.is_due(8 * MIB, 0));
+        assert_eq!((aging.reached, aging.left), (90, 0));
+        aging.begin(12 * MIB);
+        aging.end(0, None, true);
+        assert!(!aging.is_due(12 * MIB, 0), "there was no room");
+        assert_eq!((aging.reached, aging.left), (90, 8 * MIB));
+    }
+}
