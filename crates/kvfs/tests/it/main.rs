@@ -38,6 +38,7 @@ mod histories;
 mod inode_numbers;
 mod interleavings;
 mod laid_by_name;
+mod laid_when_quiet;
 mod limits;
 mod limits_of_files;
 mod listing;

@@ -9,13 +9,38 @@ mod shape;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::model::seeds;
+use crate::model::{Backwards, seeds};
 use env::Machine;
-use kvdb::{CreateOptions, DefragOptions, Kvdb, ScrubOptions};
+use kvdb::{
+    CreateOptions, DefragOptions, DictionaryId, Kvdb, ScrubOptions, ValueOrder, View, VisitRange,
+};
 use shape::Shape;
 use zones::{Job, MemoryDevice, ZONE_SIZE};
 
 const MIB: u64 = 1 << 20;
+
+/// The keys in the order in which 37 readers would read them, one after the other, each of which
+/// takes every 37th key.
+struct ByTurns;
+
+impl ValueOrder for ByTurns {
+    fn dictionaries(&self, view: &View) -> Vec<DictionaryId> {
+        Backwards.dictionaries(view)
+    }
+
+    fn visit(&self, view: &View, visit: &mut VisitRange<'_>) -> kvdb::Result<()> {
+        for dict in self.dictionaries(view) {
+            let tuples = view.scan(dict, b"", b"", usize::MAX)?;
+            for (key, _) in (0..37).flat_map(|first| tuples.iter().skip(first).step_by(37)) {
+                let end = [&key[..], &[0]].concat();
+                if visit(dict, key, &end)?.is_break() {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+}
 
 /// A store, and what it has written at the last look.
 struct Store<'a> {
@@ -85,6 +110,13 @@ impl Store<'_> {
         }
         so_far()
     }
+
+    /// Sets the order of values, which is not stored.
+    fn set_order(&self) {
+        if self.shape.laid {
+            self.db.set_value_order(Arc::new(ByTurns));
+        }
+    }
 }
 
 /// Runs one job after the other to rest on a store of this shape.
@@ -98,13 +130,16 @@ fn comes_to_rest(shape: &Shape) {
     };
     let db = Kvdb::create(device.clone(), Arc::new(Machine::default()), options).unwrap();
     let store = Store { shape, db };
+    store.set_order();
     let mut put = 0;
     // Flushes, merges, those that wait for quiet, gathering, and defragmentation that begins by
     // itself: each byte is flushed, merged level by level, and moved.
     let filled = store.to_rest("filling the store", u64::MAX, |db| put = shape.fill(db));
     let jobs = store.by_job();
     let size = store.size();
-    let flushed = store.to_rest("a flush", put * 4 + 32 * MIB, |db| db.flush().unwrap());
+    // Values are laid twice at most, with the keys that refer to them.
+    let laid = if shape.laid { put * 3 } else { 0 };
+    let flushed = store.to_rest("a flush", put * 4 + laid + 32 * MIB, |db| db.flush().unwrap());
     let by_hand = |what: &str, bound: u64| {
         store.to_rest(what, bound, |db| {
             db.defragment(DefragOptions::default()).unwrap();
@@ -124,6 +159,7 @@ fn comes_to_rest(shape: &Shape) {
     drop(store.db);
     let (db, _) = Kvdb::open(device, Arc::new(Machine::default()), shape.open()).unwrap();
     let store = Store { shape, db };
+    store.set_order();
     let opened = store.to_rest("a store that was opened again", size / 4 + 16 * MIB, |_| {});
     store.db.close().unwrap();
     if std::env::var_os("KVFS_TELL").is_some() {
@@ -148,7 +184,11 @@ fn comes_to_rest(shape: &Shape) {
     // Everything may be written some times over, and not without end; of many dictionaries each
     // flush writes a few sectors.
     let times = if shape.dictionaries > 100 { 32 } else { 8 };
-    assert!(filled <= put * times + 256 * MIB, "filling wrote {} MiB: {shape:?}", filled / MIB);
+    assert!(
+        filled <= put * times + laid + 256 * MIB,
+        "filling wrote {} MiB: {shape:?}",
+        filled / MIB
+    );
 }
 
 #[test]
@@ -178,6 +218,7 @@ fn padding_is_not_taken_for_holes() {
         clone: false,
         dropped: false,
         full: false,
+        laid: false,
         ..shape
     };
     comes_to_rest(&shape);
@@ -195,4 +236,24 @@ fn what_was_laid_in_order_is_not_moved_again() {
 #[test]
 fn many_small_dictionaries_are_not_flushed_with_every_commit() {
     comes_to_rest(&Shape::of_seed(51));
+}
+
+#[test]
+fn what_is_laid_while_the_store_is_quiet_comes_to_rest() {
+    for (seed, len) in seeds(3).zip([4096, 2100, 20_000].into_iter().cycle()) {
+        let shape = Shape::of_seed(seed);
+        let shape = Shape {
+            lengths: shape::Lengths::One(len),
+            bytes: 30 * MIB,
+            dictionaries: 1,
+            options: kvdb::DictionaryOptions::default(),
+            snapshot: false,
+            clone: false,
+            dropped: false,
+            full: false,
+            laid: true,
+            ..shape
+        };
+        comes_to_rest(&shape);
+    }
 }

@@ -75,6 +75,8 @@ pub struct Shape {
     pub dropped: bool,
     /// The device is so small that it gets full.
     pub full: bool,
+    /// Values are laid in another order than that of keys while the store is quiet.
+    pub laid: bool,
 }
 
 impl Shape {
@@ -123,6 +125,7 @@ impl Shape {
             clone: snapshot && random.one_in(2),
             dropped: snapshot && random.one_in(2),
             full: random.one_in(6),
+            laid: false,
         };
         // A key takes as long as a kilobyte to write.
         let mean = match shape.lengths {
@@ -141,6 +144,7 @@ impl Shape {
             // The rate is not limited: bytes are counted, not time.
             defrag_rate: 1 << 40,
             merge_threads: 1,
+            lay_when_quiet: self.laid,
             ..OpenOptions::default()
         }
     }

@@ -1,0 +1,162 @@
+//! Files lie in the order of their names after the store was quiet, without a defragmentation by
+//! hand, and what is moved out of zones with holes keeps this order.
+//!
+//! `KVFS_MEASURE=1 cargo test -p kvfs --test it laid_when_quiet:: -- --nocapture` prints what
+//! reading takes.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use env::Machine;
+use kvdb::{DefragOptions, Kvdb, OpenOptions};
+use kvfs::{Fs, FsOptions, Ino};
+use zones::Job;
+
+use crate::aged_tree::{
+    DIRECTORIES, Disk, FILES, MEMORY, SIZE, TREE, ZONE_SIZE, aged, cold, defragment_by_name,
+    directory, import, list, options, read_all, show, write,
+};
+
+const EACH: usize = FILES / DIRECTORIES;
+const ALL: u64 = (FILES * SIZE) as u64;
+
+/// Opens the store as a mount does, works with it, and leaves it alone until it comes to rest.
+/// Returns the bytes that passes have written.
+fn after_quiet(
+    disk: &Arc<Disk>,
+    lay_when_quiet: bool,
+    work: impl FnOnce(&Kvdb, &Fs, &[Ino]),
+) -> u64 {
+    let open = OpenOptions {
+        threads: true,
+        flush_interval: Duration::from_millis(10),
+        idle_flush: Duration::from_millis(100),
+        lay_when_quiet,
+        ..options(MEMORY)
+    };
+    let db = Kvdb::open(disk.clone(), Arc::new(Machine::default()), open).unwrap().0;
+    let of_files = FsOptions { zone_size: Some(ZONE_SIZE), ..FsOptions::default() };
+    let fs = Fs::open(db.clone(), Arc::new(Machine::default()), of_files).unwrap();
+    let directories: Vec<Ino> =
+        (0..DIRECTORIES).map(|at| fs.resolve(&directory(TREE, at)).unwrap().ino).collect();
+    work(&db, &fs, &directories);
+    fs.sync_all().unwrap();
+    come_to_rest(&db);
+    let laid = db.stats().io.written_by(Job::Laying);
+    fs.shutdown().unwrap();
+    drop(fs);
+    db.close().unwrap();
+    laid
+}
+
+fn come_to_rest(db: &Kvdb) {
+    let begun = Instant::now();
+    while !db.stats().at_rest {
+        assert!(begun.elapsed() < Duration::from_secs(120), "{:?}", db.stats());
+        std::thread::yield_now();
+    }
+}
+
+/// Saves a file under another name first.
+fn save(fs: &Fs, directories: &[Ino], n: usize) {
+    let (dir, name) = (directories[n / EACH], format!("file{:05}", n % EACH));
+    write(fs, dir, "new", SIZE);
+    fs.rename(dir, b"new", dir, name.as_bytes(), Default::default()).unwrap();
+}
+
+/// Saves each file, in an order that is not that of names.
+fn save_all(_: &Kvdb, fs: &Fs, directories: &[Ino]) {
+    for n in (0..FILES).map(|n| n * 1237 % FILES) {
+        save(fs, directories, n);
+        if n.is_multiple_of(500) {
+            fs.sync_all().unwrap();
+        }
+    }
+}
+
+#[test]
+fn files_that_were_saved_by_a_rename_are_laid_while_the_store_is_quiet() {
+    let disk = import();
+    assert_eq!(after_quiet(&disk, false, save_all), 0);
+    let read = show("saved by rename: read all", read_all(&disk, ZONE_SIZE, TREE));
+    assert!(read.page_seeks * 4 >= FILES as u64, "{read:?}, so it has not aged");
+
+    for what in ["saved by rename, quiet: read all", "once more: read all"] {
+        let laid = after_quiet(&disk, true, save_all);
+        assert!((ALL / 2..=ALL * 5 / 2).contains(&laid), "{laid} bytes of {ALL}");
+        let read = show(what, read_all(&disk, ZONE_SIZE, TREE));
+        assert!(read.page_seeks * 20 <= FILES as u64, "{read:?}");
+    }
+
+    let laid = after_quiet(&disk, true, |_, _, _| ());
+    assert_eq!(laid, 0, "nothing was written");
+    let again = defragment_by_name(&disk);
+    assert!(again * 20 <= ALL, "{again} bytes, though all lies in order");
+}
+
+/// A few files at a time, again and again: what passes write follows what was written, however
+/// large the tree is.
+#[test]
+fn each_byte_that_is_saved_is_laid_twice_at_most() {
+    let disk = import();
+    let laid = after_quiet(&disk, true, |db, fs, directories| {
+        for saved in 0..FILES / 2 {
+            save(fs, directories, saved * 1237 % FILES);
+            if saved.is_multiple_of(500) {
+                fs.sync_all().unwrap();
+                come_to_rest(db);
+            }
+        }
+    });
+    let saved = ALL / 2;
+    assert!(laid <= saved * 5 / 2 + (4 << 20), "{laid} bytes for {saved}");
+    let read = show("saved now and then: read all", read_all(&disk, ZONE_SIZE, TREE));
+    assert!(read.page_seeks * 5 <= FILES as u64, "{read:?}");
+}
+
+/// A defragmentation with a rate does what an automatic one does: rounds, and no pass.
+#[test]
+fn rounds_leave_the_files_that_remain_in_the_order_of_their_names() {
+    let disk = aged(|fs, directories, at, name| {
+        write(fs, directories[at], "new", SIZE);
+        let to = directories[at];
+        fs.rename(to, b"new", to, name.as_bytes(), Default::default()).unwrap();
+    });
+    defragment_by_name(&disk);
+    let (db, fs) = cold(&disk, ZONE_SIZE);
+    db.drop_snapshot("before").unwrap();
+    let remains = |n: usize| n.is_multiple_of(20);
+    for at in 0..DIRECTORIES {
+        let dir = fs.resolve(&directory(TREE, at)).unwrap().ino;
+        for (_, (name, _)) in list(&fs, dir).into_iter().enumerate().filter(|(n, _)| !remains(*n)) {
+            fs.unlink(dir, &name).unwrap();
+        }
+    }
+    fs.shutdown().unwrap();
+    drop(fs);
+    db.close().unwrap();
+    drop(db);
+
+    let open = OpenOptions { threads: true, defrag_rate: 0, ..options(MEMORY) };
+    let db = Kvdb::open(disk.clone(), Arc::new(Machine::default()), open).unwrap().0;
+    kvfs::lay_by_name(&db);
+    let rounds = DefragOptions { bytes_per_second: Some(1 << 30), ..DefragOptions::default() };
+    assert!(db.defragment(rounds).unwrap());
+    db.wait_for_defragment();
+    assert!(db.defrag_progress().zones_reclaimed > 0, "{:?}", db.defrag_progress());
+    db.close().unwrap();
+    drop(db);
+
+    let (_db, fs) = cold(&disk, ZONE_SIZE);
+    let mut read = 0;
+    for at in 0..DIRECTORIES {
+        let dir = fs.resolve(&directory(TREE, at)).unwrap().ino;
+        for (_, ino) in list(&fs, dir) {
+            assert_eq!(fs.read(ino, 0, SIZE as u32).unwrap().len(), SIZE);
+            read += 1;
+        }
+    }
+    assert_eq!(read, FILES / 20);
+    let counted = show("what remains: read all", disk.counted());
+    assert!(counted.page_seeks * 2 <= read as u64, "{counted:?}");
+}
