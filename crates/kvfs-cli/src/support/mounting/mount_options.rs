@@ -177,6 +177,13 @@ mod tests {
     }
 
     #[test]
+    fn files_are_laid_while_the_store_is_quiet_unless_they_would_be_published_again() {
+        let lays = |text| read(text).expect("valid").budget().lay_when_quiet;
+        assert!(lays("rw") && lays("nolay,lay"));
+        assert!(!lays("nolay") && !lays("ro") && !lays("publish=dir:/srv/stores/work"));
+    }
+
+    #[test]
     fn where_a_store_is_published_is_a_place_and_not_a_snapshot_of_it() {
         let publish =
             read("publish_every=2.5,publish=dir:/srv/stores/work").expect("valid").publish;

@@ -39,6 +39,8 @@ pub struct Options {
     pub serve: Option<PathBuf>,
     /// They may begin transactions, too.
     pub serve_write: bool,
+    /// Files are not laid in the order of their names while the store is quiet.
+    pub no_laying: bool,
     /// The interval at which everything is read again. Without it, nothing is read by itself.
     pub scrub: Option<Interval>,
     /// Where the store is published by itself.
@@ -76,7 +78,10 @@ impl Options {
 
     /// Returns the share of the machine that the store may take.
     pub fn budget(&self) -> Budget {
-        Budget { memory: self.memory, cache: self.cache_size, offline: self.offline }
+        // What is moved in the store would be published again.
+        let lay_when_quiet = !self.no_laying && !self.mount.read_only && self.publish.is_none();
+        let (memory, cache) = (self.memory, self.cache_size);
+        Budget { memory, cache, offline: self.offline, lay_when_quiet }
     }
 }
 

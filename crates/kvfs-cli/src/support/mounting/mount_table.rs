@@ -345,6 +345,15 @@ pub const ROWS: &[Row] = &[
         },
     ),
     flag("noscrub", "no scrubs (default)", |d| d.options.scrub = None),
+    flag(
+        "lay",
+        "while no program uses the store, lay files that were written out of the order of their \
+         names in that order, as kvfs defrag does (default). It begins when an eighth of the data \
+         was written since the last time, and writes at most about twice as much. Without effect \
+         with publish, and for a store in object storage",
+        |d| d.options.no_laying = false,
+    ),
+    flag("nolay", "files are only laid by kvfs defrag", |d| d.options.no_laying = true),
     value(
         "publish",
         ("ADDRESS", "dir:/srv/stores/work"),

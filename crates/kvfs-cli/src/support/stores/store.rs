@@ -132,8 +132,8 @@ impl Shares {
     }
 }
 
-/// The resources that an open store may use, in bytes. The default applies to those that are
-/// `None`.
+/// The resources that an open store may use, in bytes, and whether it may use the device while it
+/// is quiet. The default applies to those that are `None`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Budget {
     /// Memory for buffers, caches and indexes.
@@ -142,6 +142,8 @@ pub struct Budget {
     pub cache: Option<u64>,
     /// Never access object storage: only data in the local file is readable.
     pub offline: bool,
+    /// Lay files in the order of their names while the store is quiet.
+    pub lay_when_quiet: bool,
 }
 
 impl From<Option<u64>> for Budget {
@@ -221,6 +223,7 @@ fn open_on(
     let options = OpenOptions {
         read_only: access == Access::ReadOnly,
         memory: shares.database,
+        lay_when_quiet: budget.lay_when_quiet,
         mirror,
         remote,
         ..Default::default()
