@@ -34,7 +34,7 @@ pub(crate) struct Activity {
     seen: Mutex<(u64, Duration)>,
     /// The number of reader seeks at the last check, and when one was last seen.
     readers: Mutex<(u64, Option<Duration>)>,
-    /// What clients had done at the last check, and the time since when they did nothing more.
+    /// The work of clients at the last check, and the time since when they did nothing more.
     clients: Mutex<(ClientWork, Duration)>,
 }
 

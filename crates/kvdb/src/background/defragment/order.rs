@@ -147,7 +147,7 @@ pub(super) struct Course<'a> {
     pub tell: &'a dyn Fn(u64),
 }
 
-/// What a pass has done.
+/// The result of a pass.
 pub(super) struct Laid {
     /// Bytes of values that were copied.
     pub copied: u64,

@@ -32,7 +32,8 @@ const TIMES: u64 = 2;
 /// written for when clients come.
 const PORTION: u64 = 32 << 20;
 
-/// What commits have placed, and what passes may write for it, since the store was opened.
+/// The bytes that commits have brought since the store was opened, and those that passes may write
+/// for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Aging {
     /// The bytes that commits had placed when the last pass began.
@@ -139,14 +140,12 @@ impl Defragmenter {
     ) -> Result<Option<Laid>> {
         let dictionaries = self.followers(ordered);
         let Some(bounds) = self.bounds(&dictionaries, left, PORTION) else { return Ok(None) };
-        let course = Course {
-            evacuate: None,
-            kept: self.engine.snapshots.zones(),
-            skip,
-            ends: &|| self.gives_up_laying() || self.is_disturbed(clients),
-            gives_up: &|| self.gives_up_laying(),
-            tell: &|_| {},
-        };
+        let gives_up = || self.gives_up_laying();
+        let ends = || self.gives_up_laying() || self.is_disturbed(clients);
+        let kept = self.engine.snapshots.zones();
+        let tell = |_: u64| {};
+        let course =
+            Course { evacuate: None, kept, skip, ends: &ends, gives_up: &gives_up, tell: &tell };
         self.pass(order, &dictionaries, bounds, course).map(Some)
     }
 

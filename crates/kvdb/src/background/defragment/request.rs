@@ -14,7 +14,7 @@ enum Laying {
     UnderWay,
 }
 
-/// What the thread is to do next.
+/// The next work of the thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
     Defragmentation(DefragOptions),

@@ -78,7 +78,7 @@ impl Options {
 
     /// Returns the share of the machine that the store may take.
     pub fn budget(&self) -> Budget {
-        // What is moved in the store would be published again.
+        // Data that is moved in the store would be published again.
         let lay_when_quiet = !self.no_laying && !self.mount.read_only && self.publish.is_none();
         let (memory, cache) = (self.memory, self.cache_size);
         Budget { memory, cache, offline: self.offline, lay_when_quiet }
