@@ -221,7 +221,8 @@ impl Defragmenter {
             let part = PART.min(self.compactor.part_size());
             let mut between =
                 |moved| self.between(moved, if automatic { self.automatic_rate() } else { rate });
-            self.keep_order(&victims, &mut between)?;
+            // Without room for all of it at once, the parts of the evacuation may still find some.
+            unless_in_vain(self.keep_order(&victims, &mut between))?;
             if self.is_to_stop() {
                 return Ok(());
             }
