@@ -90,8 +90,6 @@ fn files_that_were_saved_by_a_rename_are_laid_while_the_store_is_quiet() {
 
     let laid = after_quiet(&disk, true, |_, _, _| ());
     assert_eq!(laid, 0, "nothing was written");
-    let again = defragment_by_name(&disk);
-    assert!(again * 20 <= ALL, "{again} bytes, though all lies in order");
 }
 
 /// A quarter of the files at a time: each of these passes finds some files that an earlier one has
@@ -110,7 +108,7 @@ fn each_byte_that_is_saved_is_laid_twice_at_most() {
             }
         }
     });
-    assert!(laid >= ALL / 2 && laid <= ALL * 5 / 2, "{laid} bytes for {ALL}");
+    assert!((ALL / 2..=ALL * 5 / 2).contains(&laid), "{laid} bytes for {ALL}");
     let read = show("saved now and then: read all", read_all(&disk, ZONE_SIZE, TREE));
     assert!(read.page_seeks * 5 <= FILES as u64, "{read:?}");
 }
