@@ -38,6 +38,7 @@ mod queues;
 mod range_events;
 mod ranks;
 mod reviews;
+mod small_changes;
 mod snapshots;
 mod sort;
 mod streams;

@@ -15,9 +15,14 @@ use crate::keyspace::{Head, Kind, Live, PAGE, WRONGTYPE, head_key, page_key, pag
 use crate::limits::Limits;
 use crate::notifications::Classes;
 
-/// A tuple up to this length, bytes, is read and rewritten when it changes, and so is a tuple with
-/// a larger change: that makes later reads cheaper.
-const PUT_UP_TO: usize = 4 << 10;
+/// A tuple below this length, bytes, is read and rewritten when it changes. It lies in its block,
+/// which has to be read for its length anyway, unless the dictionary has another `separate_at`. A
+/// longer one has a place of its own, and a small change neither reads nor writes it.
+const IN_ITS_BLOCK: u64 = 2 << 10;
+
+/// A tuple with a change above this length, bytes, is read and rewritten: that makes later reads
+/// cheaper.
+const CHANGE_UP_TO: usize = 4 << 10;
 
 /// A write up to this length, bytes, becomes an update of its page. A longer one reads the page.
 const UPDATE_UP_TO: usize = PAGE / 4;
@@ -337,7 +342,9 @@ impl Seen<'_> {
             Err(_) => None,
         };
         let update = update.ok_or(Failure::TOO_LONG)?;
-        if text.len() <= PUT_UP_TO as u64 || update.bytes().len() > PUT_UP_TO {
+        // A change that is as long as the tuple would save nothing.
+        let most = CHANGE_UP_TO.min(usize::try_from(text.len()).unwrap_or(usize::MAX) / 2);
+        if text.len() < IN_ITS_BLOCK || update.bytes().len() > most {
             let value = update.apply(self.string(key)?.1.as_deref());
             self.change_string(key, live, value, batch)?;
         } else {
