@@ -7,7 +7,8 @@
 //! - [`MemoryObjects`] keeps them in memory, and [`FaultyObjects`] makes any place behave as badly
 //!   as a network and a busy server do, reproducibly from a seed.
 //! - `EncryptedObjects` encrypts them before they are sent (feature `encryption`).
-//! - [`CountObjects`] counts requests and bytes, and [`Unreachable`] answers none.
+//! - [`CountObjects`] counts requests and bytes, [`RoundObjects`] counts the reads that had to wait
+//!   for one another, and [`Unreachable`] answers none.
 //! - [`swap`] and [`create`] are the protocol by which all users replace and create an object that
 //!   others may replace or create too. They resolve lost answers.
 //!
@@ -39,6 +40,7 @@ mod key;
 mod memory;
 mod object;
 mod retry;
+mod rounds;
 mod secret_id;
 mod swap;
 mod unreachable;
@@ -53,6 +55,7 @@ pub use key::{InvalidKey, Key};
 pub use memory::MemoryObjects;
 pub use object::{Condition, Listed, Object, Page, Part, Tag};
 pub use retry::{Patience, get_other_patiently, get_patiently};
+pub use rounds::RoundObjects;
 pub use secret_id::SecretId;
 pub use swap::{Created, Swapped, Verdict, create, swap};
 pub use unreachable::Unreachable;
