@@ -135,7 +135,17 @@ impl Ahead {
         if queue.waiting.len() >= MOST_WAITING || self.remote.is_closed() {
             return;
         }
-        queue.waiting.push_back((purpose, addr, len));
+        match queue.waiting.back_mut() {
+            // Neighbours take one request.
+            Some((last, at, before))
+                if *last == purpose
+                    && *at + *before == addr
+                    && *at / ANNOUNCED == addr / ANNOUNCED =>
+            {
+                *before += len;
+            }
+            _ => queue.waiting.push_back((purpose, addr, len)),
+        }
         if queue.fetchers >= FETCHERS {
             return;
         }

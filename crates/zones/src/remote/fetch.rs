@@ -13,6 +13,7 @@ use env::sync::{ArcSwap, Condvar, Mutex, RwLock};
 use env::thread;
 use objects::{Objects, ObjectsError};
 
+use super::at_once::at_once;
 use super::counters::{Counters, RemoteStats};
 use super::first_reads::FirstReads;
 use super::follow::Retired;
@@ -23,8 +24,14 @@ use super::second_get::SecondGets;
 use super::table::ZoneTable;
 use crate::{Device, Error, Purpose, ZONE_SIZE, ZoneId};
 
-/// The fewest parts that a read of the index or of tuples fetches: 256 KiB, aligned.
-const OF_TUPLES: u32 = 4;
+/// The fewest bytes that a read of the index or of tuples fetches, aligned: data that lies next to
+/// them costs no further request.
+pub const FETCHED: u64 = 256 << 10;
+/// The parts of these.
+const OF_TUPLES: u32 = (FETCHED / PART) as u32;
+/// The most requests at once for the pieces of one range, as bytes that were published little by
+/// little lie in several objects.
+const PIECES_AT_ONCE: usize = 4;
 
 /// The first pause after an attempt that failed, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -275,7 +282,7 @@ impl Remote {
                 return Ok(());
             }
             self.stays()?;
-            let (claimed, others) = self.claim(&layout, purpose, &wanted);
+            let (claimed, others) = self.claim(&layout, purpose, &wanted, true);
             if claimed.ranges.is_empty() {
                 // Other threads fetch all of them.
                 self.wait_for(&others);
@@ -293,7 +300,9 @@ impl Remote {
         let layout = self.layout();
         let wanted: Vec<PartRange> =
             PartRange::of(addr, len).filter(|&range| !layout.parts.has(range)).collect();
-        let (claimed, _) = self.claim(&layout, purpose, &wanted);
+        // Who announces tuples says where they end, since the index has told it.
+        let goes_on = !is_of_index(purpose);
+        let (claimed, _) = self.claim(&layout, purpose, &wanted, goes_on);
         if let Err(e) = self.fetch_claimed(cache, &layout, purpose, &claimed.ranges) {
             tracing::debug!("reading ahead failed: {e}");
         }
@@ -304,15 +313,19 @@ impl Remote {
     }
 
     /// Claims the parts that are neither present nor being fetched, in ranges of one request each,
-    /// and returns those that are being fetched, too.
+    /// and returns those that are being fetched, too. `goes_on`: the reader may go on beyond them.
     fn claim(
         &self,
         layout: &Layout,
         purpose: Purpose,
         wanted: &[PartRange],
+        goes_on: bool,
     ) -> (Claimed<'_>, Vec<(ZoneId, u32)>) {
         let mut all: Vec<PartRange> =
-            wanted.iter().map(|&range| self.widened(layout, purpose, range)).collect();
+            wanted.iter().map(|&range| widened(layout, purpose, range)).collect();
+        if goes_on {
+            all.iter_mut().zip(wanted).for_each(|(range, wanted)| self.grow(range, *wanted));
+        }
         all.sort_unstable();
         let (mut ranges, mut others) = (Vec::<PartRange>::new(), Vec::new());
         let mut under_way = self.under_way.lock();
@@ -340,24 +353,19 @@ impl Remote {
         (Claimed { remote: self, ranges }, others)
     }
 
-    /// Returns the parts to fetch for a wanted range: more of them for the index and for tuples,
-    /// and twice as many as before if the read begins where the last one ended.
-    fn widened(&self, layout: &Layout, purpose: Purpose, range: PartRange) -> PartRange {
-        let start = range.zone.start() + u64::from(range.first) * PART;
-        let len = u64::from(range.end - range.first) * PART;
+    /// Lengthens the parts to fetch for a wanted range to twice as many as before, if it begins
+    /// where the last one ended.
+    fn grow(&self, range: &mut PartRange, wanted: PartRange) {
+        let start = wanted.zone.start() + u64::from(wanted.first) * PART;
+        let len = u64::from(wanted.end - wanted.first) * PART;
         let mut onward = self.onward.lock();
         let known = onward.iter_mut().find(|(end, before)| *before > 0 && *end == start);
         let grown = known
             .as_ref()
             .map_or(0, |(_, before)| (2 * before).min(ZONE_SIZE).min(self.options.memory));
-        let (mut first, mut end) = (range.first, range.end);
-        if matches!(purpose, Purpose::Tuples | Purpose::Index) {
-            first = first / OF_TUPLES * OF_TUPLES;
-            end = end.next_multiple_of(OF_TUPLES);
-            layout.parts.touch(range.zone, OF_INDEX);
-        }
-        end = end.max(range.first + (grown.max(len) / PART) as u32).min(PARTS);
-        let entry = (range.zone.start() + u64::from(end) * PART, grown.max(len));
+        let grown = grown.max(len);
+        range.end = range.end.max(wanted.first + (grown / PART) as u32).min(PARTS);
+        let entry = (range.zone.start() + u64::from(range.end) * PART, grown);
         match known {
             Some(known) => *known = entry,
             None => {
@@ -365,7 +373,6 @@ impl Remote {
                 onward[next] = entry;
             }
         }
-        PartRange { zone: range.zone, first, end }
     }
 
     fn wait_for(&self, parts: &[(ZoneId, u32)]) {
@@ -382,28 +389,7 @@ impl Remote {
         purpose: Purpose,
         ranges: &[PartRange],
     ) -> io::Result<()> {
-        match ranges {
-            [] => Ok(()),
-            [one] => self.fetch_range(cache, layout, purpose, *one),
-            many => {
-                let (next, failure) = (AtomicUsize::new(0), Mutex::new(None));
-                let work = || {
-                    while let Some(&range) = many.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        if let Err(e) = self.fetch_range(cache, layout, purpose, range) {
-                            failure.lock().get_or_insert(e);
-                            return;
-                        }
-                    }
-                };
-                thread::scope(|scope| {
-                    for _ in 1..many.len().min(AT_ONCE / 2) {
-                        scope.spawn(work);
-                    }
-                    work();
-                });
-                failure.into_inner().map_or(Ok(()), Err)
-            }
-        }
+        at_once(ranges, AT_ONCE / 2, |&range| self.fetch_range(cache, layout, purpose, range))
     }
 
     /// Fetches parts of one zone, and records that they are present. Bytes that no piece covers
@@ -468,7 +454,7 @@ impl Remote {
         zone: ZoneId,
         within: Range<u32>,
     ) -> io::Result<Vec<(u64, bytes::Bytes)>> {
-        let mut fetched = Vec::new();
+        let mut wanted = Vec::new();
         for piece in table.pieces_of(zone) {
             let (from, to) = (piece.offset.max(within.start), piece.end().min(within.end));
             if from >= to {
@@ -477,9 +463,15 @@ impl Remote {
             let at = u64::from(piece.at + (from - piece.offset));
             let part = at..at + u64::from(to - from);
             let key = table.object(piece).key().map_err(io_error)?;
-            fetched.push((zone.start() + u64::from(from), self.get(purpose, key, part)?));
+            wanted.push((zone.start() + u64::from(from), key, part));
         }
-        Ok(fetched)
+        let fetched = Mutex::new(Vec::with_capacity(wanted.len()));
+        at_once(&wanted, PIECES_AT_ONCE, |(addr, key, part)| {
+            let bytes = self.get(purpose, key.clone(), part.clone())?;
+            fetched.lock().push((*addr, bytes));
+            Ok(())
+        })?;
+        Ok(fetched.into_inner())
     }
 
     /// Writes fetched bytes into the file, and records that they are present, unless the zone has
@@ -609,6 +601,21 @@ impl Remote {
         }
         Ok(())
     }
+}
+
+/// Returns whether data of this purpose is index or tuples.
+fn is_of_index(purpose: Purpose) -> bool {
+    matches!(purpose, Purpose::Tuples | Purpose::Index)
+}
+
+/// Returns the parts to fetch for a wanted range: more of them for the index and for tuples.
+fn widened(layout: &Layout, purpose: Purpose, range: PartRange) -> PartRange {
+    let PartRange { zone, first, end } = range;
+    if !is_of_index(purpose) {
+        return range;
+    }
+    layout.parts.touch(zone, OF_INDEX);
+    PartRange { zone, first: first / OF_TUPLES * OF_TUPLES, end: end.next_multiple_of(OF_TUPLES) }
 }
 
 /// Returns an error that waiting does not mend.

@@ -6,6 +6,7 @@
 //! - `publish` writes zones to objects, except those that are `known` to lie there; `writes` tells
 //!   which of the zones read before were written since.
 //! - `fetch` reads parts of zones into the local file; `parts` records which are there.
+//! - `at_once` makes several requests at the same time.
 //! - `in_line` finds sequential readers, to fetch ahead of them; `requests` limits the requests in
 //!   flight; `second_get` repeats a request that takes long.
 //! - `device` is the file as the store sees it, which fetches missing parts.
@@ -17,6 +18,7 @@
 //! to other zones. Zone numbers are plentiful, and a sparse file takes no space for zones that were
 //! not read.
 
+mod at_once;
 mod counters;
 mod device;
 mod fetch;
@@ -33,7 +35,7 @@ mod table;
 mod writes;
 
 pub use counters::RemoteStats;
-pub use fetch::{OnWait, RemoteOptions};
+pub use fetch::{FETCHED, OnWait, RemoteOptions};
 pub use first_reads::FirstReads;
 pub use follow::TableHold;
 pub use known::{Fingerprint, Known, Marks};

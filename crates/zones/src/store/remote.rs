@@ -287,8 +287,13 @@ impl Zones {
         self.is_here(zone.start(), ZONE_SIZE)
     }
 
+    /// Returns whether zones of the store lie in object storage.
+    pub fn has_remote_zones(&self) -> bool {
+        self.remote.is_some()
+    }
+
     /// Returns whether these bytes can be read now without a request.
-    pub(crate) fn is_here(&self, addr: u64, len: u64) -> bool {
+    pub fn is_here(&self, addr: u64, len: u64) -> bool {
         self.remote().is_none_or(|remote| remote.has(addr, len) || remote.has_first(addr, len))
     }
 

@@ -1,0 +1,73 @@
+//! Performs several blocking requests at the same time, each on a thread of its own.
+
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use env::sync::Mutex;
+use env::thread;
+
+/// Calls `work` for each of `all`, on up to `most` threads, one of which is the caller's. After an
+/// error, which is returned, it begins no further call.
+pub(super) fn at_once<T: Sync>(
+    all: &[T],
+    most: usize,
+    work: impl Fn(&T) -> io::Result<()> + Sync,
+) -> io::Result<()> {
+    match all {
+        [] => return Ok(()),
+        [one] => return work(one),
+        _ => {}
+    }
+    let (next, failure) = (AtomicUsize::new(0), Mutex::new(None));
+    let go_on = || {
+        while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if let Err(e) = work(one) {
+                failure.lock().get_or_insert(e);
+                next.store(all.len(), Ordering::Relaxed);
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 1..all.len().min(most) {
+            scope.spawn(go_on);
+        }
+        go_on();
+    });
+    failure.into_inner().map_or(Ok(()), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    #[test]
+    fn all_of_it_is_done_and_as_much_at_once_as_may_be() {
+        let (together, sum) = (Barrier::new(3), AtomicUsize::new(0));
+        let work = |n: &usize| -> io::Result<()> {
+            // Three threads have to arrive before one of them goes on.
+            together.wait();
+            sum.fetch_add(*n, Ordering::Relaxed);
+            Ok(())
+        };
+        at_once(&[1, 2, 3, 4, 5, 6], 3, work).expect("no call fails");
+        assert_eq!(sum.into_inner(), 21);
+        at_once(&[], 3, |_: &usize| Err(io::ErrorKind::Other.into())).expect("nothing is done");
+    }
+
+    #[test]
+    fn the_first_error_is_returned_and_ends_the_work() {
+        let calls = AtomicUsize::new(0);
+        let work = |n: &usize| -> io::Result<()> {
+            calls.fetch_add(1, Ordering::Relaxed);
+            match *n {
+                1 => Err(io::ErrorKind::TimedOut.into()),
+                _ => Ok(()),
+            }
+        };
+        let error = at_once(&[0, 1, 2, 3, 4], 1, work).expect_err("the second call fails");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert_eq!(calls.into_inner(), 2);
+    }
+}
