@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use tracing::subscriber::NoSubscriber;
+use vt_tree::{IndexLeaves, Run};
 use zones::remote::FirstReads;
 
 use crate::db::checkpoint::Checkpoint;
@@ -52,7 +53,7 @@ impl Database {
             let opened = db.db.engine.versions.load_full();
             rehearse(&db);
             // It comes last, since there may be no room for it.
-            if let Err(e) = read_small_indexes(&opened) {
+            if let Err(e) = read_indexes(&opened) {
                 tracing::debug!("some of the index is not among the first reads: {e}");
             }
             drop(opened);
@@ -66,21 +67,47 @@ impl Database {
     }
 }
 
-/// Reads the index of those dictionaries of the main branch whose index is small, the oldest
-/// dictionaries first. After that a point read waits for tuples alone.
-fn read_small_indexes(version: &Version) -> Result<()> {
+/// The runs of a dictionary, with the places of what is below the upper nodes of their indexes.
+type Leaves<'a> = Vec<(&'a Run, IndexLeaves)>;
+
+/// Reads of the indexes of the main branch what fits, and what saves most requests for its bytes:
+/// first the upper nodes of all, then the leaf index nodes, then the filters. The last two are read
+/// as a whole for a dictionary or not at all, the oldest dictionaries first. With its leaf index
+/// nodes, the tuples of a dictionary can be requested at once; without upper nodes, a point read
+/// waits for one level of the index after the other.
+fn read_indexes(version: &Version) -> Result<()> {
     let mut room = MOST_INDEX;
+    let mut dicts: Vec<Leaves<'_>> = Vec::new();
     for tree in version.trees.values().filter(|tree| tree.info().branch.is_empty()) {
-        let mut left = Some(room);
+        let mut leaves = Some(Leaves::new());
         for (_, numbered) in tree.by_level() {
-            let Some(most) = left else { break };
-            left = numbered.run.index_len(most)?.map(|len| most - len);
+            let run = &*numbered.run;
+            let of_run = run.read_upper_index(&mut room)?.map(|leaves| (run, leaves));
+            leaves = leaves.zip(of_run).map(|(mut leaves, of_run)| {
+                leaves.push(of_run);
+                leaves
+            });
         }
-        let Some(left) = left else { continue };
-        room = left;
-        for (_, numbered) in tree.by_level() {
-            numbered.run.read_index()?;
+        dicts.extend(leaves);
+    }
+    let mut with_nodes = Vec::new();
+    for leaves in dicts {
+        if take(&mut room, leaves.iter().map(|(_, leaves)| leaves.node_bytes()).sum()) {
+            leaves.iter().try_for_each(|(run, leaves)| run.read_leaf_nodes(leaves))?;
+            with_nodes.push(leaves);
+        }
+    }
+    for leaves in with_nodes {
+        if take(&mut room, leaves.iter().map(|(_, leaves)| leaves.filter_bytes()).sum()) {
+            leaves.iter().try_for_each(|(run, leaves)| run.read_filters(leaves))?;
         }
     }
     Ok(())
+}
+
+/// Takes `bytes` from `room`, if there are as many.
+fn take(room: &mut u64, bytes: u64) -> bool {
+    let left = room.checked_sub(bytes);
+    *room = left.unwrap_or(*room);
+    left.is_some()
 }

@@ -121,6 +121,19 @@ fn an_index_that_is_too_large_takes_no_room_from_other_first_reads() {
     assert!(state.object.is_none_or(|object| object.len < 384 << 10), "it has the index");
     assert_eq!(asked(&bucket, read_some), 0);
     assert!(read_all_over(&bucket)[Purpose::Index as usize] > 0);
+
+    // Of such an index, the nodes above the leaf index nodes came with the state.
+    let waits = || {
+        let there = reader(&copied(&bucket.store("fruit"), 5), &bucket);
+        assert!(there.open_dictionary("words").unwrap().get(key(KEYS)).unwrap().is_some());
+        there.remote_stats().unwrap().waits
+    };
+    publisher.rehearse(Box::new(|_| {}));
+    publish(&mut publisher);
+    let with = waits();
+    push(&db, &bucket.store("fruit"));
+    let without = waits();
+    assert!(with < without, "a point read waits {with} times where it waited {without} times");
 }
 
 #[test]

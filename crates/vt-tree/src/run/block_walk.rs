@@ -14,6 +14,8 @@ pub struct BlockWalk {
     run: Arc<Run>,
     /// The nodes that were not visited yet, with their levels; the next one last.
     nodes: Vec<(FramePointer, u16)>,
+    /// The filters of the leaves that are known so far, until they are taken.
+    filters: Vec<(u64, u32)>,
 }
 
 impl BlockWalk {
@@ -21,12 +23,19 @@ impl BlockWalk {
     pub fn new(run: Arc<Run>) -> BlockWalk {
         let (root, level) = run.root();
         let nodes = vec![(root.at, level)];
-        BlockWalk { run, nodes }
+        let filters = root.filter.iter().map(|at| (at.addr, at.len)).collect();
+        BlockWalk { run, nodes, filters }
     }
 
     /// Returns the cache by which the run is read.
     pub fn cache(&self) -> &Arc<BlockCache> {
         self.run.cache()
+    }
+
+    /// Returns the addresses and lengths of the filters of leaves that were found since the last
+    /// call. After the last leaf these are the rest of all filters of the run.
+    pub fn take_filters(&mut self) -> Vec<(u64, u32)> {
+        std::mem::take(&mut self.filters)
     }
 
     /// Returns the addresses and lengths of the blocks of the next leaf; `None` after the last one.
@@ -39,6 +48,8 @@ impl BlockWalk {
             if level <= 1 {
                 return Ok(Some(children.map(|at| (at.addr, at.len)).collect()));
             }
+            let filters = (0..node.len()).filter_map(|i| node.filter(i));
+            self.filters.extend(filters.map(|at| (at.addr, at.len)));
             let before = self.nodes.len();
             self.nodes.extend(children.map(|at| (at, level - 1)));
             let mut places: Vec<_> =
@@ -49,46 +60,5 @@ impl BlockWalk {
             self.nodes[before..].reverse();
         }
         Ok(None)
-    }
-}
-
-impl Run {
-    /// Returns the bytes of the index, with its filters, or `None` if they are more than `most`. Of
-    /// the index, no leaf is read.
-    pub fn index_len(&self, most: u64) -> Result<Option<u64>> {
-        let (root, level) = self.root();
-        let mut nodes = vec![(root.at, level)];
-        let mut bytes = u64::from(root.at.len) + root.filter.map_or(0, |at| u64::from(at.len));
-        while let Some((at, level)) = nodes.pop().filter(|_| bytes <= most) {
-            if level <= 1 {
-                continue;
-            }
-            let node = self.cache().index_node(at, level)?;
-            for i in 0..node.len() {
-                let child = node.child_pointer(i).at;
-                bytes += u64::from(child.len) + node.filter(i).map_or(0, |at| u64::from(at.len));
-                nodes.push((child, level - 1));
-            }
-        }
-        Ok(Some(bytes).filter(|bytes| *bytes <= most))
-    }
-
-    /// Reads the index: all nodes, and then all filters.
-    pub fn read_index(&self) -> Result<()> {
-        let (root, level) = self.root();
-        let cache = self.cache();
-        let mut nodes = vec![(root.at, level)];
-        let mut filters: Vec<FramePointer> = root.filter.into_iter().collect();
-        while let Some((at, level)) = nodes.pop() {
-            let node = cache.index_node(at, level)?;
-            if level <= 1 {
-                continue;
-            }
-            for i in 0..node.len() {
-                nodes.push((node.child_pointer(i).at, level - 1));
-                filters.extend(node.filter(i));
-            }
-        }
-        filters.into_iter().try_for_each(|at| cache.filter(at).map(drop))
     }
 }

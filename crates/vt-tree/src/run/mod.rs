@@ -2,8 +2,10 @@
 //! (the paper's SSTable). Runs may share blocks and whole subtrees; each pins every zone in which a
 //! byte of it lies.
 
+mod announced;
 mod block_walk;
 mod cursor;
+mod index_levels;
 mod path;
 mod values_in_zones;
 mod zone_weights;
@@ -22,6 +24,7 @@ use crate::{Error, Result};
 
 pub use block_walk::BlockWalk;
 pub use cursor::RunCursor;
+pub use index_levels::IndexLeaves;
 pub use zone_weights::ZoneWeight;
 
 /// The most index levels that a run can have. A node is closed at four entries or more, except at
