@@ -43,7 +43,7 @@ pub(super) struct Database {
     pub(super) admission: Arc<Admission>,
     pub(super) threads: Threads,
     pub(super) scrubber: Arc<Scrubber>,
-    /// The prefetch that [`crate::Kvdb::prefetch`] has started, if any.
+    /// The prefetch that [`crate::Kvdb::warm`] has prepared, if any.
     pub(super) prefetch: Mutex<Option<Arc<Prefetch>>>,
 }
 

@@ -28,6 +28,7 @@ pub(crate) mod snapshots;
 pub(crate) mod stats;
 mod threads;
 mod transactions;
+mod whole_dictionaries;
 pub(crate) mod writer;
 
 use std::sync::Arc;

@@ -1,7 +1,10 @@
 //! Prefetches tuples of a store in object storage that are expected to be read in many places, such
-//! as the names and nodes of a file system. Each read that has to wait for a request doubles the
-//! amount that may be prefetched: a program that walks through all of it waits a few times, and one
-//! that reads in a few places fetches little in vain.
+//! as the names and nodes of a file system. Nothing is prefetched before a read has to wait for a
+//! request. Then small dictionaries are requested as a whole, all at once: reads that depend on one
+//! another, such as those of the names and nodes of a path, wait for one round of requests. Of
+//! larger dictionaries, each read that has to wait doubles the amount that may be prefetched: a
+//! program that walks through all of it waits a few times, and one that reads in a few places
+//! fetches little in vain.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -9,10 +12,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::sync::{Condvar, Mutex};
-use vt_tree::BlockWalk;
+use vt_tree::{BlockWalk, Run};
 
 use crate::db::Kvdb;
 use crate::db::database::Database;
+use crate::db::whole_dictionaries::Units;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 
@@ -21,6 +25,9 @@ use crate::error::Result;
 const FIRST: u64 = 1 << 20;
 const MOST: u64 = 64 << 20;
 const GROWTH: u64 = 2;
+/// The most bytes of dictionaries that are fetched as a whole: names, nodes and places of pages of
+/// about a hundred thousand files.
+const WHOLE: u64 = 16 << 20;
 /// Prefetched data may take this fraction of the local file's cache.
 const SHARE: u64 = 4;
 /// The longest time that a stop waits for a request.
@@ -33,7 +40,9 @@ thread_local! {
 
 /// The state of a prefetch.
 pub(super) struct Prefetch {
-    dicts: Vec<DictionaryId>,
+    /// See [`Kvdb::warm`].
+    often: Vec<DictionaryId>,
+    seldom: Vec<DictionaryId>,
     most: u64,
     state: Mutex<State>,
     /// Notified when the thread has ended.
@@ -42,6 +51,8 @@ pub(super) struct Prefetch {
 
 #[derive(Default)]
 struct State {
+    /// Dictionaries that are fetched as a whole if there is room for them, until the first wait.
+    untried: Vec<Untried>,
     /// The walks over runs that still have blocks; they take turns.
     walks: VecDeque<BlockWalk>,
     allowed: u64,
@@ -52,20 +63,41 @@ struct State {
     is_stopped: bool,
 }
 
+/// A dictionary, by those of its runs that lie in object storage.
+struct Untried {
+    runs: Vec<Arc<Run>>,
+    /// It is expected to be read in many places.
+    is_read_often: bool,
+}
+
 impl Kvdb {
-    /// Announces that tuples of these dictionaries will be read, in many places. In a store in
-    /// object storage, the amount that is prefetched grows with the number of reads that have to
-    /// wait, up to 64 MiB or a quarter of the local file's cache. For any other store, and without
-    /// background threads ([`crate::OpenOptions::threads`]), this does nothing.
+    /// Announces that tuples of these dictionaries will be read, in many places: calls
+    /// [`Kvdb::warm`] without other dictionaries.
     pub fn prefetch(&self, dicts: &[DictionaryId]) {
+        self.warm(dicts, &[]);
+    }
+
+    /// Announces that tuples of the dictionaries `often` will be read in many places, and tuples of
+    /// `seldom` in some. In a store in object storage, the first read of the index or of tuples
+    /// that has to wait for a request starts the prefetch. Dictionaries are fetched as a whole, in
+    /// this order, as long as they have room in 16 MiB together. Of other dictionaries that are
+    /// read often, the amount that is prefetched grows with the number of reads that have to wait,
+    /// up to 64 MiB. Neither takes more than a quarter of the local file's cache. For any other
+    /// store, and without background threads ([`crate::OpenOptions::threads`]), this does nothing.
+    pub fn warm(&self, often: &[DictionaryId], seldom: &[DictionaryId]) {
         let db = &self.db;
         let Some(remote) = &db.engine.options.remote else { return };
         let most = MOST.min(remote.cache_bytes / SHARE);
         if most < FIRST || db.engine.inline {
             return;
         }
-        let (dicts, state) = (dicts.to_vec(), Mutex::default());
-        let prefetch = Arc::new(Prefetch { dicts, most, state, ended: Condvar::new() });
+        let prefetch = Arc::new(Prefetch {
+            often: often.to_vec(),
+            seldom: seldom.to_vec(),
+            most,
+            state: Mutex::default(),
+            ended: Condvar::new(),
+        });
         prefetch.begin(db);
         // The runs of the walks keep the zones alive, so the zones must not keep the walks alive.
         let weak = Arc::downgrade(&prefetch);
@@ -78,30 +110,36 @@ impl Kvdb {
 }
 
 impl Database {
-    /// Returns walks over those runs of these dictionaries that lie in object storage.
-    fn walks_over(&self, dicts: &[DictionaryId]) -> VecDeque<BlockWalk> {
+    /// Returns those runs of a dictionary that lie in object storage.
+    fn remote_runs(&self, dict: DictionaryId) -> Vec<Arc<Run>> {
         let version = self.engine.versions.load_full();
-        let trees = dicts.iter().filter_map(|dict| version.trees.get(dict));
-        let runs = trees.flat_map(|tree| tree.by_level().map(|(_, numbered)| &numbered.run));
-        let is_there = |run: &&Arc<vt_tree::Run>| {
+        let Some(tree) = version.trees.get(&dict) else { return Vec::new() };
+        let is_there = |run: &&Arc<Run>| {
             run.uses().iter().all(|(zone, _)| self.engine.zones.is_remote_zone(zone))
         };
-        runs.filter(is_there).map(|run| BlockWalk::new(run.clone())).collect()
+        tree.by_level().map(|(_, numbered)| &numbered.run).filter(is_there).cloned().collect()
     }
 }
 
 impl Prefetch {
     /// Starts over with the state that is shown.
     pub(super) fn begin(&self, db: &Database) {
-        let walks = db.walks_over(&self.dicts);
+        let untried = |dicts: &[DictionaryId], is_read_often| -> Vec<Untried> {
+            let of_dict =
+                |dict: &DictionaryId| Untried { runs: db.remote_runs(*dict), is_read_often };
+            dicts.iter().map(of_dict).filter(|dict| !dict.runs.is_empty()).collect()
+        };
+        let mut dicts = untried(&self.often, true);
+        dicts.extend(untried(&self.seldom, false));
         let mut state = self.state.lock();
-        *state = State { walks, is_running: state.is_running, ..State::default() };
+        *state = State { untried: dicts, is_running: state.is_running, ..State::default() };
     }
 
     /// Stops the prefetch, since its walks keep the store open, and the places that they know
     /// belong to one state. It does not wait long for a request that is not answered.
     pub(super) fn stop(&self) {
         let mut state = self.state.lock();
+        state.untried.clear();
         state.walks.clear();
         state.is_stopped = true;
         while state.is_running && !self.ended.wait_for(&mut state, PATIENCE).timed_out() {}
@@ -115,7 +153,8 @@ impl Prefetch {
         }
         let mut state = self.state.lock();
         state.allowed = (state.allowed * GROWTH).clamp(FIRST, self.most);
-        let is_done = state.walks.is_empty() || state.fetched >= state.allowed;
+        let has_grown = state.walks.is_empty() || state.fetched >= state.allowed;
+        let is_done = state.untried.is_empty() && has_grown;
         if state.is_running || state.is_stopped || is_done {
             return;
         }
@@ -133,9 +172,20 @@ impl Prefetch {
         }
     }
 
-    /// Announces the blocks of one leaf. Returns `false` if there is nothing more to do now.
+    /// Announces the dictionaries that are fetched as a whole, or the blocks of one leaf. Returns
+    /// `false` if there is nothing more to do now.
     fn goes_on(&self) -> bool {
         let mut state = self.state.lock();
+        if !state.is_stopped && !state.untried.is_empty() {
+            let untried = std::mem::take(&mut state.untried);
+            drop(state);
+            let walks = self.fetch_whole(untried);
+            let mut state = self.state.lock();
+            if !state.is_stopped {
+                state.walks = walks;
+            }
+            return true;
+        }
         let goes_on = !state.is_stopped && state.fetched < state.allowed;
         let Some(mut walk) = goes_on.then(|| state.walks.pop_front()).flatten() else {
             state.is_running = false;
@@ -162,8 +212,33 @@ impl Prefetch {
         }
         true
     }
+
+    /// Announces those dictionaries that fit as a whole, in their order. Returns walks over the
+    /// others that are read often.
+    fn fetch_whole(&self, untried: Vec<Untried>) -> VecDeque<BlockWalk> {
+        let most = WHOLE.min(self.most);
+        let goes_on = || !self.state.lock().is_stopped;
+        let (mut all, mut walks) = (Units::default(), VecDeque::new());
+        for Untried { runs, is_read_often } in untried {
+            let units = Units::of(&runs, most, &goes_on).unwrap_or_else(|e| {
+                // A read meets the same error, and reports it.
+                tracing::debug!("a dictionary is not fetched as a whole: {e}");
+                None
+            });
+            let mut of_dict = runs.into_iter().map(BlockWalk::new);
+            match units.and_then(|units| all.add(&units, most)) {
+                Some(new) if goes_on() => {
+                    of_dict.next().iter().for_each(|walk| new.announce(walk.cache().zones()));
+                }
+                _ if is_read_often => walks.extend(of_dict),
+                _ => {}
+            }
+        }
+        walks
+    }
 }
 
+/// Announces the blocks of the next leaf, and returns their bytes; `None` after the last leaf.
 fn announce(walk: &mut BlockWalk) -> Result<Option<u64>> {
     let Some(blocks) = walk.next_leaf()? else { return Ok(None) };
     let bytes = blocks.iter().map(|(_, len)| u64::from(*len)).sum();

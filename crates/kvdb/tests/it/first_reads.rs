@@ -11,10 +11,13 @@ use crate::model::*;
 use bytes::Bytes;
 use env::{Machine, Random, Simulated};
 use kvdb::{Batch, Durability, Kvdb, OpenOptions, Publisher, RemoteZones};
-use objects::{Condition, Key, Object, Objects, Page, Part, Rates, Tag};
+use objects::{Condition, Key, Object, Objects, Page, Part, Rates, RoundObjects, Tag};
 use zones::{MemoryDevice, Purpose};
 
 const KEYS: u64 = 40_000;
+
+/// Requests that are sent together arrive within this time.
+const QUIET: Duration = Duration::from_millis(150);
 
 fn key(n: u64) -> Vec<u8> {
     format!("{n:08}").into_bytes()
@@ -238,33 +241,87 @@ fn reader_with_threads(bucket: &Bucket) -> Kvdb {
     Kvdb::open(device, Arc::new(Machine::default()), options_of_reader(bucket)).unwrap().0
 }
 
-/// Opens a copy with threads, and reads all keys in an order of their own, one after the other.
-fn waits(bucket: &Bucket, prefetches: bool) -> (u64, u64) {
+/// Opens a copy of that many keys with threads, and reads keys all over, one after the other. Returns
+/// the number of reads that waited, and of requests.
+fn waits(bucket: &Bucket, keys: u64, prefetches: bool) -> (u64, u64) {
     let db = reader_with_threads(bucket);
     let words = db.open_dictionary("words").unwrap();
     if prefetches {
         db.prefetch(&[words.id()]);
     }
     for n in 0..KEYS {
-        assert!(words.get(key(n * 7919 % KEYS)).unwrap().is_some());
+        assert!(words.get(key(n * 7919 % keys)).unwrap().is_some());
     }
     let stats = db.remote_stats().unwrap();
     (stats.waits, stats.gets.iter().sum())
 }
 
+/// Makes each request take some milliseconds.
+fn slow(bucket: &Bucket) {
+    let longest_delay = Duration::from_millis(4);
+    bucket.faults.set_rates(Rates { delay: 1, longest_delay, ..Rates::default() });
+}
+
 #[test]
-fn the_more_reads_have_waited_the_more_is_there_before_the_next() {
+fn a_small_dictionary_comes_as_a_whole_with_the_first_read_that_waits() {
     let bucket = Bucket::new();
     let (_db, mut publisher) = rehearsed(&bucket);
     publish(&mut publisher);
-    bucket.faults.set_rates(Rates {
-        delay: 1,
-        longest_delay: Duration::from_millis(4),
-        ..Rates::default()
-    });
-    let ((without, _), (with, gets)) = (waits(&bucket, false), waits(&bucket, true));
+    slow(&bucket);
+    let ((without, _), (with, gets)) = (waits(&bucket, KEYS, false), waits(&bucket, KEYS, true));
     assert!(2 * with <= without, "{with} waits where {without} were without it");
     assert!(gets <= 80, "{gets} requests");
+}
+
+#[test]
+fn the_more_reads_have_waited_the_more_is_there_before_the_next() {
+    let bucket = Bucket::new();
+    let (source, mut random) = source(1);
+    let words = source.open_dictionary("words").unwrap();
+    // They are more than come as a whole.
+    (0..3 * KEYS).for_each(|n| words.insert(key(n), bytes(&mut random, 300)).unwrap());
+    source.compact(words.id()).unwrap();
+    push(&source, &bucket.store("fruit"));
+    slow(&bucket);
+    let (without, _) = waits(&bucket, 3 * KEYS, false);
+    let (with, _) = waits(&bucket, 3 * KEYS, true);
+    assert!(2 * with <= without, "{with} waits where {without} were without it");
+}
+
+#[test]
+fn small_dictionaries_come_in_one_round_and_those_that_are_read_seldom_too() {
+    let bucket = Bucket::new();
+    let (source, mut random) = source(1);
+    let often = source.open_dictionary("often").unwrap();
+    let seldom = source.open_dictionary("seldom").unwrap();
+    for n in 0..KEYS / 4 {
+        often.insert(key(n), bytes(&mut random, 300)).unwrap();
+        seldom.insert(key(n), bytes(&mut random, 100)).unwrap();
+    }
+    source.compact(often.id()).unwrap();
+    source.compact(seldom.id()).unwrap();
+    let mut publisher = source.publisher(&bucket.store("fruit")).unwrap();
+    // The index comes with the state.
+    publisher.rehearse(Box::new(|_| {}));
+    publish(&mut publisher);
+    let rounds_of = |seldom_too: bool| {
+        let device: Arc<MemoryDevice> = copied(&bucket.store("fruit"), 8);
+        let rounds = Arc::new(RoundObjects::new(bucket.memory.clone(), QUIET));
+        let remote = Some(RemoteZones::new(rounds.clone() as Arc<dyn Objects>));
+        // Requests in flight have room for a quarter of the memory.
+        let options = OpenOptions { remote, memory: 64 << 20, ..options_of_reader(&bucket) };
+        let db = Kvdb::open(device, Arc::new(Machine::default()), options).unwrap().0;
+        let others = [seldom.id()];
+        db.warm(&[often.id()], &others[..usize::from(seldom_too)]);
+        for dict in [often.id(), seldom.id()] {
+            for n in (0..KEYS / 4).step_by(997) {
+                assert!(db.get(dict, &key(n)).unwrap().is_some());
+            }
+        }
+        rounds.rounds()
+    };
+    assert_eq!(rounds_of(true), 1);
+    assert!(rounds_of(false) > 1);
 }
 
 #[test]

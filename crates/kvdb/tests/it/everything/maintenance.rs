@@ -326,8 +326,11 @@ pub fn push(w: &mut World) -> Result<(), Dead> {
     let options = OpenOptions { threads: false, remote, ..OpenOptions::default() };
     let (db, _) = Kvdb::open(copy, w.env.clone(), options)
         .unwrap_or_else(|e| panic!("{}: a published state: {e}", w.what()));
+    let dicts: Vec<_> = db.dictionaries().iter().map(|info| info.id).collect();
     w.call("Kvdb::prefetch");
-    db.prefetch(&db.dictionaries().iter().map(|info| info.id).collect::<Vec<_>>());
+    db.prefetch(&dicts);
+    w.call("Kvdb::warm");
+    db.warm(&dicts, &dicts);
     let found = observe(&db).expect("memory does not fail");
     assert!(
         found == *w.history.newest(),

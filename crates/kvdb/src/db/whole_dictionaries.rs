@@ -1,0 +1,109 @@
+//! Finds the bytes that small dictionaries take in object storage, so that they are requested all
+//! at once. What lies between their blocks within a unit of [`FETCHED`] bytes is fetched in any
+//! case; so dictionaries are measured in units, and share those that both lie in.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use vt_tree::{BlockWalk, Run};
+use zones::remote::FETCHED;
+use zones::{Purpose, Zones};
+
+use crate::error::Result;
+
+/// Units of [`FETCHED`] bytes, by their numbers.
+#[derive(Default)]
+pub(super) struct Units {
+    tuples: BTreeSet<u64>,
+    /// Those of filters. The nodes of the index are read to find the tuples.
+    filters: BTreeSet<u64>,
+}
+
+impl Units {
+    /// Returns the units of the tuples and filters of these runs, which lie in object storage, or
+    /// `None` if they take more than `most` bytes, or `goes_on` returns `false`.
+    pub fn of(runs: &[Arc<Run>], most: u64, goes_on: &dyn Fn() -> bool) -> Result<Option<Units>> {
+        let mut units = Units::default();
+        // Without this, the index of a large dictionary would be read in vain.
+        if runs.iter().map(|run| run.stats().block_bytes).sum::<u64>() > most {
+            return Ok(None);
+        }
+        for run in runs {
+            let mut walk = BlockWalk::new(run.clone());
+            while let Some(blocks) = walk.next_leaf()? {
+                add(&mut units.tuples, &blocks);
+                add(&mut units.filters, &walk.take_filters());
+                if units.bytes() > most || !goes_on() {
+                    return Ok(None);
+                }
+            }
+        }
+        Ok(Some(units))
+    }
+
+    /// Returns the bytes of the units.
+    fn bytes(&self) -> u64 {
+        (self.tuples.len() + self.filters.len()) as u64 * FETCHED
+    }
+
+    /// Adds `more`, and returns those of them that are new here. If there would be more than `most`
+    /// bytes, it returns `None` and adds nothing.
+    pub fn add(&mut self, more: &Units, most: u64) -> Option<Units> {
+        let new = Units {
+            tuples: more.tuples.difference(&self.tuples).copied().collect(),
+            filters: more.filters.difference(&self.filters).copied().collect(),
+        };
+        if self.bytes() + new.bytes() > most {
+            return None;
+        }
+        self.tuples.extend(&new.tuples);
+        self.filters.extend(&new.filters);
+        Some(new)
+    }
+
+    /// Announces the units that are not here, neighbours together.
+    pub fn announce(&self, zones: &Zones) {
+        for (purpose, units) in [(Purpose::Index, &self.filters), (Purpose::Tuples, &self.tuples)] {
+            let missing = |unit: &u64| !zones.is_here(unit * FETCHED, FETCHED);
+            let missing: Vec<u64> = units.iter().copied().filter(missing).collect();
+            for adjacent in missing.chunk_by(|a, b| a + 1 == *b) {
+                let len = adjacent.len() as u64 * FETCHED;
+                zones.will_read(purpose, adjacent[0] * FETCHED, len);
+            }
+        }
+    }
+}
+
+/// Adds the units in which these places lie, given by address and length.
+fn add(units: &mut BTreeSet<u64>, places: &[(u64, u32)]) {
+    for &(addr, len) in places {
+        let last = addr.saturating_add(u64::from(len).saturating_sub(1));
+        units.extend(addr / FETCHED..=last / FETCHED);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn units(tuples: &[(u64, u32)]) -> Units {
+        let mut units = Units::default();
+        add(&mut units.tuples, tuples);
+        units
+    }
+
+    #[test]
+    fn units_are_counted_once_and_only_as_many_as_there_is_room_for() {
+        const UNIT: u32 = FETCHED as u32;
+        let first = units(&[(0, 1), (10, UNIT), (5 * FETCHED, 0), (u64::MAX, 9)]);
+        assert_eq!(first.tuples, BTreeSet::from([0, 1, 5, u64::MAX / FETCHED]));
+        let mut all = Units::default();
+        assert!(all.add(&first, 4 * FETCHED - 1).is_none());
+        assert_eq!(all.bytes(), 0, "there is no part of a dictionary");
+        assert_eq!(all.add(&first, 4 * FETCHED).map(|new| new.bytes()), Some(4 * FETCHED));
+        let second = units(&[(FETCHED, UNIT), (2 * FETCHED, UNIT)]);
+        let new = all.add(&second, 5 * FETCHED).expect("there is room for one more");
+        assert_eq!(new.tuples, BTreeSet::from([2]));
+        assert_eq!(all.bytes(), 5 * FETCHED);
+    }
+}
