@@ -142,11 +142,25 @@ impl Scope {
         Ok(ScopeCursor(Place::Here(here?)))
     }
 
-    /// Announces that these keys will be read, one by one. If reads take a request to a server, all
-    /// of them are read with one request; otherwise this does nothing.
+    /// Announces that these keys will be read, one by one, or ranges that begin at them. If reads
+    /// take a request to a server, all of them are read with one request. In a store in object
+    /// storage, what is known of their places is requested at once, without waiting for it. Any
+    /// other store reads them when they are wanted, and a transaction does so, too. An error is not
+    /// reported here, since the read meets it again.
     pub fn announce(&self, dict: DictionaryId, keys: &[&[u8]]) {
-        if let Scope::Served(view) = self {
-            view.announce(dict, keys);
+        let announced = match self {
+            Scope::Served(view) => {
+                view.announce(dict, keys);
+                Ok(())
+            }
+            Scope::Mainline(db) if db.db.engine.zones.has_remote_zones() => {
+                db.view().announce(dict, keys)
+            }
+            Scope::Frozen(view) => view.announce(dict, keys),
+            Scope::Mainline(_) | Scope::Transaction(_) => Ok(()),
+        };
+        if let Err(e) = announced {
+            tracing::debug!("nothing is requested before it is read: {e}");
         }
     }
 

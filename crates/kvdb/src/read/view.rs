@@ -351,6 +351,16 @@ impl View {
         cursor.visit(false, |tuple| tuple.with_value(|value| visit(tuple.key, value)))
     }
 
+    /// Announces reads of these keys, see [`crate::Scope::announce`]. Does nothing for a store that
+    /// has all of its zones itself, since its reads are fast.
+    pub(crate) fn announce(&self, dict: DictionaryId, keys: &[&[u8]]) -> Result<()> {
+        if !self.cache.zones().has_remote_zones() {
+            return Ok(());
+        }
+        let Some(tree) = self.tree(dict)? else { return Ok(()) };
+        keys.iter().try_for_each(|key| tree.announce_without_wait(key))
+    }
+
     /// Returns the value of each of `keys`, in their order. Reads are issued in the order of places
     /// on the device, many at a time.
     ///

@@ -238,6 +238,21 @@ impl Tree {
         Ok(())
     }
 
+    /// Announces to the device what `get` of `key` reads, as far as it is known without waiting for
+    /// the device. If no run has the key, it begins a range, most of which is in the oldest run.
+    pub(crate) fn announce_without_wait(&self, key: &[u8]) -> Result<()> {
+        let hash = vt_tree::hash(key);
+        let (mut may_have_it, mut oldest) = (false, None);
+        for numbered in self.runs() {
+            may_have_it |= numbered.run.announce(key, Some(hash))?;
+            oldest = Some(&numbered.run);
+        }
+        if let Some(run) = oldest.filter(|_| !may_have_it) {
+            run.announce(key, None)?;
+        }
+        Ok(())
+    }
+
     /// Returns the run if there is exactly one.
     fn only_run(&self) -> Option<&NumberedRun> {
         let mut runs = self.runs();

@@ -241,8 +241,8 @@ fn reader_with_threads(bucket: &Bucket) -> Kvdb {
     Kvdb::open(device, Arc::new(Machine::default()), options_of_reader(bucket)).unwrap().0
 }
 
-/// Opens a copy of that many keys with threads, and reads keys all over, one after the other. Returns
-/// the number of reads that waited, and of requests.
+/// Opens a copy of that many keys with threads, and reads some all over, one after the other.
+/// Returns the number of reads that waited, and of requests.
 fn waits(bucket: &Bucket, keys: u64, prefetches: bool) -> (u64, u64) {
     let db = reader_with_threads(bucket);
     let words = db.open_dictionary("words").unwrap();

@@ -9,6 +9,7 @@ mod place;
 mod script;
 mod seeded;
 
+mod announced;
 mod anomalies;
 mod api;
 mod branch_transactions;
