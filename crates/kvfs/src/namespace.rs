@@ -38,7 +38,12 @@ impl Fs {
                 state.attr.parent
             }
             _ => match if layout::is_name(name) { self.entry(parent, name)? } else { None } {
-                Some((ino, _)) => ino,
+                Some((ino, kind)) => {
+                    if kind == FileKind::Dir {
+                        self.announce_names(ino);
+                    }
+                    ino
+                }
                 None => {
                     let dir = self.inode(parent)?;
                     let is_dir = dir.state.read().is_dir();
@@ -47,6 +52,16 @@ impl Fs {
             },
         };
         self.reference(ino)
+    }
+
+    /// Announces that names of a directory will be read. In a store in object storage they come in
+    /// the time in which its node does, so that a path takes one round of requests for each
+    /// component, and not two. A server is not told, since it knows the names that it has sent.
+    fn announce_names(&self, dir: Ino) {
+        let scope = &self.core.scope;
+        if !scope.is_served() {
+            scope.announce(self.core.layout.nmap, &[&layout::names_start(dir)]);
+        }
     }
 
     /// Returns the inode and kind of an entry, without adding a reference.

@@ -40,7 +40,7 @@ impl Fs {
             None if options.read_only => return Err(Error::ReadOnly),
             None => Layout::create(&db)?,
         };
-        db.prefetch(&[layout.nmap, layout.imap]);
+        db.warm(&[layout.nmap, layout.imap], &[layout.dmap]);
         lay_by_name(&db);
         let fs = Fs::open_layout(db, None, layout, env, options, in_use)?;
         fs.start_ticker();

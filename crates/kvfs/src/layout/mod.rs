@@ -150,6 +150,11 @@ pub(crate) fn name_key(parent: Ino, name: &[u8]) -> Vec<u8> {
     key
 }
 
+/// Returns the key at which the range of all names of `parent` begins.
+pub(crate) fn names_start(parent: Ino) -> [u8; 8] {
+    parent.to_be_bytes()
+}
+
 /// Returns the smallest key after all names of `parent`.
 pub(crate) fn names_end(parent: Ino) -> [u8; 8] {
     parent.saturating_add(1).to_be_bytes()
