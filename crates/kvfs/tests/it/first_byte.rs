@@ -1,20 +1,29 @@
 //! The requests that a reader of a published store waits for, one after the other, until it has the
-//! first byte of a file deep in the tree.
+//! first byte of a file deep in the tree, and until it has seen all names.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use env::Machine;
+use kvfs::{FileKind, Fs, FsOptions, Ino, ROOT};
+use objects::{CountObjects, RoundObjects};
+use zones::Purpose;
 
 use crate::forked::{Bucket, Store};
-use kvfs::{Fs, FsOptions, ROOT};
-use zones::Purpose;
 
 /// The head and the state come before these; nothing is fetched ahead, so each wait is a round.
 const MOST_WAITS: u64 = 4;
 
-#[test]
-fn the_first_byte_of_a_file_deep_in_a_tree_is_there_after_few_rounds() {
-    let (bucket, store) = (Bucket::new(), Store::new());
+/// Requests that are sent together arrive within this time.
+const QUIET: Duration = Duration::from_millis(150);
+
+/// A tree of six times `width` directories with files in the fifth level below the root.
+fn tree(width: usize) -> Store {
+    let store = Store::new();
     let w = &store.w;
     for a in 0..6 {
         let first = w.dir(ROOT, &format!("a{a}"));
-        for b in 0..5 {
+        for b in 0..width {
             let second = w.dir(first, &format!("b{b}"));
             for c in 0..10 {
                 let third = w.dir(second, &format!("c{c}"));
@@ -23,10 +32,56 @@ fn the_first_byte_of_a_file_deep_in_a_tree_is_there_after_few_rounds() {
             }
         }
     }
+    store
+}
+
+/// A reader of a published store, whose requests are answered in rounds.
+struct Reader {
+    fs: Fs,
+    rounds: Arc<RoundObjects>,
+    counts: Arc<CountObjects>,
+}
+
+impl Reader {
+    fn of(store: &Store) -> Reader {
+        let bucket = Bucket::new();
+        let rounds = Arc::new(RoundObjects::new(bucket.0.clone(), QUIET));
+        let counts = Arc::new(CountObjects::new(rounds.clone()));
+        let db = bucket.read_by(store, "tree", counts.clone());
+        let options = FsOptions { read_only: true, ..FsOptions::default() };
+        let fs = Fs::open(db, Arc::new(Machine::default()), options).expect("opened");
+        Reader { fs, rounds, counts }
+    }
+
+    /// Returns the names of a directory with their numbers and kinds, without `.` and `..`.
+    fn list(&self, dir: Ino) -> Vec<(Ino, FileKind)> {
+        let mut entries = Vec::new();
+        let each = &mut |entry: kvfs::DirEntry<'_>| {
+            if !matches!(entry.name, b"." | b"..") {
+                entries.push((entry.ino, entry.kind));
+            }
+            true
+        };
+        self.fs.readdir(dir, 0, true, each).expect("listed");
+        entries
+    }
+
+    /// Reads the byte at this offset of a file, and returns the rounds since the store was opened.
+    fn rounds_to_byte(&self, path: &[u8], offset: u64) -> u64 {
+        assert_eq!((self.list(ROOT).len() >= 6, self.rounds.rounds()), (true, 0));
+        let found = self.fs.resolve(path).expect("found");
+        assert_eq!(self.fs.read(found.ino, offset, 1).expect("read").to_vec(), [7]);
+        self.rounds.rounds()
+    }
+}
+
+#[test]
+fn the_first_byte_of_a_file_deep_in_a_tree_is_there_after_few_rounds() {
+    let (bucket, store) = (Bucket::new(), tree(5));
     let db = bucket.read(&store, "tree");
     let stats = || db.remote_stats().expect("its zones lie in a bucket");
     let options = FsOptions { read_only: true, ..FsOptions::default() };
-    let fs = Fs::open(db.clone(), w.env.clone(), options).expect("opened");
+    let fs = Fs::open(db.clone(), store.w.env.clone(), options).expect("opened");
     let mut names = 0;
     let each = &mut |_: kvfs::DirEntry<'_>| {
         names += 1;
@@ -41,4 +96,42 @@ fn the_first_byte_of_a_file_deep_in_a_tree_is_there_after_few_rounds() {
     println!("{waits} waits, requests by purpose: {gets:?}");
     assert!((1..=MOST_WAITS).contains(&waits), "{waits} waits");
     assert_eq!(gets[Purpose::Index as usize], 0, "the index came with the state");
+}
+
+#[test]
+fn names_and_nodes_of_a_path_come_in_one_round_and_the_byte_in_the_next() {
+    let small = tree(1);
+    let large = tree(20);
+    // Files that are much larger than what is in them.
+    let w = &large.w;
+    let sparse: Vec<Ino> = (0..3).map(|n| w.file(ROOT, &format!("sparse{n}"))).collect();
+    for ino in sparse {
+        (0..400).for_each(|page| w.write(ino, page << 30, &[7; 4096]));
+    }
+    let path = b"a3/b0/c7/d/e/file5";
+    let of_small = Reader::of(&small).rounds_to_byte(path, 0);
+    let of_large = Reader::of(&large).rounds_to_byte(path, 0);
+    let of_sparse = Reader::of(&large).rounds_to_byte(b"sparse1", 200 << 30);
+    println!("{of_small} rounds, {of_large} in a large store, {of_sparse} in a sparse file");
+    assert!((1..=2).contains(&of_small), "{of_small} rounds");
+    assert_eq!((of_large, of_sparse), (of_small, of_small));
+}
+
+#[test]
+fn a_walk_through_all_names_takes_few_rounds() {
+    let reader = Reader::of(&tree(20));
+    let (mut found, mut directories) = (0, vec![ROOT]);
+    while let Some(dir) = directories.pop() {
+        for (ino, kind) in reader.list(dir) {
+            found += 1;
+            if kind == FileKind::Dir {
+                directories.push(ino);
+            }
+        }
+    }
+    assert_eq!(found, 6 + 6 * 20 + 6 * 20 * 10 * (3 + 6));
+    let (rounds, gets) = (reader.rounds.rounds(), reader.counts.counts().get);
+    println!("{rounds} rounds, {gets:?}");
+    assert!((1..=8).contains(&rounds), "{rounds} rounds");
+    assert!(gets.requests <= 60 && gets.bytes <= 24 << 20, "{gets:?}");
 }

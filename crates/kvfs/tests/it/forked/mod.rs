@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use env::{Env, Simulated};
+use env::{Env, Machine, Simulated};
 use kvdb::{CreateOptions, Durability, ForkOptions, Kvdb, OpenOptions, RemoteStore, RemoteZones};
 use kvfs::{Choice, Fs, FsOptions, MergeConflict, MergeForkOptions, Merged, Views};
 use objects::{MemoryObjects, Objects};
@@ -45,6 +45,16 @@ impl Bucket {
         let device = Arc::new(MemoryDevice::new());
         self.publish(of, name).copy_to(device.clone(), fresh()).expect("a copy");
         self.database(device, true)
+    }
+
+    /// Publishes a store, and opens what is there as a mount does, by requests to `objects`.
+    pub fn read_by(&self, of: &Store, name: &str, objects: Arc<dyn Objects>) -> Kvdb {
+        let device = Arc::new(MemoryDevice::new());
+        self.publish(of, name).copy_to(device.clone(), fresh()).expect("a copy");
+        let remote = Some(RemoteZones::new(objects));
+        let options =
+            OpenOptions { remote, read_only: true, memory: 64 << 20, ..Default::default() };
+        Kvdb::open(device, Arc::new(Machine::default()), options).expect("opened").0
     }
 
     pub fn publish(&self, store: &Store, name: &str) -> RemoteStore {
