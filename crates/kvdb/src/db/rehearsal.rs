@@ -79,7 +79,7 @@ fn read_indexes(version: &Version) -> Result<()> {
     let mut room = MOST_INDEX;
     let mut dicts: Vec<Leaves<'_>> = Vec::new();
     for tree in version.trees.values().filter(|tree| tree.info().branch.is_empty()) {
-        let mut leaves = Some(Leaves::new());
+        let mut leaves = Some(Vec::new());
         for (_, numbered) in tree.by_level() {
             let run = &*numbered.run;
             let of_run = run.read_upper_index(&mut room)?.map(|leaves| (run, leaves));
