@@ -7,18 +7,22 @@
 //! fetches little in vain.
 
 use std::cell::Cell;
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use env::sync::{Condvar, Mutex};
 use vt_tree::{BlockWalk, Run};
+use zones::Zones;
 
 use crate::db::Kvdb;
 use crate::db::database::Database;
 use crate::db::whole_dictionaries::Units;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
+use crate::ids::RunId;
+use crate::read::view::View;
+use crate::version::Version;
 
 /// The bytes that may be prefetched after the first wait, and the maximum. Each wait multiplies the
 /// amount.
@@ -28,6 +32,8 @@ const GROWTH: u64 = 2;
 /// The most bytes of dictionaries that are fetched as a whole: names, nodes and places of pages of
 /// about a hundred thousand files.
 const WHOLE: u64 = 16 << 20;
+/// The most dictionaries that wait for the first read that waits.
+const MOST_UNTRIED: usize = 64;
 /// Prefetched data may take this fraction of the local file's cache.
 const SHARE: u64 = 4;
 /// The longest time that a stop waits for a request.
@@ -51,8 +57,10 @@ pub(super) struct Prefetch {
 
 #[derive(Default)]
 struct State {
-    /// Dictionaries that are fetched as a whole if there is room for them, until the first wait.
+    /// Dictionaries that are fetched as a whole if there is room for them, until a read waits.
     untried: Vec<Untried>,
+    /// The bytes of dictionaries that were fetched as a whole.
+    whole: u64,
     /// The walks over runs that still have blocks; they take turns.
     walks: VecDeque<BlockWalk>,
     allowed: u64,
@@ -65,9 +73,32 @@ struct State {
 
 /// A dictionary, by those of its runs that lie in object storage.
 struct Untried {
-    runs: Vec<Arc<Run>>,
+    runs: Vec<(RunId, Arc<Run>)>,
     /// It is expected to be read in many places.
     is_read_often: bool,
+}
+
+impl Untried {
+    /// Returns these dictionaries of a state, those that are read often first.
+    fn of(
+        zones: &Zones,
+        version: &Version,
+        often: &[DictionaryId],
+        seldom: &[DictionaryId],
+    ) -> Vec<Untried> {
+        let often = often.iter().map(|dict| (dict, true));
+        let all = often.chain(seldom.iter().map(|dict| (dict, false)));
+        all.filter_map(|(dict, is_read_often)| {
+            let tree = version.trees.get(dict)?;
+            let is_there =
+                |run: &Run| run.uses().iter().all(|(zone, _)| zones.is_remote_zone(zone));
+            let runs = tree.by_level().map(|(_, numbered)| numbered);
+            let runs = runs.filter(|numbered| is_there(&numbered.run));
+            let runs: Vec<_> = runs.map(|numbered| (numbered.id, numbered.run.clone())).collect();
+            (!runs.is_empty()).then_some(Untried { runs, is_read_often })
+        })
+        .collect()
+    }
 }
 
 impl Kvdb {
@@ -107,32 +138,44 @@ impl Kvdb {
             weak.upgrade().iter().for_each(|prefetch| prefetch.waited());
         }));
     }
-}
 
-impl Database {
-    /// Returns those runs of a dictionary that lie in object storage.
-    fn remote_runs(&self, dict: DictionaryId) -> Vec<Arc<Run>> {
-        let version = self.engine.versions.load_full();
-        let Some(tree) = version.trees.get(&dict) else { return Vec::new() };
-        let is_there = |run: &&Arc<Run>| {
-            run.uses().iter().all(|(zone, _)| self.engine.zones.is_remote_zone(zone))
-        };
-        tree.by_level().map(|(_, numbered)| &numbered.run).filter(is_there).cloned().collect()
+    /// Announces reads like [`Kvdb::warm`], of dictionaries of a view: of a snapshot, or of a
+    /// branch. They come before those that were announced earlier, unless a read has waited since.
+    /// Does nothing if [`Kvdb::warm`] was not called, or did nothing.
+    pub fn warm_view(&self, view: &View, often: &[DictionaryId], seldom: &[DictionaryId]) {
+        let prefetch = self.db.prefetch.lock().clone();
+        if let Some(prefetch) = prefetch {
+            let zones = &self.db.engine.zones;
+            prefetch.add(Untried::of(zones, &view.version, often, seldom));
+        }
     }
 }
 
 impl Prefetch {
     /// Starts over with the state that is shown.
     pub(super) fn begin(&self, db: &Database) {
-        let untried = |dicts: &[DictionaryId], is_read_often| -> Vec<Untried> {
-            let of_dict =
-                |dict: &DictionaryId| Untried { runs: db.remote_runs(*dict), is_read_often };
-            dicts.iter().map(of_dict).filter(|dict| !dict.runs.is_empty()).collect()
-        };
-        let mut dicts = untried(&self.often, true);
-        dicts.extend(untried(&self.seldom, false));
+        let version = db.engine.versions.load_full();
+        let untried = Untried::of(&db.engine.zones, &version, &self.often, &self.seldom);
         let mut state = self.state.lock();
-        *state = State { untried: dicts, is_running: state.is_running, ..State::default() };
+        *state = State { untried, is_running: state.is_running, ..State::default() };
+    }
+
+    /// Adds dictionaries before those that were not tried yet.
+    fn add(&self, mut dicts: Vec<Untried>) {
+        let mut state = self.state.lock();
+        if state.is_stopped || state.untried.len() + dicts.len() > MOST_UNTRIED {
+            return;
+        }
+        let added: HashSet<RunId> =
+            dicts.iter().flat_map(|dict| dict.runs.iter().map(|(id, _)| *id)).collect();
+        for mut dict in state.untried.drain(..) {
+            // What states have in common comes once.
+            dict.runs.retain(|(id, _)| !added.contains(id));
+            if !dict.runs.is_empty() {
+                dicts.push(dict);
+            }
+        }
+        state.untried = dicts;
     }
 
     /// Stops the prefetch, since its walks keep the store open, and the places that they know
@@ -178,11 +221,13 @@ impl Prefetch {
         let mut state = self.state.lock();
         if !state.is_stopped && !state.untried.is_empty() {
             let untried = std::mem::take(&mut state.untried);
+            let most = WHOLE.min(self.most.saturating_sub(state.whole));
             drop(state);
-            let walks = self.fetch_whole(untried);
+            let (bytes, walks) = self.fetch_whole(untried, most);
             let mut state = self.state.lock();
             if !state.is_stopped {
-                state.walks = walks;
+                state.whole += bytes;
+                state.walks.extend(walks);
             }
             return true;
         }
@@ -213,13 +258,13 @@ impl Prefetch {
         true
     }
 
-    /// Announces those dictionaries that fit as a whole, in their order. Returns walks over the
-    /// others that are read often.
-    fn fetch_whole(&self, untried: Vec<Untried>) -> VecDeque<BlockWalk> {
-        let most = WHOLE.min(self.most);
+    /// Announces those dictionaries that fit as a whole, in their order. Returns their bytes, and
+    /// walks over the others that are read often.
+    fn fetch_whole(&self, untried: Vec<Untried>, most: u64) -> (u64, Vec<BlockWalk>) {
         let goes_on = || !self.state.lock().is_stopped;
-        let (mut all, mut walks) = (Units::default(), VecDeque::new());
+        let (mut all, mut walks) = (Units::default(), Vec::new());
         for Untried { runs, is_read_often } in untried {
+            let runs: Vec<Arc<Run>> = runs.into_iter().map(|(_, run)| run).collect();
             let units = Units::of(&runs, most, &goes_on).unwrap_or_else(|e| {
                 // A read meets the same error, and reports it.
                 tracing::debug!("a dictionary is not fetched as a whole: {e}");
@@ -234,7 +279,7 @@ impl Prefetch {
                 _ => {}
             }
         }
-        walks
+        (all.bytes(), walks)
     }
 }
 

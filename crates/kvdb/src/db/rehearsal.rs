@@ -1,6 +1,7 @@
 //! Rehearses the opening of a state before it is published, and keeps the bytes that it reads, so
 //! that they are published with the state. Another machine then opens the store with two requests.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use tracing::subscriber::NoSubscriber;
@@ -14,6 +15,7 @@ use crate::error::Result;
 use crate::health::Health;
 use crate::manifest::Manifest;
 use crate::options::OpenOptions;
+use crate::read::view::View;
 use crate::version::Version;
 
 /// The memory of the store that is opened for the rehearsal, bytes.
@@ -21,6 +23,9 @@ const MEMORY: usize = 2 << 20;
 
 /// The most bytes of index nodes and filters that are read. A state has room for 512 KiB in all.
 const MOST_INDEX: u64 = 384 << 10;
+
+/// Number of newest snapshots whose indexes are read, too.
+const SNAPSHOTS: usize = 4;
 
 /// Reads the data of a store that its users read first. Its changes are lost. See
 /// [`crate::Publisher::rehearse`].
@@ -52,11 +57,15 @@ impl Database {
             let db = Kvdb::of(db);
             let opened = db.db.engine.versions.load_full();
             rehearse(&db);
+            let newest = db.snapshot_labels().into_iter().rev().take(SNAPSHOTS);
+            let snapshots: Vec<View> =
+                newest.filter_map(|label| db.open_snapshot(&label.name).ok()).collect();
+            let versions = snapshots.iter().map(|view| &*view.version);
             // It comes last, since there may be no room for it.
-            if let Err(e) = read_indexes(&opened) {
+            if let Err(e) = read_indexes(std::iter::once(&*opened).chain(versions)) {
                 tracing::debug!("some of the index is not among the first reads: {e}");
             }
-            drop(opened);
+            drop((opened, snapshots));
             db.close()
         };
         // The log messages of this opening are not about the store that is published.
@@ -70,17 +79,21 @@ impl Database {
 /// The runs of a dictionary, with the places of what is below the upper nodes of their indexes.
 type Leaves<'a> = Vec<(&'a Run, IndexLeaves)>;
 
-/// Reads of the indexes of the main branch what fits, and what saves most requests for its bytes:
-/// first the upper nodes of all, then the leaf index nodes, then the filters. The last two are read
-/// as a whole for a dictionary or not at all, the oldest dictionaries first. With its leaf index
-/// nodes, the tuples of a dictionary can be requested at once; without upper nodes, a point read
-/// waits for one level of the index after the other.
-fn read_indexes(version: &Version) -> Result<()> {
+/// Reads of the indexes of the main branch and of snapshots of it what fits, and what saves most
+/// requests for its bytes: first the upper nodes of all, then the leaf index nodes, then the
+/// filters. The last two are read as a whole for a dictionary or not at all, in the order of the
+/// states, and the oldest dictionaries of each first. With its leaf index nodes, the tuples of a
+/// dictionary can be requested at once; without upper nodes, a point read waits for one level of
+/// the index after the other.
+fn read_indexes<'a>(states: impl Iterator<Item = &'a Version>) -> Result<()> {
     let mut room = MOST_INDEX;
-    let mut dicts: Vec<Leaves<'_>> = Vec::new();
-    for tree in version.trees.values().filter(|tree| tree.info().branch.is_empty()) {
+    let mut dicts: Vec<Leaves<'a>> = Vec::new();
+    // States share most of their runs.
+    let mut seen = HashSet::new();
+    let trees = states.flat_map(|version| version.trees.values());
+    for tree in trees.filter(|tree| tree.info().branch.is_empty()) {
         let mut leaves = Some(Vec::new());
-        for (_, numbered) in tree.by_level() {
+        for (_, numbered) in tree.by_level().filter(|(_, numbered)| seen.insert(numbered.id)) {
             let run = &*numbered.run;
             let of_run = run.read_upper_index(&mut room)?.map(|leaves| (run, leaves));
             leaves = leaves.zip(of_run).map(|(mut leaves, of_run)| {

@@ -42,7 +42,7 @@ impl Units {
     }
 
     /// Returns the bytes of the units.
-    fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         (self.tuples.len() + self.filters.len()) as u64 * FETCHED
     }
 

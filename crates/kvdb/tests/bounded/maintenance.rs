@@ -59,7 +59,7 @@ pub const STEPS: &[Step] = &[
     ),
     (&["Kvdb::checkpoint", "Kvdb::checkpoint_to"], checkpoint),
     (&["Kvdb::push", "Kvdb::publisher", "Kvdb::remote_stats"], push),
-    (&["Kvdb::follower", "Kvdb::prefetch", "Kvdb::warm"], follow),
+    (&["Kvdb::follower", "Kvdb::prefetch", "Kvdb::warm", "Kvdb::warm_view"], follow),
     (&["Kvdb::store_id", "Kvdb::fork_origins", "Kvdb::fork_base"], fork),
     (
         &[
@@ -235,6 +235,7 @@ fn follow(w: &mut World) -> Result<()> {
     reader.follow_commits(1 << 16);
     reader.prefetch(&[w.large]);
     reader.warm(&[], &[w.large]);
+    reader.warm_view(&reader.view(), &[w.large], &[]);
     for (key, _) in w.db.view().scan(w.large, b"", b"", 2)? {
         assert!(reader.get(w.large, &key)?.is_some());
     }

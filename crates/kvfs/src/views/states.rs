@@ -46,6 +46,7 @@ impl Views {
             return Ok(entry);
         }
         let layout = Layout::find_in(db, name).ok_or(Error::NotFound)?;
+        db.warm_view(&db.view(), &[layout.nmap, layout.imap], &[layout.dmap]);
         db.set_merge(layout.imap, Arc::new(Join));
         let counter = Some(mainline.inode_allocator.counter().clone());
         let env = mainline.env.clone();
@@ -64,6 +65,7 @@ impl Fs {
         options: FsOptions,
     ) -> Result<Fs> {
         let layout = Layout::of_state(&state).ok_or(Error::NotFound)?;
+        db.warm_view(&state, &[layout.nmap, layout.imap], &[layout.dmap]);
         Fs::frozen_with(layout, db, env, state, options)
     }
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::Machine;
-use kvfs::{FileKind, Fs, FsOptions, Ino, ROOT};
+use kvdb::Durability;
+use kvfs::{FileKind, Fs, FsOptions, Ino, ROOT, ViewId, Views};
 use objects::{CountObjects, RoundObjects};
 use zones::Purpose;
 
@@ -37,7 +38,9 @@ fn tree(width: usize) -> Store {
 
 /// A reader of a published store, whose requests are answered in rounds.
 struct Reader {
+    /// The view that is read.
     fs: Fs,
+    views: Views,
     rounds: Arc<RoundObjects>,
     counts: Arc<CountObjects>,
 }
@@ -49,8 +52,15 @@ impl Reader {
         let counts = Arc::new(CountObjects::new(rounds.clone()));
         let db = bucket.read_by(store, "tree", counts.clone());
         let options = FsOptions { read_only: true, ..FsOptions::default() };
-        let fs = Fs::open(db, Arc::new(Machine::default()), options).expect("opened");
-        Reader { fs, rounds, counts }
+        let fs = Fs::open(db.clone(), Arc::new(Machine::default()), options).expect("opened");
+        let views = Views::new(db, fs.clone());
+        Reader { fs, views, rounds, counts }
+    }
+
+    fn of_snapshot(store: &Store, name: &str) -> Reader {
+        let reader = Reader::of(store);
+        let fs = reader.views.fs(&ViewId::Snapshot(name.into())).expect("opened");
+        Reader { fs, ..reader }
     }
 
     /// Returns the names of a directory with their numbers and kinds, without `.` and `..`.
@@ -115,6 +125,21 @@ fn names_and_nodes_of_a_path_come_in_one_round_and_the_byte_in_the_next() {
     println!("{of_small} rounds, {of_large} in a large store, {of_sparse} in a sparse file");
     assert!((1..=2).contains(&of_small), "{of_small} rounds");
     assert_eq!((of_large, of_sparse), (of_small, of_small));
+}
+
+#[test]
+fn of_a_snapshot_that_shares_nothing_the_first_byte_takes_as_many() {
+    let store = tree(20);
+    let w = &store.w;
+    store.views.snapshot(&ViewId::Mainline, "monday", Durability::Buffered).expect("made");
+    for a in 0..6 {
+        w.fs.remove_tree(ROOT, format!("a{a}").as_bytes()).expect("removed");
+    }
+    for info in w.db.dictionaries() {
+        w.db.compact(info.id).expect("merged");
+    }
+    let rounds = Reader::of_snapshot(&store, "monday").rounds_to_byte(b"a3/b7/c7/d/e/file5", 0);
+    assert!((1..=2).contains(&rounds), "{rounds} rounds");
 }
 
 #[test]

@@ -331,6 +331,8 @@ pub fn push(w: &mut World) -> Result<(), Dead> {
     db.prefetch(&dicts);
     w.call("Kvdb::warm");
     db.warm(&dicts, &dicts);
+    w.call("Kvdb::warm_view");
+    db.warm_view(&db.view(), &dicts, &[]);
     let found = observe(&db).expect("memory does not fail");
     assert!(
         found == *w.history.newest(),
