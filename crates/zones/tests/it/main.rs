@@ -9,4 +9,5 @@ mod extent_writer;
 mod first_reads;
 mod loop_devices;
 mod publish;
+mod rounds;
 mod superblock;
