@@ -17,7 +17,7 @@ use crate::device::{Device, Reading};
 use crate::{Purpose, ZoneId};
 
 /// The most threads that fetch announced ranges.
-const FETCHERS: usize = 16;
+const FETCHERS: usize = 32;
 /// The most announcements that wait; more are dropped, since a read fetches the parts that it
 /// needs.
 const MOST_WAITING: usize = 512;
