@@ -169,7 +169,7 @@ impl Prefetch {
         let added: HashSet<RunId> =
             dicts.iter().flat_map(|dict| dict.runs.iter().map(|(id, _)| *id)).collect();
         for mut dict in state.untried.drain(..) {
-            // What states have in common comes once.
+            // Runs that states have in common come once.
             dict.runs.retain(|(id, _)| !added.contains(id));
             if !dict.runs.is_empty() {
                 dicts.push(dict);

@@ -15,7 +15,7 @@ use crate::error::Result;
 #[derive(Default)]
 pub(super) struct Units {
     tuples: BTreeSet<u64>,
-    /// Those of filters. The nodes of the index are read to find the tuples.
+    /// The units of filters. The nodes of the index are read to find the tuples.
     filters: BTreeSet<u64>,
 }
 

@@ -125,7 +125,7 @@ fn an_index_that_is_too_large_takes_no_room_from_other_first_reads() {
     assert_eq!(asked(&bucket, read_some), 0);
     assert!(read_all_over(&bucket)[Purpose::Index as usize] > 0);
 
-    // Of such an index, the nodes above the leaf index nodes came with the state.
+    // The nodes above the leaf index nodes of such an index came with the state.
     let waits = || {
         let there = reader(&copied(&bucket.store("fruit"), 5), &bucket);
         assert!(there.open_dictionary("words").unwrap().get(key(KEYS)).unwrap().is_some());
