@@ -106,9 +106,7 @@ impl Fs {
         note: &dyn Fn(&ChangeSet) -> Untold,
     ) -> Result<(Copied, Untold)> {
         let _call = self.enter()?;
-        if self.entry(parent, name)?.is_some() {
-            return Err(Error::Exists);
-        }
+        self.core.names.check_free((parent, name))?;
         // This is checked now, so that the tree is not copied in vain.
         if let Scope::Mainline(db) = &self.core.scope
             && db.is_locked(self.core.layout.nmap, &layout::name_key(parent, name))
@@ -157,9 +155,7 @@ impl Fs {
             let ino = copying.copy_of(from)?;
             let dir = self.inode(parent)?;
             let mut state = self.lock_dir(&dir)?;
-            if self.entry(parent, name)?.is_some() {
-                return Err(Error::Exists);
-            }
+            self.core.names.check_free((parent, name))?;
             let mut batch = Batch::new();
             batch.put(
                 self.core.layout.nmap,

@@ -20,7 +20,7 @@ pub use self::options::{Atime, FsOptions, ZONE_SIZE};
 use self::statistics::Counters;
 pub use self::statistics::Statistics;
 use self::superseded::Superseded;
-use crate::attr::{FileKind, Ino, Timestamp};
+use crate::attr::{Ino, Timestamp};
 use crate::dirty_queue::DirtyQueue;
 use crate::error::{Error, Result};
 use crate::file_limits::FileLimits;
@@ -29,10 +29,12 @@ use crate::freeze_lock::{CallGuard, FreezeLock};
 use crate::inode::{Inode, InodeState};
 use crate::inode_allocator::InodeAllocator;
 use crate::inode_cache::InodeCache;
-use crate::layout::{self, Layout};
+use crate::inodes::Inodes;
+use crate::layout::Layout;
 use crate::listing_table::ListingTable;
 use crate::locks::Locks;
 use crate::lost::Lost;
+use crate::names::Names;
 use crate::pages::Pages;
 use crate::promises::Promises;
 use crate::reading_ahead::ReadingAhead;
@@ -49,23 +51,23 @@ pub(crate) struct Core {
     pub env: Arc<dyn Env>,
     pub layout: Layout,
     pub options: FsOptions,
-    pub inode_cache: InodeCache,
+    pub inode_cache: Arc<InodeCache>,
+    pub inodes: Arc<Inodes>,
+    pub names: Names,
     /// The content of files; call it with the lock of the inode.
     pub pages: Pages,
     pub freeze_lock: FreezeLock,
     /// The locks that calls take in the store.
-    pub locks: Locks,
+    pub locks: Arc<Locks>,
     pub superseded: Superseded,
     pub inode_allocator: InodeAllocator,
-    /// Held by every operation that locks more than one directory; see `inode`.
-    pub tree: Mutex<()>,
     pub dirty: DirtyQueue,
     pub space: Arc<SpaceAccount>,
     pub free_space: FreeSpace,
     pub files: Arc<FileLimits>,
     pub promises: Promises,
     pub lost: Lost,
-    pub listings: ListingTable,
+    pub listings: Arc<ListingTable>,
     pub reading_ahead: ReadingAhead,
     pub counters: Counters,
     /// Orphans whose removal has failed; see `orphans`.
@@ -151,36 +153,12 @@ impl Fs {
 
     /// Returns an inode from memory, loading it if necessary.
     pub(crate) fn inode(&self, ino: Ino) -> Result<Arc<Inode>> {
-        self.core.inode_cache.get_or_load(ino, || {
-            if ino == 0 {
-                return Err(Error::Stale(ino));
-            }
-            let (imap, key) = (self.core.layout.imap, layout::node_key(ino));
-            // Reading a directory does not lock it (see `locks`), so its kind is found out without
-            // a lock.
-            if self.core.locks.transaction().is_some()
-                && let Some(value) = self.core.scope.view()?.get(imap, &key)?
-            {
-                let (attr, xattrs, _) = layout::decode_node(ino, &value)?;
-                if attr.kind == FileKind::Dir {
-                    return Ok(InodeState { read_unlocked: true, ..InodeState::new(attr, xattrs) });
-                }
-            }
-            self.core.locks.in_store(ino, false)?;
-            let value = self.core.scope.get(imap, &key)?.ok_or(Error::Stale(ino))?;
-            let (attr, xattrs, _) = layout::decode_node(ino, &value)?;
-            Ok(InodeState::new(attr, xattrs))
-        })
+        self.core.inodes.get(ino)
     }
 
     /// Locks an inode for a change. The inode must still exist.
     pub(crate) fn lock<'a>(&self, inode: &'a Inode) -> Result<RwLockWriteGuard<'a, InodeState>> {
-        let mut state = inode.state.write();
-        if state.gone {
-            return Err(Error::Stale(inode.ino));
-        }
-        self.core.locks.for_change(inode.ino, &mut state)?;
-        Ok(state)
+        self.core.inodes.lock(inode)
     }
 
     /// Locks a directory for adding or removing entries.
@@ -188,16 +166,7 @@ impl Fs {
         &self,
         inode: &'a Inode,
     ) -> Result<RwLockWriteGuard<'a, InodeState>> {
-        let mut state = inode.state.write();
-        if !state.gone {
-            self.core.locks.for_change(inode.ino, &mut state)?;
-        }
-        match () {
-            () if state.gone => Err(Error::NotFound),
-            () if !state.is_dir() => Err(Error::NotDirectory),
-            () if state.attr.nlink == 0 => Err(Error::NotFound),
-            () => Ok(state),
-        }
+        self.core.inodes.lock_dir(inode)
     }
 
     /// Applies a batch as one unit: on the mainline as a commit of the store, in a transaction as a

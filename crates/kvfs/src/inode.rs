@@ -7,8 +7,8 @@
 //!   own view, except for `commit_on_mainline` and the note of inode numbers, which enter the
 //!   mainline from a transaction's view;
 //! 0. the draining lock (`DirtyQueue`), held by threads that commit dirty inodes of other threads;
-//! 1. the tree lock (`Core::tree`): every operation that locks more than one directory holds it, so
-//!    that directories need no order among themselves;
+//! 1. the tree lock (`Names::lock_tree`): every operation that locks more than one directory holds
+//!    it, so that directories need no order among themselves;
 //! 2. `state` of directories;
 //! 3. `state` of other inodes, by ascending number;
 //! 4. leaves, never held while taking another: a shard of the inode cache, the dirty queue,

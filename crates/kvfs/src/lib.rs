@@ -22,9 +22,9 @@
 //!
 //! - Calls: `namespace`, `rename`, `directory` (on `listing`, `listing_table`), `data` (on
 //!   `pages`), `write_call`, `attributes`, `xattr`, `allocate`, `reflink`, `statfs`, `resolve`.
-//!   Every call begins in `fs`, `freeze_lock` and `locks`; it reads and writes the store through
-//!   `store`, or a scope of it. `opening` opens and shuts down a file system; `orphans` removes
-//!   files without a name.
+//!   Every call begins in `fs`, `freeze_lock` and `locks`; it finds inodes by `inodes` and entries
+//!   by `names`, and reads and writes the store through `store`, or a scope of it. `opening` opens
+//!   and shuts down a file system; `orphans` removes files without a name.
 //! - Reading ahead, by place, what a reader of a tree will read next: `reading_ahead`, on
 //!   `read_plan` and `listing_order`.
 //! - In memory: `inode` (with the lock order), `privileges`, `partial_page`, `inode_cache`,
@@ -71,6 +71,7 @@ mod going_down;
 mod inode;
 mod inode_allocator;
 mod inode_cache;
+mod inodes;
 mod layout;
 mod listing;
 mod listing_order;
@@ -81,6 +82,7 @@ mod lost;
 mod merge;
 mod merging;
 mod name_order;
+mod names;
 mod namespace;
 mod opening;
 mod orphans;

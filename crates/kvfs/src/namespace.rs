@@ -37,19 +37,21 @@ impl Fs {
                 }
                 state.attr.parent
             }
-            _ => match if layout::is_name(name) { self.entry(parent, name)? } else { None } {
-                Some((ino, kind)) => {
-                    if kind == FileKind::Dir {
-                        self.announce_names(ino);
-                    }
-                    ino
-                }
-                None => {
+            _ => {
+                let found = match layout::is_name(name) {
+                    true => self.core.names.find((parent, name))?,
+                    false => None,
+                };
+                let Some((ino, kind)) = found else {
                     let dir = self.inode(parent)?;
                     let is_dir = dir.state.read().is_dir();
                     return Err(if is_dir { Error::NotFound } else { Error::NotDirectory });
+                };
+                if kind == FileKind::Dir {
+                    self.announce_names(ino);
                 }
-            },
+                ino
+            }
         };
         self.reference(ino)
     }
@@ -67,7 +69,7 @@ impl Fs {
     /// Returns the inode and kind of an entry, without adding a reference.
     pub fn peek(&self, parent: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
         let _call = self.enter()?;
-        self.entry(parent, name)
+        self.core.names.find((parent, name))
     }
 
     /// Adds one reference. Fails with ENOENT if the inode has no name: it was unlinked since its
@@ -198,10 +200,7 @@ impl Fs {
         let admitted = self.core.files.admit(1)?;
         let dir = self.inode(parent)?;
         let mut dir_state = self.lock_dir(&dir)?;
-        let key = layout::name_key(parent, name);
-        if self.core.scope.get(self.core.layout.nmap, &key)?.is_some() {
-            return Err(Error::Exists);
-        }
+        self.core.names.check_free((parent, name))?;
         let ino = self.new_ino_in(parent, &mut dir_state.attr)?;
         let mut attr =
             self.new_attributes(&dir_state.attr, parent, kind, perm, rdev, &content, caller);
@@ -216,7 +215,7 @@ impl Fs {
             }
         }
         let mut batch = Batch::new();
-        batch.put(self.core.layout.nmap, key, layout::encode_name(ino, kind));
+        self.core.names.stage_new((parent, name), (ino, kind), &mut batch);
         batch.put(
             self.core.layout.imap,
             layout::node_key(ino),
@@ -229,7 +228,6 @@ impl Fs {
         // The inode is in the cache before a lookup can find the name.
         let inode = Arc::new(Inode::new(ino, InodeState::new(attr, None), 1));
         self.core.inode_cache.insert(inode.clone());
-        self.core.listings.remember_added(parent, name);
         if let Err(e) = self.apply(batch) {
             self.discard(ino, &mut inode.state.write());
             self.core.inode_cache.remove(&inode);
@@ -327,10 +325,7 @@ impl Fs {
         if state.attr.nlink >= self.core.options.max_links {
             return Err(Error::TooManyLinks);
         }
-        let key = layout::name_key(new_parent, new_name);
-        if self.core.scope.get(self.core.layout.nmap, &key)?.is_some() {
-            return Err(Error::Exists);
-        }
+        self.core.names.check_free((new_parent, new_name))?;
         let admitted = match state.attr.nlink {
             0 => self.core.files.admit_named(ino)?,
             _ => self.core.files.admit(0)?,
@@ -345,10 +340,9 @@ impl Fs {
         let mut dir_attr = dir_state.attr;
         add_entry(&mut dir_attr, &attr);
         let mut batch = Batch::new();
-        batch.put(self.core.layout.nmap, key, layout::encode_name(ino, attr.kind));
+        self.core.names.stage_new((new_parent, new_name), (ino, attr.kind), &mut batch);
         self.stage(ino, &mut state, &attr, &mut batch)?;
         self.stage(new_parent, &mut dir_state, &dir_attr, &mut batch)?;
-        self.core.listings.remember_added(new_parent, new_name);
         request::completes(&mut batch, ino);
         self.apply(batch)?;
         admitted.made();
@@ -369,11 +363,11 @@ impl Fs {
         let _call = self.enter()?;
         let dir = self.inode(parent)?;
         let mut dir_state = self.lock_dir(&dir)?;
-        let (ino, kind) = self.entry(parent, name)?.ok_or(Error::NotFound)?;
+        let (ino, kind) = self.core.names.find((parent, name))?.ok_or(Error::NotFound)?;
         if kind == FileKind::Dir {
             return Err(Error::IsDirectory);
         }
-        let inode = self.inode_of_entry((parent, name), (ino, kind), parent)?;
+        let inode = self.core.names.inode_of((parent, name), (ino, kind), parent)?;
         let mut state = self.lock(&inode)?;
         self.remove_name((&dir, &mut dir_state), name, (&inode, &mut state))
     }
@@ -391,14 +385,14 @@ impl Fs {
 
     fn rmdir_once(&self, parent: Ino, name: &[u8]) -> Result<()> {
         let _call = self.enter()?;
-        let _tree = self.core.tree.lock();
+        let _tree = self.core.names.lock_tree();
         let dir = self.inode(parent)?;
         let mut dir_state = self.lock_dir(&dir)?;
-        let (ino, kind) = self.entry(parent, name)?.ok_or(Error::NotFound)?;
+        let (ino, kind) = self.core.names.find((parent, name))?.ok_or(Error::NotFound)?;
         if kind != FileKind::Dir {
             return Err(Error::NotDirectory);
         }
-        let inode = self.inode_of_entry((parent, name), (ino, kind), parent)?;
+        let inode = self.core.names.inode_of((parent, name), (ino, kind), parent)?;
         let mut state = self.lock(&inode)?;
         if state.attr.size > 0 {
             return Err(Error::NotEmpty);
@@ -416,7 +410,7 @@ impl Fs {
     ) -> Result<()> {
         let mut batch = Batch::new();
         batch.releases_space();
-        batch.delete(self.core.layout.nmap, layout::name_key(dir.ino, name));
+        self.core.names.stage_removal(dir, name, &mut batch);
         let now = self.now();
         let mut dir_attr = dir_state.attr;
         dir_attr.size = dir_attr.size.saturating_sub(1);
@@ -427,56 +421,11 @@ impl Fs {
         (dir_attr.mtime, dir_attr.ctime) = (now, now);
         self.stage(dir.ino, dir_state, &dir_attr, &mut batch)?;
         let dropped = self.stage_unlink(inode, state, now, &mut batch)?;
-        self.core.listings.remember_removed(dir, name);
         request::completes(&mut batch, inode.ino);
         self.apply(batch)?;
         self.mark_committed(dir_state, dir_attr);
         self.unlinked(inode, state, dropped);
         Ok(())
-    }
-
-    /// Returns the inode and kind of an entry.
-    pub(crate) fn entry(&self, parent: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
-        match self.core.scope.get(self.core.layout.nmap, &layout::name_key(parent, name))? {
-            Some(value) => layout::decode_name(parent, &value).map(Some),
-            None => Ok(None),
-        }
-    }
-
-    /// Returns the inode of an entry, which must exist. Call with the directory's lock. Two kinds
-    /// of entries in a damaged store are refused: one that names its own directory, whose lock the
-    /// caller would wait for in vain, and one with a wrong kind, since directories precede other
-    /// inodes in the lock order. `locked`: another directory that the caller has locked.
-    pub(crate) fn inode_of_entry(
-        &self,
-        (parent, name): (Ino, &[u8]),
-        (ino, kind): (Ino, FileKind),
-        locked: Ino,
-    ) -> Result<Arc<Inode>> {
-        let corrupt = |what: &str| Error::Corrupt {
-            ino: parent,
-            what: format!("the entry `{}` names inode {ino}, which {what}", name.escape_ascii()),
-        };
-        if ino == parent {
-            return Err(corrupt("is the directory that it is in"));
-        }
-        let inode = self.inode(ino).map_err(|e| match e {
-            Error::Stale(_) => corrupt("does not exist"),
-            e => e,
-        })?;
-        if ino == locked {
-            return if kind == FileKind::Dir {
-                Ok(inode)
-            } else {
-                Err(corrupt("is of another kind"))
-            };
-        }
-        let state = inode.state.read();
-        if !state.gone && (state.attr.kind == FileKind::Dir) != (kind == FileKind::Dir) {
-            return Err(corrupt("is of another kind"));
-        }
-        drop(state);
-        Ok(inode)
     }
 
     /// Adds to `batch` the removal of one name of an inode. With the last name the node is removed

@@ -2,35 +2,18 @@
 //! inodes, all committed in one batch together with the moved file's dirty data. So a crash never
 //! leaves a replaced name with an empty or half-written file.
 
-use std::sync::Arc;
-
 use env::sync::RwLockWriteGuard;
 use kvdb::Batch;
 
-use crate::attr::{FileKind, Ino, ROOT, RenameFlags, Timestamp};
+use crate::attr::{FileKind, Ino, RenameFlags, Timestamp};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::{Inode, InodeState};
 use crate::layout::{self, Attributes, Body};
+use crate::names::{NamedInode, Place};
 use crate::namespace::{Unlinked, check_name};
 use crate::request;
 use crate::space_account::NAME_COST;
-
-/// The inode of a name.
-struct NamedInode {
-    ino: Ino,
-    kind: FileKind,
-    inode: Arc<Inode>,
-}
-
-impl NamedInode {
-    fn is_dir(&self) -> bool {
-        self.kind == FileKind::Dir
-    }
-}
-
-/// A directory entry, by its directory and its name.
-type Place<'a> = (Ino, &'a [u8]);
 
 /// A rename: the old place, the new place, and the inodes that have these names.
 struct Rename<'a> {
@@ -81,6 +64,8 @@ impl Rename<'_> {
 
 /// The locked inodes of a rename.
 struct RenameLocks<'a> {
+    /// The directory of the old name, which `dir` locks.
+    dir_inode: &'a Inode,
     dir: RwLockWriteGuard<'a, InodeState>,
     /// `None` if source and target are in one directory.
     new_dir: Option<RwLockWriteGuard<'a, InodeState>>,
@@ -128,7 +113,7 @@ impl Fs {
             // A whiteout is a new inode.
             self.reserve(NAME_COST)?;
         }
-        let _tree = self.core.tree.lock();
+        let _tree = self.core.names.lock_tree();
         let (dir, new_dir) = (self.inode(from.0)?, self.inode(to.0)?);
         let dir_state = self.lock_dir(&dir)?;
         let new_dir_state = if from.0 == to.0 { None } else { Some(self.lock_dir(&new_dir)?) };
@@ -151,16 +136,11 @@ impl Fs {
         {
             return Err(Error::NotEmpty);
         }
-        let mut locks = RenameLocks { dir: dir_state, new_dir: new_dir_state, source, target };
+        let mut locks =
+            RenameLocks { dir_inode: &dir, dir: dir_state, new_dir: new_dir_state, source, target };
 
         let mut batch = Batch::new();
         let renamed = self.stage_rename(&rename, &mut locks, &mut batch)?;
-        if !flags.exchange && !flags.whiteout {
-            self.core.listings.remember_removed(&dir, from.1);
-        }
-        if rename.target.is_none() {
-            self.core.listings.remember_added(to.0, to.1);
-        }
         request::completes(&mut batch, rename.source.inode.ino);
         self.apply(batch)?;
         self.renamed(&rename, locks, renamed);
@@ -175,8 +155,8 @@ impl Fs {
         to: Place<'a>,
         flags: RenameFlags,
     ) -> Result<Option<Rename<'a>>> {
-        let source = self.named(from.0, from.1, to.0)?.ok_or(Error::NotFound)?;
-        let target = self.named(to.0, to.1, from.0)?;
+        let source = self.core.names.named(from, to.0)?.ok_or(Error::NotFound)?;
+        let target = self.core.names.named(to, from.0)?;
         match &target {
             Some(_) if flags.no_replace => Err(Error::Exists),
             None if flags.exchange => Err(Error::NotFound),
@@ -200,12 +180,12 @@ impl Fs {
             _ => None,
         };
         let source = &rename.source;
-        if source.is_dir() && self.is_below(new_parent, source.ino, &locked)? {
+        if source.is_dir() && self.core.names.is_below(new_parent, source.ino, &locked)? {
             return Err(Error::Invalid("moving a directory into itself"));
         }
         if let Some(target) = &rename.target
             && target.is_dir()
-            && self.is_below(parent, target.ino, &locked)?
+            && self.core.names.is_below(parent, target.ino, &locked)?
         {
             return Err(if rename.flags.exchange {
                 Error::Invalid("moving a directory into itself")
@@ -223,9 +203,8 @@ impl Fs {
         locks: &mut RenameLocks<'_>,
         batch: &mut Batch,
     ) -> Result<Renamed> {
-        let Rename { from: (parent, _), to: (new_parent, new_name), flags, source, .. } = rename;
+        let Rename { from: (parent, _), to: (new_parent, _), flags, source, .. } = rename;
         let now = self.now();
-        let layout = self.core.layout;
         let mut dir = locks.dir.attr;
         let mut new_dir = locks.new_dir.as_ref().map(|state| state.attr);
         (dir.mtime, dir.ctime) = (now, now);
@@ -238,11 +217,11 @@ impl Fs {
             batch.releases_space();
         }
         let source_attr = self.stage_moved(source, &mut locks.source, (*new_parent, now), batch)?;
-        batch.put(
-            layout.nmap,
-            layout::name_key(*new_parent, new_name),
-            layout::encode_name(source.ino, source.kind),
-        );
+        let (new_place, named) = (rename.to, (source.ino, source.kind));
+        match &rename.target {
+            Some(_) => self.core.names.stage_replacement(new_place, named, batch),
+            None => self.core.names.stage_new(new_place, named, batch),
+        }
         leave(&mut dir, source);
         enter(new_dir.as_mut().unwrap_or(&mut dir), source);
 
@@ -260,12 +239,12 @@ impl Fs {
             // Two transactions that change no inode in common could create a cycle together. This
             // key makes them conflict.
             batch.put(
-                layout.imap,
+                self.core.layout.imap,
                 layout::MOVES_KEY.as_slice(),
                 layout::name_key(*new_parent, &source.ino.to_be_bytes()),
             );
         }
-        self.stage_old_name(rename, &source_attr, &mut dir, batch)?;
+        self.stage_old_name(rename, &source_attr, (locks.dir_inode, &mut dir), batch)?;
         self.stage(*parent, &mut locks.dir, &dir, batch)?;
         if let (Some(state), Some(attr)) = (&mut locks.new_dir, &new_dir) {
             self.stage(*new_parent, state, attr, batch)?;
@@ -292,26 +271,25 @@ impl Fs {
         &self,
         rename: &Rename<'_>,
         source_attr: &Attributes,
-        dir: &mut Attributes,
+        (dir_inode, dir): (&Inode, &mut Attributes),
         batch: &mut Batch,
     ) -> Result<()> {
-        let layout = self.core.layout;
-        let old_key = layout::name_key(rename.from.0, rename.from.1);
+        let names = &self.core.names;
         match (&rename.target, rename.flags) {
             (Some(target), RenameFlags { exchange: true, .. }) => {
-                batch.put(layout.nmap, old_key, layout::encode_name(target.ino, target.kind));
+                names.stage_replacement(rename.from, (target.ino, target.kind), batch);
             }
             (_, RenameFlags { whiteout: true, .. }) => {
                 let ino = self.new_ino()?;
-                batch.put(layout.nmap, old_key, layout::encode_name(ino, FileKind::CharDevice));
+                names.stage_replacement(rename.from, (ino, FileKind::CharDevice), batch);
                 batch.put(
-                    layout.imap,
+                    self.core.layout.imap,
                     layout::node_key(ino),
                     layout::encode_node(&whiteout(dir.ctime, source_attr), None, b""),
                 );
                 dir.size = dir.size.saturating_add(1);
             }
-            _ => batch.delete(layout.nmap, old_key),
+            _ => names.stage_removal(dir_inode, rename.from.1, batch),
         }
         Ok(())
     }
@@ -331,62 +309,6 @@ impl Fs {
                 self.unlinked(&target.inode, state, unlinked);
             }
         }
-    }
-
-    fn named(&self, parent: Ino, name: &[u8], locked: Ino) -> Result<Option<NamedInode>> {
-        let Some((ino, kind)) = self.entry(parent, name)? else { return Ok(None) };
-        Ok(Some(NamedInode {
-            ino,
-            kind,
-            inode: self.inode_of_entry((parent, name), (ino, kind), locked)?,
-        }))
-    }
-
-    /// Returns the current parent of a directory.
-    fn parent_of(&self, ino: Ino) -> Result<Ino> {
-        let inode = self.inode(ino)?;
-        let state = inode.state.read();
-        if state.read_unlocked
-            && let Some(node) =
-                self.core.scope.view()?.get(self.core.layout.imap, &layout::node_key(ino))?
-        {
-            return Ok(layout::decode_node(ino, &node)?.0.parent);
-        }
-        Ok(state.attr.parent)
-    }
-
-    /// Returns whether `dir` is `above` or one of its descendants. `parent_of_locked` knows the
-    /// parents of the directories that the caller has locked; the tree lock keeps the parents of
-    /// all others stable.
-    fn is_below(
-        &self,
-        dir: Ino,
-        above: Ino,
-        parent_of_locked: &dyn Fn(Ino) -> Option<Ino>,
-    ) -> Result<bool> {
-        let mut at = dir;
-        // In a damaged store the way up may contain a cycle: it then returns to a directory visited
-        // after some power of two of steps (Brent).
-        let (mut mark, mut next_mark) = (0, 1);
-        for step in 0u64.. {
-            if at == above {
-                return Ok(true);
-            }
-            if at == ROOT {
-                return Ok(false);
-            }
-            if at == mark {
-                break;
-            }
-            if step == next_mark {
-                (mark, next_mark) = (at, next_mark * 2);
-            }
-            at = match parent_of_locked(at) {
-                Some(parent) => parent,
-                None => self.parent_of(at)?,
-            };
-        }
-        Err(Error::Corrupt { ino: dir, what: "its parents form a circle".into() })
     }
 
     /// Locks the inodes of two entries: directories first, then by number.

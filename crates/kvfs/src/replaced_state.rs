@@ -8,15 +8,12 @@ use std::time::Duration;
 use kvdb::{Scope, View};
 
 use crate::apply_commit::{ChangeSet, ChangedName};
-use crate::attr::Ino;
 use crate::error::Result;
 use crate::fs::Fs;
 use crate::fs::superseded::ChangeTurn;
 use crate::inode::{Identity, Inode, InodeState};
+use crate::inodes::Known;
 use crate::layout::{self, ImapKey, Layout};
-
-/// An inode to which the kernel refers, and its identity.
-pub(crate) type Known = (Ino, Identity);
 
 impl ChangeSet {
     /// Returns the changes from one state of a view to another one of the same store.
@@ -41,7 +38,8 @@ impl Fs {
     /// Returns the inodes among the changed ones to which the kernel refers.
     pub(crate) fn known_of(&self, changes: &ChangeSet) -> Result<Vec<Known>> {
         let changed = changes.inodes.iter().map(|(ino, _)| *ino);
-        self.identities(changed.filter(|ino| self.core.inode_cache.references(*ino) > 0))
+        let referenced = changed.filter(|ino| self.core.inode_cache.references(*ino) > 0);
+        self.core.inodes.identities(referenced)
     }
 
     /// Brings the inodes in memory up to date after the state was replaced. The view is frozen, and
@@ -64,16 +62,13 @@ impl Fs {
         // This read locks nothing. The inodes that a serializable transaction has in memory are
         // locked already, or noted as not locked.
         let view = self.core.scope.view()?;
-        let node = |ino| -> Result<_> {
-            let value = view.get(self.core.layout.imap, &layout::node_key(ino))?;
-            value.map(|value| layout::decode_node(ino, &value)).transpose()
-        };
+        let node = |ino| self.core.inodes.node_in(&view, ino);
         for inode in cached {
             let mut state = inode.state.write();
             let (read_unlocked, before) = (state.read_unlocked, Identity::of(&state.attr));
             self.discard(inode.ino, &mut state);
             match node(inode.ino) {
-                Ok(Some((attr, xattrs, _))) if Identity::of(&attr) == before => {
+                Ok(Some((attr, xattrs))) if Identity::of(&attr) == before => {
                     *state = InodeState {
                         queued: state.queued,
                         read_unlocked,
@@ -120,7 +115,7 @@ impl Fs {
         }
         let mut names = Vec::new();
         self.add_known_names(&mut names)?;
-        let known = self.identities(self.referenced())?;
+        let known = self.core.inodes.identities(self.referenced())?;
         // Dirty data is dropped with the state, but caches have read it, so it is committed if
         // possible. Data that cannot be committed now may be written back from a cache, and is no
         // worse for that.
@@ -163,28 +158,6 @@ impl Fs {
         let inodes =
             self.referenced().into_iter().chain([crate::ROOT]).map(|ino| (ino, false)).collect();
         Ok(ChangeSet { names, inodes, ..ChangeSet::default() })
-    }
-
-    /// Returns the identities of those of these inodes to which the kernel refers.
-    fn identities(&self, referenced: impl IntoIterator<Item = Ino>) -> Result<Vec<Known>> {
-        let view = self.core.scope.view()?;
-        let mut known = Vec::new();
-        for ino in referenced {
-            let identity =
-                match (self.core.inode_cache.stranded(ino), self.core.inode_cache.get(ino)) {
-                    (Some(identity), _) => identity,
-                    (None, Some(inode)) => Identity::of(&inode.state.read().attr),
-                    (None, None) => {
-                        let Some(node) = view.get(self.core.layout.imap, &layout::node_key(ino))?
-                        else {
-                            continue;
-                        };
-                        Identity::of(&layout::decode_node(ino, &node)?.0)
-                    }
-                };
-            known.push((ino, identity));
-        }
-        Ok(known)
     }
 
     /// Adds the names in all directories to which the kernel refers; after an error, those that

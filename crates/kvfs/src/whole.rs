@@ -117,7 +117,7 @@ impl Fs {
         let bytes: u64 = all.iter().map(|whole| whole.content.len() as u64).sum();
         self.reserve(bytes.saturating_add(NAME_COST * all.len() as u64))?;
         let admitted = self.core.files.admit(all.len() as u64)?;
-        let _tree = self.core.tree.lock();
+        let _tree = self.core.names.lock_tree();
         let mut dirs: BTreeMap<Ino, Arc<Inode>> = BTreeMap::new();
         for whole in all {
             if let std::collections::btree_map::Entry::Vacant(place) = dirs.entry(whole.parent) {

@@ -52,9 +52,7 @@ impl Fs {
         }
         let dir = self.inode(parent)?;
         drop(self.lock_dir(&dir)?);
-        if self.entry(parent, name)?.is_some() {
-            return Err(Error::Exists);
-        }
+        self.core.names.check_free((parent, name))?;
         // From here on the view has everything that was written.
         self.commit_older_than(Duration::MAX)?;
         let (inodes, entries) = self.found_below(from)?;

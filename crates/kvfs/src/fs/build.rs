@@ -15,10 +15,12 @@ use crate::free_space::FreeSpace;
 use crate::freeze_lock::FreezeLock;
 use crate::inode_allocator::InodeAllocator;
 use crate::inode_cache::InodeCache;
+use crate::inodes::Inodes;
 use crate::layout::Layout;
 use crate::listing_table::ListingTable;
 use crate::locks::{Accepting, Locks};
 use crate::lost::Lost;
+use crate::names::Names;
 use crate::pages::Pages;
 use crate::promises::Promises;
 use crate::reading_ahead::ReadingAhead;
@@ -67,7 +69,7 @@ impl Fs {
         inode_allocator: InodeAllocator,
         options: FsOptions,
     ) -> Fs {
-        let inode_cache = InodeCache::new(options.inode_memory);
+        let inode_cache = Arc::new(InodeCache::new(options.inode_memory));
         let pages = Pages::new(scope.clone(), layout);
         let reading_ahead = ReadingAhead::new(scope.clone(), layout);
         let space = Arc::new(SpaceAccount::new(db.promised_space()));
@@ -77,10 +79,13 @@ impl Fs {
         let around = parent.as_ref().map(|parent| parent.fs.core.files.clone());
         let files = Arc::new(FileLimits::new(scope.clone(), layout.imap, around));
         let promises = Promises::new(db.promised_space(), layout.imap);
-        let listings = ListingTable::new(options.inode_memory, hash_key);
+        let listings = Arc::new(ListingTable::new(options.inode_memory, hash_key));
         let accepting =
             parent.as_ref().map(|parent| Arc::new(parent.fs.clone()) as Arc<dyn Accepting>);
-        let locks = Locks::new(scope.clone(), layout.imap, env.clone(), accepting);
+        let locks = Arc::new(Locks::new(scope.clone(), layout.imap, env.clone(), accepting));
+        let inodes = Inodes::new(scope.clone(), layout.imap, locks.clone(), inode_cache.clone());
+        let inodes = Arc::new(inodes);
+        let names = Names::new(scope.clone(), layout.nmap, inodes.clone(), listings.clone());
         let core = Core {
             db,
             scope,
@@ -88,13 +93,14 @@ impl Fs {
             env,
             layout,
             inode_cache,
+            inodes,
+            names,
             pages,
             options,
             freeze_lock: FreezeLock::default(),
             locks,
             superseded: Superseded::default(),
             inode_allocator,
-            tree: Mutex::new(()),
             dirty: DirtyQueue::default(),
             space,
             free_space,
