@@ -157,11 +157,7 @@ impl Fs {
             let mut state = self.lock_dir(&dir)?;
             self.core.names.check_free((parent, name))?;
             let mut batch = Batch::new();
-            batch.put(
-                self.core.layout.nmap,
-                layout::name_key(parent, name),
-                layout::encode_name(ino, copied.top.kind),
-            );
+            self.core.names.stage_new((parent, name), (ino, copied.top.kind), &mut batch);
             let mut dir_attr = state.attr;
             add_entry(&mut dir_attr, &copied.top);
             self.stage(parent, &mut state, &dir_attr, &mut batch)?;

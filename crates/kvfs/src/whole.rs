@@ -173,8 +173,8 @@ impl Fs {
         };
         let (mut batch, mut pages) = (Batch::new(), 0);
         for (ino, attr, whole) in &made {
-            let key = layout::name_key(whole.parent, &whole.name);
-            batch.put(layout.nmap, key, layout::encode_name(*ino, whole.kind));
+            let place = (whole.parent, &*whole.name);
+            self.core.names.stage_new(place, (*ino, whole.kind), &mut batch);
             let inline = match attr.body {
                 Body::Inline(_) => &whole.content[..],
                 Body::Paged(count) => {

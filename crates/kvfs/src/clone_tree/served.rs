@@ -191,11 +191,7 @@ impl Copying<'_> {
         let fs = self.fs;
         let mut state = fs.lock_dir(dir)?;
         let mut batch = std::mem::take(&mut self.batch);
-        batch.put(
-            self.layout.nmap,
-            layout::name_key(self.parent, name),
-            layout::encode_name(ino, top.kind),
-        );
+        fs.core.names.stage_new((self.parent, name), (ino, top.kind), &mut batch);
         let mut dir_attr = state.attr;
         add_entry(&mut dir_attr, &top);
         fs.stage(self.parent, &mut state, &dir_attr, &mut batch)?;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::world::{USER, World};
 use kvdb::Durability;
-use kvfs::{FileKind, Fs, ROOT, ViewId, Views};
+use kvfs::{FileKind, Fs, ROOT, Timestamp, ViewId, Views, Whole};
 
 /// One call that takes at most `most` entries; gives them and the position to go on from.
 fn page(w: &World, dir: u64, cookie: u64, most: usize) -> (Vec<String>, u64) {
@@ -295,4 +295,49 @@ fn what_replaces_an_entry_is_listed_in_its_place() {
     assert_eq!(rest, (8..100).map(|n| format!("f{n:02}")).collect::<Vec<_>>());
     assert!(page(&w, ROOT, at, 10).0.is_empty(), "also when names were added at the end");
     assert_eq!(page(&w, ROOT, 0, 200).0.len(), 104, "the next listing has them");
+}
+
+#[test]
+fn what_is_copied_or_brought_in_while_a_directory_is_listed_is_not_in_that_listing() {
+    let w = World::new();
+    let views = Views::new(w.db.clone(), w.fs.clone());
+    let id = views.begin(Default::default()).unwrap();
+    let inside = views.fs(&ViewId::Transaction(id)).unwrap();
+    for fs in [&w.fs, &inside] {
+        let w = World { fs: fs.clone(), db: w.db.clone(), env: w.env.clone() };
+        for n in 0..20 {
+            w.dir(ROOT, &format!("d{n:02}"));
+        }
+        let (mut cookie, mut listed) = (0, 0);
+        loop {
+            let (names, next) = page(&w, ROOT, cookie, 3);
+            if names.is_empty() {
+                break;
+            }
+            // Copies and files that sort behind all names that a listing has reached.
+            for name in names.iter().filter(|name| !name.starts_with('.')) {
+                listed += 1;
+                assert!(listed <= 20, "{name} was made after the listing began");
+                let dir = w.fs.resolve(name.as_bytes()).unwrap().ino;
+                w.fs.clone_tree(dir, ROOT, format!("x{name}").as_bytes()).unwrap();
+                let whole = Whole {
+                    parent: ROOT,
+                    name: format!("y{name}").into_bytes().into(),
+                    kind: FileKind::File,
+                    perm: 0o644,
+                    uid: 0,
+                    gid: 0,
+                    rdev: 0,
+                    atime: Timestamp::default(),
+                    mtime: Timestamp::default(),
+                    content: Default::default(),
+                };
+                w.fs.make_whole(&[whole]).unwrap();
+            }
+            cookie = next;
+        }
+        assert_eq!(listed, 20);
+        assert_eq!(page(&w, ROOT, 0, 100).0.len(), 62, "the next listing has them");
+        std::mem::forget(w);
+    }
 }
