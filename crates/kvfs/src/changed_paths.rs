@@ -59,7 +59,7 @@ impl Views {
         if fs.core.options.read_only {
             return Ok(());
         }
-        self.write_back(Wait::ForAll)?;
+        self.shared.watchers.write_back(Wait::ForAll)?;
         kvdb::without_lock_waits(|| {
             let _call = fs.enter()?;
             fs.commit_older_than(Duration::MAX)

@@ -249,7 +249,7 @@ impl Views {
         if !places.iter().any(is_own_place) {
             return Ok(Linked::new());
         }
-        self.write_back(Wait::ForAll)?;
+        self.shared.watchers.write_back(Wait::ForAll)?;
         let (fs, state) = (self.fs(view)?, self.state_of(view, earlier)?);
         let layout = Layout::of_state(&state).ok_or(Error::NotFound)?;
         fs.same_files(&Side::new(state, layout), places)
@@ -269,7 +269,7 @@ impl Views {
             .rposition(|&b| b == b'/')
             .map_or((&b""[..], to), |at| (&to[..at], &to[at + 1..]));
         // Data that programs have written and a kernel holds back is copied, too.
-        self.write_back(Wait::ForAll)?;
+        self.shared.watchers.write_back(Wait::ForAll)?;
         let (fs, number) = (self.fs(view)?, self.number(view)?);
         let parent = fs.resolve(parent)?.ino;
         let note = |changes: &ChangeSet| self.will_tell(number, changes);
@@ -285,7 +285,7 @@ impl Views {
             }
         };
         let changes = copied.changes(parent, name);
-        self.tell(|watcher| watcher.changed(number, &fs, &changes));
+        self.shared.watchers.tell(|watcher| watcher.changed(number, &fs, &changes));
         drop(untold);
         Ok(copied.stats)
     }

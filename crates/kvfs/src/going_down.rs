@@ -43,7 +43,7 @@ impl Views {
         self.shared.down.store(true, Ordering::Release);
         self.shared.db.halt(WHY);
         self.opened().iter().for_each(|(_, fs)| fs.core.lost.end());
-        self.tell(|watcher| watcher.went_down());
+        self.shared.watchers.tell(|watcher| watcher.went_down());
         Ok(())
     }
 }

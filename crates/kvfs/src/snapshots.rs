@@ -34,7 +34,7 @@ impl Views {
             }
         };
         self.shared.mainline.writable()?;
-        self.write_back(Wait::ForAll)?;
+        self.shared.watchers.write_back(Wait::ForAll)?;
         let db = &self.shared.db;
         if !self.if_unopened(of, || Ok(db.snapshot_of(branch, name, Durability::Buffered)?))? {
             let fs = self.fs(of)?;
@@ -45,7 +45,7 @@ impl Views {
         if durability == Durability::Synced {
             db.sync()?;
         }
-        self.tell(|watcher| watcher.appeared(&ViewId::Snapshot(name.into())));
+        self.shared.watchers.tell(|watcher| watcher.appeared(&ViewId::Snapshot(name.into())));
         Ok(())
     }
 
@@ -94,7 +94,7 @@ impl Views {
             Err(Error::NotFound) => self.shared.mainline.clone(),
             fs => fs?,
         };
-        self.write_back(Wait::ForAll)?;
+        self.shared.watchers.write_back(Wait::ForAll)?;
         let now = fs.at_rest(|| Ok(db.view()))?;
         let before = Side::new(state.clone(), Layout::of_state(&state).ok_or(Error::NotFound)?);
         between(before, Side::new(now, fs.core.layout), listing)
@@ -102,7 +102,7 @@ impl Views {
 
     /// Drops a snapshot. Clones of it stay.
     pub fn drop_snapshot(&self, name: &str) -> Result<()> {
-        self.write_back(Wait::ButForLocks)?;
+        self.shared.watchers.write_back(Wait::ButForLocks)?;
         self.commit_others(None);
         self.shared.db.drop_snapshot(name)?;
         self.close(&ViewId::Snapshot(name.into()));
@@ -115,7 +115,7 @@ impl Views {
         if !self.shared.mainline.core.options.read_only {
             self.shared.mainline.count_clone(name);
         }
-        self.tell(|watcher| watcher.appeared(&ViewId::Clone(name.into())));
+        self.shared.watchers.tell(|watcher| watcher.appeared(&ViewId::Clone(name.into())));
         Ok(())
     }
 
@@ -138,7 +138,7 @@ impl Views {
         }
         // A drop that fails leaves the transactions open, so they end after what may fail.
         self.shared.db.takes_writes()?;
-        self.write_back(Wait::ButForLocks)?;
+        self.shared.watchers.write_back(Wait::ButForLocks)?;
         self.abort_those_of(name)?;
         self.commit_others(Some(&view));
         self.close(&view);
@@ -163,17 +163,19 @@ impl Views {
             self.abort_those_of(&options.branch)?;
             self.shared.db.sync()?;
             // Data that the kernel holds back was written to the clone that is replaced.
-            self.write_back(Wait::ForAll)?;
+            self.shared.watchers.write_back(Wait::ForAll)?;
             self.commit_others(Some(&view));
             replaced = self.replace(&view, replace)?;
             Ok(())
         })?;
         match replaced {
             Some(entry) => self.end_view(&entry, None),
-            None => self.tell(|watcher| watcher.appeared(&view)),
+            None => self.shared.watchers.tell(|watcher| watcher.appeared(&view)),
         }
         self.let_go_of_ended();
-        self.tell(|watcher| watcher.appeared(&ViewId::Snapshot(received.snapshot.clone())));
+        self.shared
+            .watchers
+            .tell(|watcher| watcher.appeared(&ViewId::Snapshot(received.snapshot.clone())));
         Ok(received)
     }
 
@@ -231,7 +233,7 @@ impl Views {
         // ended, must not exist again after a crash.
         self.shared.db.sync()?;
         // Data that the kernel holds back belongs to the state that is abandoned.
-        self.write_back(Wait::ForAll)?;
+        self.shared.watchers.write_back(Wait::ForAll)?;
         self.commit_others(Some(&view));
         if is_other {
             let replaced = self.replace(&view, &mut || self.shared.db.rollback(snapshot))?;
@@ -264,7 +266,7 @@ impl Views {
                 Err(e) => tracing::warn!("removed files keep their space until a mount: {e}"),
             }
         }
-        self.tell(|watcher| watcher.changed(number, &fs, &changes));
+        self.shared.watchers.tell(|watcher| watcher.changed(number, &fs, &changes));
         drop((turn, untold));
         // The views are ended only now: one of the transactions may be committing, and wait for its
         // turn with its view closed.
@@ -274,13 +276,13 @@ impl Views {
 
     /// Makes the kernel write back all data that programs have written, in every view.
     pub fn hand_over_written(&self) -> Result<()> {
-        self.write_back(Wait::ForAll)
+        self.shared.watchers.write_back(Wait::ForAll)
     }
 
     /// Commits everything in the mainline and in all clones, including data that the kernel holds
     /// back, and syncs it. Files that open serializable transactions have locked are left out.
     pub fn sync_all(&self) -> Result<()> {
-        self.write_back(Wait::ButForLocks)?;
+        self.shared.watchers.write_back(Wait::ButForLocks)?;
         let mainline = &self.shared.mainline;
         {
             let _call = mainline.enter()?;
@@ -345,7 +347,7 @@ impl Views {
                 self.end_view(&entry, None);
             }
             // The view is not open, but may have been listed.
-            None => self.tell(|watcher| watcher.appeared(view)),
+            None => self.shared.watchers.tell(|watcher| watcher.appeared(view)),
         }
     }
 }

@@ -52,7 +52,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use env::sync::atomic::{AtomicBool, Ordering};
 use env::sync::{Mutex, RwLock};
@@ -80,11 +80,13 @@ mod states;
 mod transactions;
 mod undo;
 mod watcher;
+mod watchers;
 
 pub use in_use::{InUse, Pause};
 pub use notes::{Untold, ViewNotes};
 use retired::Retired;
 pub use watcher::{CommittedTo, Running, Wait, Watcher};
+use watchers::Watchers;
 
 /// Identifies a view: one of the states of the file system.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -118,7 +120,7 @@ pub(crate) struct Shared {
     pub open: RwLock<OpenViews>,
     /// Held while a clone is opened.
     pub opening: Mutex<()>,
-    watchers: RwLock<Vec<Weak<dyn Watcher>>>,
+    pub watchers: Watchers,
     /// Orphans that ended transactions have left and that are open nowhere, to be removed from the
     /// view to which the transaction was committed.
     orphans: Mutex<Vec<(Fs, Vec<Ino>)>>,
@@ -194,13 +196,14 @@ impl Views {
         reopen: impl FnOnce(&Views),
     ) -> Views {
         db.set_merge(mainline.core.layout.imap, Arc::new(Join));
+        let watchers = Watchers::new(mainline.core.options.read_only);
         let views = Views {
             shared: Arc::new(Shared {
                 db,
                 mainline,
                 open: RwLock::default(),
                 opening: Mutex::default(),
-                watchers: RwLock::default(),
+                watchers,
                 orphans: Mutex::default(),
                 ticker: Arc::default(),
                 ticking: Mutex::new(()),
@@ -232,7 +235,7 @@ impl Views {
 
     /// Tells `watcher` of views that appear and end, as long as the caller keeps it.
     pub fn watch(&self, watcher: &Arc<dyn Watcher>) {
-        self.shared.watchers.write().push(Arc::downgrade(watcher));
+        self.shared.watchers.add(watcher);
     }
 
     // --- views
@@ -341,47 +344,10 @@ impl Views {
             open.retired.insert(entry.number, Retired::Ending(ending));
         }
         entry.fs.core.lost.end();
-        self.tell(|watcher| watcher.ended(&entry.view, entry.number, &entry.fs, committed));
+        self.shared
+            .watchers
+            .tell(|watcher| watcher.ended(&entry.view, entry.number, &entry.fs, committed));
         self.retire(entry);
-    }
-
-    /// Calls `what` with every watcher. No lock is held, since a watcher may wait for calls that
-    /// take locks.
-    pub(crate) fn tell(&self, what: impl Fn(&dyn Watcher)) {
-        let watchers: Vec<_> =
-            self.shared.watchers.read().iter().filter_map(Weak::upgrade).collect();
-        watchers.iter().for_each(|watcher| what(&**watcher));
-    }
-
-    /// Waits until the data that programs have written has arrived from the kernel. On an error the
-    /// caller must not continue: it would miss some of that data.
-    pub(crate) fn write_back(&self, wait: Wait) -> Result<()> {
-        if self.shared.mainline.core.options.read_only {
-            // No program can have written anything.
-            return Ok(());
-        }
-        let watchers: Vec<_> =
-            self.shared.watchers.read().iter().filter_map(Weak::upgrade).collect();
-        watchers
-            .iter()
-            .try_for_each(|watcher| watcher.write_back(wait))
-            .map_err(Error::NotHandedOver)
-    }
-
-    /// Tells the watchers that a name is about to be removed with everything below it.
-    pub(crate) fn goes(
-        &self,
-        view: &ViewId,
-        number: u16,
-        fs: &Fs,
-        at: (Ino, &[u8]),
-        path: &[u8],
-    ) -> Result<()> {
-        let watchers: Vec<_> =
-            self.shared.watchers.read().iter().filter_map(Weak::upgrade).collect();
-        let agreed =
-            watchers.iter().try_for_each(|watcher| watcher.goes(view, number, fs, at, path));
-        agreed.map_err(|why| kvdb::Error::Invalid(why).into())
     }
 
     /// Returns whether the file system was shut down: then nothing of it may be shown.

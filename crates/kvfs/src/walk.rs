@@ -73,7 +73,7 @@ impl Views {
     /// Walks a tree of a view, by a path from its root. Asks the kernel for data that it holds
     /// back, but does not fail without it.
     pub fn walk(&self, view: &views::ViewId, path: &[u8]) -> Result<Walk> {
-        if let Err(e) = self.write_back(Wait::ButForLocks) {
+        if let Err(e) = self.shared.watchers.write_back(Wait::ButForLocks) {
             tracing::debug!("a walk does without what was written last: {e}");
         }
         let fs = self.fs(view)?;

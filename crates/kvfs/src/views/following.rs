@@ -31,14 +31,16 @@ impl Views {
         self.show(&mut newer, &continuing)?;
         drop(opening);
         for view in &continuing {
-            self.tell(|watcher| watcher.changed(view.number, &view.fs, &view.changes));
+            self.shared
+                .watchers
+                .tell(|watcher| watcher.changed(view.number, &view.fs, &view.changes));
         }
         over.iter().for_each(|entry| self.end_view(entry, None));
         // Tells of new views, and of views that are gone and were not open.
         let now = self.all();
         let listed = named.iter().chain(&now);
         for view in listed.filter(|view| !(named.contains(view) && now.contains(view))) {
-            self.tell(|watcher| watcher.appeared(view));
+            self.shared.watchers.tell(|watcher| watcher.appeared(view));
         }
         follower.keep(newer)?;
         Ok(true)

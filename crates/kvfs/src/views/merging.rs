@@ -98,7 +98,7 @@ impl Views {
         let [into, from] = if options.rebase { sides } else { [sides[1].clone(), clone.clone()] };
         let relation = self.branch(clone)?.fs.core.layout.imap;
         let from_fs = self.branch(&from)?.fs;
-        self.write_back(Wait::ForAll)?;
+        self.shared.watchers.write_back(Wait::ForAll)?;
         let mark = self.shared.mainline.core.env.random();
         // The current state of the source is kept while the merge is made, and later on.
         let state = from_fs.at_rest(|| match options.dry_run {
@@ -215,7 +215,7 @@ impl Views {
         let (conflicts, marks) = merged().inspect_err(|_| transaction.abort())?;
         let id = transaction.id();
         let entry = self.open_begun(transaction, parent)?;
-        self.tell(|watcher| watcher.appeared(&entry.view));
+        self.shared.watchers.tell(|watcher| watcher.appeared(&entry.view));
         let (into, from) = (into.to_owned(), from.to_owned());
         let Conflicts { named: conflicts, more: more_conflicts } = conflicts;
         Ok((Merged { transaction: id, into, from, conflicts, more_conflicts, since }, marks))

@@ -68,7 +68,7 @@ impl Views {
             merged().inspect_err(|_| transaction.abort())?;
         let id = transaction.id();
         let entry = self.open_begun(transaction, parent)?;
-        self.tell(|watcher| watcher.appeared(&entry.view));
+        self.shared.watchers.tell(|watcher| watcher.appeared(&entry.view));
         let (into, from) = (String::new(), options.name.clone());
         Ok(Merged { transaction: id, into, from, conflicts, more_conflicts, since: None })
     }

@@ -384,7 +384,7 @@ impl Views {
                         "not all names that may have changed can be told to caches: {e}"
                     );
                 }
-                self.tell(|watcher| watcher.changed(number, &fs, &changes));
+                self.shared.watchers.tell(|watcher| watcher.changed(number, &fs, &changes));
                 drop(turn);
             }
             notes.told(id);

@@ -109,7 +109,7 @@ impl Views {
         frozen.end();
         drop(frozen);
         self.end_view(&entry, None);
-        self.tell(|watcher| watcher.appeared(&opened.view));
+        self.shared.watchers.tell(|watcher| watcher.appeared(&opened.view));
         Ok(Rebased { transaction: Some(new), conflicts, more_conflicts })
     }
 }

@@ -59,7 +59,7 @@ impl Views {
                 may_run.push(ino);
             }
         }
-        Ok(self.ask_running(*number, &may_run))
+        Ok(self.shared.watchers.running(*number, &may_run))
     }
 
     /// Fails if a program runs from a file that is different or missing in the state `to`.
@@ -90,7 +90,7 @@ impl Views {
                 may_run.push(ino);
             }
         }
-        let running = self.ask_running(number, &may_run).files;
+        let running = self.shared.watchers.running(number, &may_run).files;
         let Some(&ino) = running.first() else { return Ok(()) };
         let what = match path_of(&fs.core.scope.view()?, fs.core.layout, ino)? {
             Some(path) => format!("`{}`", path.escape_ascii()),
@@ -100,18 +100,6 @@ impl Views {
             "a program runs from {what}, which would change under it: end the program first"
         ))
         .into())
-    }
-
-    fn ask_running(&self, number: u16, files: &[Ino]) -> Running {
-        let mut all = Running::default();
-        if !files.is_empty() {
-            let watchers: Vec<_> =
-                self.shared.watchers.read().iter().filter_map(std::sync::Weak::upgrade).collect();
-            for watcher in watchers {
-                all.add(watcher.running(number, files));
-            }
-        }
-        all
     }
 }
 

@@ -49,7 +49,7 @@ impl Views {
         let (transaction, parent) = self.begin_at_rest(options)?;
         let id = transaction.id();
         let entry = self.open_begun(transaction, parent)?;
-        self.tell(|watcher| watcher.appeared(&entry.view));
+        self.shared.watchers.tell(|watcher| watcher.appeared(&entry.view));
         Ok(id)
     }
 
@@ -61,7 +61,7 @@ impl Views {
     ) -> Result<(Transaction, Parent)> {
         let parent = self.begins_in(options.within, &options.branch)?;
         parent.fs.writable()?;
-        self.write_back(Wait::ForAll)?;
+        self.shared.watchers.write_back(Wait::ForAll)?;
         let options = TransactionOptions { detached: true, ..options };
         let transaction = parent.fs.at_rest(|| Ok(self.shared.db.begin_with(options)?))?;
         Ok((transaction, parent))
@@ -141,7 +141,7 @@ impl Views {
             entry => entry?,
         };
         // Data that waits for a lock may wait for this very transaction.
-        self.write_back(Wait::ButForLocks)?;
+        self.shared.watchers.write_back(Wait::ButForLocks)?;
         // While watchers are told of another commit, they may need threads that serve calls of this
         // view, and those would wait for its freeze lock. So this waits for the other commit before
         // the view is frozen, and takes a turn for its own commit afterwards.
@@ -288,7 +288,7 @@ impl Views {
         }
         match self.entry(&ViewId::Transaction(id)) {
             Some(entry) => {
-                self.write_back(Wait::ButForLocks)?;
+                self.shared.watchers.write_back(Wait::ButForLocks)?;
                 self.keep_written(id, &entry)
             }
             None => Ok(transaction.sync()?),
@@ -354,7 +354,7 @@ impl Views {
     pub fn savepoint(&self, id: TransactionId) -> Result<Savepoint> {
         let transaction = self.transaction(id)?;
         if let Some(entry) = self.entry(&ViewId::Transaction(id)) {
-            self.write_back(Wait::ButForLocks)?;
+            self.shared.watchers.write_back(Wait::ButForLocks)?;
             let _call = entry.fs.enter()?;
             entry.fs.commit_older_than(Duration::MAX)?;
             return Ok(transaction.savepoint()?);
@@ -369,7 +369,7 @@ impl Views {
             return Ok(transaction.rollback_to(savepoint)?);
         };
         // Data that the kernel holds back must not arrive afterwards.
-        self.write_back(Wait::ButForLocks)?;
+        self.shared.watchers.write_back(Wait::ButForLocks)?;
         let turn = entry.fs.core.superseded.turn();
         let within = self.all_within(id);
         let mut untold = Untold::default();
@@ -377,7 +377,7 @@ impl Views {
             untold = self.will_tell_of_all(entry.number, known);
             Ok(transaction.rollback_to(savepoint)?)
         })?;
-        self.tell(|watcher| watcher.changed(entry.number, &entry.fs, &changes));
+        self.shared.watchers.tell(|watcher| watcher.changed(entry.number, &entry.fs, &changes));
         drop((turn, untold));
         self.let_go_of_those_over(&within);
         Ok(())
@@ -425,7 +425,7 @@ impl Views {
     fn as_written(&self, id: TransactionId) -> Result<Transaction> {
         let transaction = self.transaction(id)?;
         if let Some(entry) = self.entry(&ViewId::Transaction(id)) {
-            self.write_back(Wait::ButForLocks)?;
+            self.shared.watchers.write_back(Wait::ButForLocks)?;
             let _call = entry.fs.enter()?;
             entry.fs.commit_older_than(Duration::MAX)?;
         }
@@ -482,7 +482,7 @@ impl Views {
             inodes: inodes.into_iter().map(|ino| (ino, false)).collect(),
             ..ChangeSet::default()
         };
-        self.tell(|watcher| watcher.changed(number, &fs, &changes));
+        self.shared.watchers.tell(|watcher| watcher.changed(number, &fs, &changes));
         Ok(())
     }
 

@@ -53,7 +53,7 @@ impl Views {
         let conflicts = changed_back().inspect_err(|_| transaction.abort())?;
         let id = transaction.id();
         let entry = self.open_begun(transaction, parent)?;
-        self.tell(|watcher| watcher.appeared(&entry.view));
+        self.shared.watchers.tell(|watcher| watcher.appeared(&entry.view));
         Ok((id, conflicts))
     }
 }
