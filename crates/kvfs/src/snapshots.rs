@@ -55,7 +55,7 @@ impl Views {
     fn if_unopened(&self, view: &ViewId, what: impl FnOnce() -> Result<()>) -> Result<bool> {
         let ViewId::Clone(name) = view else { return Ok(false) };
         let _one = self.shared.opening.lock();
-        if self.entry(view).is_some() {
+        if self.shared.open.find(view).is_some() {
             return Ok(false);
         }
         if Layout::find_in(&self.shared.db, name).is_none() {
@@ -191,7 +191,7 @@ impl Views {
         };
         // The clone cannot be opened in between.
         let _one = self.shared.opening.lock();
-        let Some(entry) = self.entry(view) else {
+        let Some(entry) = self.shared.open.find(view) else {
             replace()?;
             self.shared.mainline.count_received(name);
             return Ok(None);
@@ -298,8 +298,7 @@ impl Views {
     /// is tried again: after a lack of space, which the drop may end, or when a transaction that
     /// has locked it ends.
     fn commit_others(&self, gone: Option<&ViewId>) {
-        let entries: Vec<Arc<OpenView>> =
-            self.shared.open.read().by_number.values().cloned().collect();
+        let entries = self.shared.open.all();
         let of_mainline = (gone != Some(&ViewId::Mainline)).then_some(&self.shared.mainline);
         let others = entries.iter().filter(|entry| Some(&entry.view) != gone);
         for fs in of_mainline.into_iter().chain(others.map(|entry| &entry.fs)) {
@@ -314,9 +313,7 @@ impl Views {
     /// Commits everything in all clones and in durable transactions, and syncs it. The mainline and
     /// the other transactions are left to their owners.
     pub fn shutdown(&self) -> Result<()> {
-        let entries: Vec<Arc<OpenView>> =
-            self.shared.open.read().by_number.values().cloned().collect();
-        for entry in entries {
+        for entry in self.shared.open.all() {
             match entry.view {
                 ViewId::Clone(_) => entry.fs.sync_all()?,
                 ViewId::Transaction(id) => self.keep_written(id, &entry)?,
@@ -328,9 +325,7 @@ impl Views {
 
     /// Ends the views of transactions that have ended with their branch.
     fn let_go_of_ended(&self) {
-        let entries: Vec<Arc<OpenView>> =
-            self.shared.open.read().by_number.values().cloned().collect();
-        for entry in entries {
+        for entry in self.shared.open.all() {
             if let ViewId::Transaction(id) = entry.view
                 && self.shared.db.transaction(id).is_err()
             {
@@ -341,7 +336,7 @@ impl Views {
 
     /// Ends a view whose state is gone.
     fn close(&self, view: &ViewId) {
-        match self.entry(view) {
+        match self.shared.open.find(view) {
             Some(entry) => {
                 entry.fs.core.freeze_lock.freeze().end();
                 self.end_view(&entry, None);

@@ -50,13 +50,12 @@
 //! that must put it into an inode number; the number of the mainline is 0. After its end, the view
 //! keeps the number as long as the kernel refers to an inode of it (`retired`).
 
-use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use env::sync::Mutex;
 use env::sync::atomic::{AtomicBool, Ordering};
-use env::sync::{Mutex, RwLock};
-use kvdb::{Isolation, Kvdb, MergeRoutine, Merged, Transaction, TransactionId, TransactionInfo};
+use kvdb::{Isolation, Kvdb, MergeRoutine, Merged, TransactionId, TransactionInfo};
 
 use crate::attr::Ino;
 use crate::error::{Error, Result};
@@ -73,8 +72,8 @@ mod lent;
 mod merging;
 mod merging_forks;
 mod notes;
+mod open_views;
 mod rebasing;
-mod retired;
 mod running;
 mod states;
 mod transactions;
@@ -84,7 +83,8 @@ mod watchers;
 
 pub use in_use::{InUse, Pause};
 pub use notes::{Untold, ViewNotes};
-use retired::Retired;
+pub(crate) use open_views::OpenView;
+use open_views::OpenViews;
 pub use watcher::{CommittedTo, Running, Wait, Watcher};
 use watchers::Watchers;
 
@@ -117,7 +117,7 @@ pub struct Views {
 pub(crate) struct Shared {
     pub db: Kvdb,
     pub mainline: Fs,
-    pub open: RwLock<OpenViews>,
+    pub open: OpenViews,
     /// Held while a clone is opened.
     pub opening: Mutex<()>,
     pub watchers: Watchers,
@@ -130,22 +130,6 @@ pub(crate) struct Shared {
     pub down: AtomicBool,
     /// Notes for a process that follows this one when it is killed.
     pub notes: Option<Arc<ViewNotes>>,
-}
-
-#[derive(Default)]
-pub(crate) struct OpenViews {
-    pub by_number: BTreeMap<u16, Arc<OpenView>>,
-    /// The numbers of ended views that are not free yet.
-    pub retired: HashMap<u16, Retired>,
-    numbers: HashMap<ViewId, u16>,
-    pub last: u16,
-}
-
-pub(crate) struct OpenView {
-    pub view: ViewId,
-    pub number: u16,
-    pub fs: Fs,
-    transaction: Option<Transaction>,
 }
 
 impl Drop for Shared {
@@ -181,7 +165,7 @@ const AWAITS_COMMIT: usize = 1 << 20;
 
 impl Views {
     /// The largest number a view can have.
-    pub const MAX_NUMBER: u16 = 0xfff0;
+    pub const MAX_NUMBER: u16 = open_views::MAX_NUMBER;
 
     /// Returns the views of the file system `mainline`, which is the one in `db`.
     pub fn new(db: Kvdb, mainline: Fs) -> Views {
@@ -197,11 +181,12 @@ impl Views {
     ) -> Views {
         db.set_merge(mainline.core.layout.imap, Arc::new(Join));
         let watchers = Watchers::new(mainline.core.options.read_only);
+        let open = OpenViews::new(db.clone(), notes.clone());
         let views = Views {
             shared: Arc::new(Shared {
                 db,
                 mainline,
-                open: RwLock::default(),
+                open,
                 opening: Mutex::default(),
                 watchers,
                 orphans: Mutex::default(),
@@ -259,7 +244,7 @@ impl Views {
 
     /// Returns the file system of the view with this number, which is not 0.
     pub fn by_number(&self, number: u16) -> Option<Fs> {
-        self.shared.open.read().by_number.get(&number).map(|entry| entry.fs.clone())
+        self.shared.open.by_number(number).map(|entry| entry.fs.clone())
     }
 
     /// Returns every view except the mainline: open transactions, snapshots, clones.
@@ -276,18 +261,25 @@ impl Views {
 
     /// Returns the open views by their numbers, and the mainline.
     pub fn opened(&self) -> Vec<(u16, Fs)> {
-        let open = self.shared.open.read();
-        let others = open.by_number.iter().map(|(number, entry)| (*number, entry.fs.clone()));
+        let others = self.shared.open.all().into_iter();
+        let others = others.map(|entry| (entry.number, entry.fs.clone()));
         std::iter::once((0, self.shared.mainline.clone())).chain(others).collect()
     }
 
-    pub(crate) fn entry(&self, view: &ViewId) -> Option<Arc<OpenView>> {
-        let open = self.shared.open.read();
-        open.numbers.get(view).and_then(|number| open.by_number.get(number)).cloned()
+    /// Takes back `count` references from the kernel to an inode of the view with this number,
+    /// which may have ended.
+    pub fn forget(&self, number: u16, ino: Ino, count: u64) {
+        self.shared.open.forget(number, ino, count);
+    }
+
+    /// Returns the number of view numbers that are not free: those of open views, and of ended ones
+    /// to which the kernel refers. It is at most [`Views::MAX_NUMBER`].
+    pub fn numbers_taken(&self) -> usize {
+        self.shared.open.numbers_taken()
     }
 
     fn find(&self, view: &ViewId) -> Result<Arc<OpenView>> {
-        if let Some(entry) = self.entry(view) {
+        if let Some(entry) = self.shared.open.find(view) {
             return Ok(entry);
         }
         match view {
@@ -300,54 +292,16 @@ impl Views {
         }
     }
 
-    /// Adds a view, or returns the one that another thread has opened in the meantime. `exists` is
-    /// called when no other thread can end the view, since its state may have been dropped after
-    /// `fs` was made.
-    pub(crate) fn add(
-        &self,
-        view: ViewId,
-        fs: Fs,
-        transaction: Option<Transaction>,
-        exists: impl FnOnce() -> bool,
-    ) -> Result<Arc<OpenView>> {
-        let mut open = self.shared.open.write();
-        if !exists() {
-            return Err(Error::NotFound);
-        }
-        if let Some(entry) = open.numbers.get(&view).and_then(|number| open.by_number.get(number)) {
-            return Ok(entry.clone());
-        }
-        if open.by_number.len() + open.retired.len() >= usize::from(Self::MAX_NUMBER) {
-            let many = "too many views are open: end some transactions, and close what programs have open of ended ones";
-            return Err(Error::Store(kvdb::Error::Invalid(many.into())));
-        }
-        let mut number = open.last % Self::MAX_NUMBER + 1;
-        while open.by_number.contains_key(&number) || open.retired.contains_key(&number) {
-            number = number % Self::MAX_NUMBER + 1;
-        }
-        open.last = number;
-        if let Some(notes) = &self.shared.notes {
-            notes.opened(&self.shared.db, number, &view);
-        }
-        let entry = Arc::new(OpenView { view: view.clone(), number, fs, transaction });
-        open.by_number.insert(number, entry.clone());
-        open.numbers.insert(view, number);
-        Ok(entry)
-    }
-
     /// Ends a view.
     pub(crate) fn end_view(&self, entry: &OpenView, committed: Option<CommittedTo<'_>>) {
-        {
-            let mut open = self.shared.open.write();
-            let Some(ending) = open.by_number.remove(&entry.number) else { return };
-            open.numbers.remove(&entry.view);
-            open.retired.insert(entry.number, Retired::Ending(ending));
+        if !self.shared.open.begin_to_end(entry) {
+            return;
         }
         entry.fs.core.lost.end();
         self.shared
             .watchers
             .tell(|watcher| watcher.ended(&entry.view, entry.number, &entry.fs, committed));
-        self.retire(entry);
+        self.shared.open.retire(entry);
     }
 
     /// Returns whether the file system was shut down: then nothing of it may be shown.
@@ -365,8 +319,7 @@ impl Views {
             return;
         }
         let _ticking = self.shared.ticking.lock();
-        let entries: Vec<_> = self.shared.open.read().by_number.values().cloned().collect();
-        for entry in entries {
+        for entry in self.shared.open.all() {
             let Some(transaction) = &entry.transaction else {
                 if let Err(e) = entry.fs.tick() {
                     tracing::warn!(
@@ -544,21 +497,17 @@ mod tests {
     #[test]
     fn a_transaction_whose_view_cannot_be_opened_does_not_stay_open() {
         let (fs, views) = views();
-        let numbers = 1..=Views::MAX_NUMBER;
-        let all = numbers.map(|number| (number, Retired::Left(HashMap::from([(ROOT, 1)]))));
-        views.shared.open.write().retired = all.collect();
+        (1..=Views::MAX_NUMBER).for_each(|n| views.shared.open.keep_number(n, &[(ROOT, 1)]));
         assert!(views.begin(Default::default()).is_err());
         assert!(views.list().is_empty());
         closed_file(&fs, b"f", b"1");
-        views.shared.open.write().retired.clear();
+        views.shared.open.free_retired();
         let options = kvdb::TransactionOptions { undoable: true, ..Default::default() };
         let id = views.begin(options).unwrap();
         views.fs(&ViewId::Transaction(id)).unwrap().unlink(ROOT, b"f").unwrap();
         views.commit(id, Durability::Buffered).unwrap();
         let commit = views.shared.db.undoable_commits()[0].number;
-        let numbers = 1..=Views::MAX_NUMBER;
-        let all = numbers.map(|number| (number, Retired::Left(HashMap::from([(ROOT, 1)]))));
-        views.shared.open.write().retired = all.collect();
+        (1..=Views::MAX_NUMBER).for_each(|n| views.shared.open.keep_number(n, &[(ROOT, 1)]));
         assert!(views.undo(commit, Default::default()).is_err());
         assert!(views.list().is_empty());
     }

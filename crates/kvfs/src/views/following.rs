@@ -76,8 +76,7 @@ impl Views {
         };
         let mut continuing = vec![of(0, mainline)?];
         let mut over = Vec::new();
-        let open: Vec<_> = self.shared.open.read().by_number.values().cloned().collect();
-        for entry in open {
+        for entry in self.shared.open.all() {
             match &entry.view {
                 ViewId::Clone(_) if newer.has_dictionary(entry.fs.core.layout.imap) => {
                     continuing.push(of(entry.number, &entry.fs)?);

@@ -14,7 +14,7 @@
 //! Handles of open files need not be known: an open inode is one with references. Positions in
 //! directories are found by the hashes of names, as after any mount (`directory`).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use env::Env;
@@ -22,7 +22,8 @@ use env::sync::MutexGuard;
 use kvdb::Kvdb;
 
 use super::notes::ViewNotes;
-use super::{Retired, ViewId, Views};
+use super::open_views::NumbersInUse;
+use super::{ViewId, Views};
 use crate::attr::Ino;
 use crate::error::{Error, Result};
 use crate::fs::{Fs, FsOptions};
@@ -70,13 +71,7 @@ impl Views {
     ///
     /// Transactions that are not durable end with this process, and their changes are lost.
     pub fn in_use(&self) -> Result<InUse> {
-        let (open, mut retired, last) = {
-            let open = self.shared.open.read();
-            let of = |(number, retired): (&u16, &Retired)| (*number, retired.references());
-            let entries: Vec<_> = open.by_number.values().cloned().collect();
-            (entries, open.retired.iter().map(of).collect::<Vec<_>>(), open.last)
-        };
-        retired.sort_unstable();
+        let NumbersInUse { open, retired, last } = self.shared.open.in_use();
         let mut views = Vec::new();
         for entry in open {
             views.push((entry.number, entry.view.clone(), entry.fs.in_use()?));
@@ -107,14 +102,14 @@ impl Views {
             views.reopen_all(in_use);
         });
         notes.keep_alone(|number, view| {
-            views.entry(view).is_some_and(|entry| entry.number == number)
+            views.shared.open.find(view).is_some_and(|entry| entry.number == number)
         });
         views
     }
 
     fn reopen_all(&self, in_use: &InUse) {
         for (number, references) in &in_use.retired {
-            self.retire_number(*number, references);
+            self.shared.open.keep_number(*number, references);
         }
         // Opening a transaction opens the view in which it began, which must get its own number
         // first.
@@ -124,17 +119,17 @@ impl Views {
             for (number, view, of) in those {
                 if let Err(e) = self.reopen(*number, view, of) {
                     tracing::warn!("{view:?} does not go on: {e}");
-                    self.retire_number(*number, &of.references);
+                    self.shared.open.keep_number(*number, &of.references);
                 }
             }
         }
-        self.shared.open.write().last = in_use.last;
+        self.shared.open.go_on_after(in_use.last);
     }
 
     /// Opens a view under the number that it had.
     fn reopen(&self, number: u16, view: &ViewId, in_use: &ViewInUse) -> Result<()> {
         // The next number is the one after the last, and this one is free.
-        self.shared.open.write().last = number.wrapping_sub(1);
+        self.shared.open.go_on_after(number.wrapping_sub(1));
         let entry = match view {
             ViewId::Transaction(id) => self.open_transaction(self.shared.db.transaction(*id)?)?,
             ViewId::Snapshot(name) => self.open_snapshot(name)?,
@@ -142,14 +137,6 @@ impl Views {
             ViewId::Mainline => return Err(MALFORMED),
         };
         entry.fs.take_up(in_use)
-    }
-
-    /// Keeps the number of a missing view to whose inodes the kernel has references.
-    fn retire_number(&self, number: u16, references: &[(Ino, u64)]) {
-        let left: HashMap<_, _> = references.iter().copied().collect();
-        if !left.is_empty() {
-            self.shared.open.write().retired.insert(number, Retired::Left(left));
-        }
     }
 }
 

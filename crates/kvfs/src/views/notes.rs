@@ -397,15 +397,10 @@ impl Views {
         let Some(notes) = &self.shared.notes else { return };
         let ended = std::mem::take(&mut notes.log.lock().ended);
         for (number, noted) in ended {
-            let inodes = {
-                let open = self.shared.open.read();
-                let retired = open.retired.get(&number).map(|retired| retired.references());
-                retired.into_iter().flatten().map(|(ino, _)| ino).collect()
-            };
-            forget(number, &noted.view, inodes);
+            forget(number, &noted.view, self.shared.open.left_of(number));
             // The number may belong to another view by now.
             let is_last = notes.log.lock().views.get(&number) == Some(&noted);
-            if is_last && !self.shared.open.read().by_number.contains_key(&number) {
+            if is_last && self.shared.open.by_number(number).is_none() {
                 notes.freed(number);
             }
         }

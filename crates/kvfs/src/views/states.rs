@@ -25,7 +25,7 @@ impl Views {
         };
         let fs = Fs::frozen(db, mainline.core.env.clone(), state, options)?;
         let exists = || db.snapshot_label(name).is_some_and(|now| now.id == found.id);
-        self.add(ViewId::Snapshot(name.into()), fs, None, exists)
+        self.shared.open.add(ViewId::Snapshot(name.into()), fs, None, exists)
     }
 
     /// Opens a clone. `in_use`: the state in use that it continues with.
@@ -42,7 +42,7 @@ impl Views {
         };
         // Two views of one branch would not know of each other's changes.
         let _one = self.shared.opening.lock();
-        if let Some(entry) = self.entry(&ViewId::Clone(name.into())) {
+        if let Some(entry) = self.shared.open.find(&ViewId::Clone(name.into())) {
             return Ok(entry);
         }
         let layout = Layout::find_in(db, name).ok_or(Error::NotFound)?;
@@ -52,7 +52,7 @@ impl Views {
         let env = mainline.env.clone();
         let fs = Fs::open_layout(db.clone(), counter, layout, env, options, in_use)?;
         let exists = || Layout::find_in(db, name).is_some_and(|now| now.imap == layout.imap);
-        self.add(ViewId::Clone(name.into()), fs, None, exists)
+        self.shared.open.add(ViewId::Clone(name.into()), fs, None, exists)
     }
 }
 

@@ -87,7 +87,7 @@ impl Views {
 
     /// Returns the view in which a transaction began.
     pub(super) fn parent(&self, transaction: &Transaction) -> Result<Parent> {
-        let entry = self.entry(&ViewId::Transaction(transaction.id()));
+        let entry = self.shared.open.find(&ViewId::Transaction(transaction.id()));
         match entry.and_then(|entry| entry.fs.core.parent.clone()) {
             Some(parent) => Ok(parent),
             None => self.begins_in(transaction.within(), transaction.branch()),
@@ -286,7 +286,7 @@ impl Views {
         if !transaction.is_durable() {
             return Ok(());
         }
-        match self.entry(&ViewId::Transaction(id)) {
+        match self.shared.open.find(&ViewId::Transaction(id)) {
             Some(entry) => {
                 self.shared.watchers.write_back(Wait::ButForLocks)?;
                 self.keep_written(id, &entry)
@@ -344,7 +344,7 @@ impl Views {
 
     /// Ends the view of a transaction that has ended.
     pub(crate) fn let_go(&self, id: TransactionId) {
-        if let Some(entry) = self.entry(&ViewId::Transaction(id)) {
+        if let Some(entry) = self.shared.open.find(&ViewId::Transaction(id)) {
             entry.fs.core.freeze_lock.freeze().end();
             self.end_view(&entry, None);
         }
@@ -353,7 +353,7 @@ impl Views {
     /// Marks the current state of a transaction, files included.
     pub fn savepoint(&self, id: TransactionId) -> Result<Savepoint> {
         let transaction = self.transaction(id)?;
-        if let Some(entry) = self.entry(&ViewId::Transaction(id)) {
+        if let Some(entry) = self.shared.open.find(&ViewId::Transaction(id)) {
             self.shared.watchers.write_back(Wait::ButForLocks)?;
             let _call = entry.fs.enter()?;
             entry.fs.commit_older_than(Duration::MAX)?;
@@ -365,7 +365,7 @@ impl Views {
     /// Undoes the changes of a transaction since a savepoint, files included.
     pub fn rollback_to(&self, id: TransactionId, savepoint: &Savepoint) -> Result<()> {
         let transaction = self.transaction(id)?;
-        let Some(entry) = self.entry(&ViewId::Transaction(id)) else {
+        let Some(entry) = self.shared.open.find(&ViewId::Transaction(id)) else {
             return Ok(transaction.rollback_to(savepoint)?);
         };
         // Data that the kernel holds back must not arrive afterwards.
@@ -424,7 +424,7 @@ impl Views {
     /// Returns a transaction after moving everything written in its view into it.
     fn as_written(&self, id: TransactionId) -> Result<Transaction> {
         let transaction = self.transaction(id)?;
-        if let Some(entry) = self.entry(&ViewId::Transaction(id)) {
+        if let Some(entry) = self.shared.open.find(&ViewId::Transaction(id)) {
             self.shared.watchers.write_back(Wait::ButForLocks)?;
             let _call = entry.fs.enter()?;
             entry.fs.commit_older_than(Duration::MAX)?;
@@ -515,6 +515,6 @@ impl Views {
         let fs = Fs::of_transaction(parent, Scope::Transaction(transaction.clone()), options);
         let id = transaction.id();
         let exists = || self.shared.db.transaction(id).is_ok();
-        self.add(ViewId::Transaction(id), fs, Some(transaction), exists)
+        self.shared.open.add(ViewId::Transaction(id), fs, Some(transaction), exists)
     }
 }

@@ -10,12 +10,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::{OpenView, Views};
+use super::{OpenView, OpenViews};
 use crate::attr::Ino;
 use crate::fs::Fs;
 
 /// A view that has ended.
-pub(crate) enum Retired {
+pub(super) enum Retired {
     /// The watchers are being told of the end; the view's own cache still counts the references.
     Ending(Arc<OpenView>),
     /// The remaining references of the kernel, never empty.
@@ -43,13 +43,13 @@ impl Fs {
     }
 }
 
-impl Views {
+impl OpenViews {
     /// Takes back `count` references from the kernel to an inode of the view with this number,
     /// which may have ended.
     pub fn forget(&self, number: u16, ino: Ino, count: u64) {
         let fs = {
-            let open = self.shared.open.read();
-            match (open.by_number.get(&number), open.retired.get(&number)) {
+            let table = self.table.read();
+            match (table.by_number.get(&number), table.retired.get(&number)) {
                 (Some(entry), _) | (None, Some(Retired::Ending(entry))) => Some(entry.fs.clone()),
                 _ => None,
             }
@@ -57,8 +57,8 @@ impl Views {
         if fs.is_some_and(|fs| fs.give_back(ino, count)) {
             return;
         }
-        let mut open = self.shared.open.write();
-        let Some(Retired::Left(left)) = open.retired.get_mut(&number) else { return };
+        let mut table = self.table.write();
+        let Some(Retired::Left(left)) = table.retired.get_mut(&number) else { return };
         if let Some(references) = left.get_mut(&ino) {
             *references = references.saturating_sub(count);
             if *references == 0 {
@@ -66,29 +66,50 @@ impl Views {
             }
         }
         if left.is_empty() {
-            open.retired.remove(&number);
+            table.retired.remove(&number);
         }
     }
 
     /// Returns the number of view numbers that are not free: those of open views, and of ended ones
-    /// to which the kernel refers. It is at most [`Views::MAX_NUMBER`].
+    /// to which the kernel refers.
     pub fn numbers_taken(&self) -> usize {
-        let open = self.shared.open.read();
-        open.by_number.len() + open.retired.len()
+        let table = self.table.read();
+        table.by_number.len() + table.retired.len()
+    }
+
+    /// Returns the inodes of an ended view to which the kernel refers.
+    pub fn left_of(&self, number: u16) -> Vec<Ino> {
+        let table = self.table.read();
+        let left = table.retired.get(&number).map(Retired::references);
+        left.into_iter().flatten().map(|(ino, _)| ino).collect()
     }
 
     /// Retires a view after all watchers were told of its end: only the kernel's references remain.
-    pub(crate) fn retire(&self, entry: &OpenView) {
+    pub fn retire(&self, entry: &OpenView) {
         entry.fs.core.space.release_promised_space();
         entry.fs.core.promises.give_back();
-        let mut open = self.shared.open.write();
-        if let Some(notes) = &self.shared.notes {
+        let mut table = self.table.write();
+        if let Some(notes) = &self.notes {
             notes.freed(entry.number);
         }
         let left = entry.fs.core.inode_cache.take_references();
         match left.is_empty() {
-            true => drop(open.retired.remove(&entry.number)),
-            false => drop(open.retired.insert(entry.number, Retired::Left(left))),
+            true => drop(table.retired.remove(&entry.number)),
+            false => drop(table.retired.insert(entry.number, Retired::Left(left))),
         }
+    }
+
+    /// Keeps the number of a missing view to whose inodes the kernel has references.
+    pub fn keep_number(&self, number: u16, references: &[(Ino, u64)]) {
+        let left: HashMap<_, _> = references.iter().copied().collect();
+        if !left.is_empty() {
+            self.table.write().retired.insert(number, Retired::Left(left));
+        }
+    }
+
+    /// Frees the numbers of all ended views, as if the kernel had forgotten their inodes.
+    #[cfg(test)]
+    pub fn free_retired(&self) {
+        self.table.write().retired.clear();
     }
 }
