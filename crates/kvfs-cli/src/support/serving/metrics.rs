@@ -6,8 +6,8 @@ use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 
-use kvdb::Kvdb;
-use kvfs::{Fs, Views};
+use kvdb::{Kvdb, Stats};
+use kvfs::{Fs, Statistics, Views};
 
 use crate::support::serving::http::{Listening, Request, Response};
 use crate::support::serving::statistics::MountFigures;
@@ -86,125 +86,152 @@ impl Page {
             labels.iter().map(|(label, value)| format!("{label}=\"{}\"", escaped(value))).collect();
         let _ = writeln!(self.0, "{name}{{{}}} {value}", labels.join(","));
     }
-}
 
-fn text(sources: &Sources) -> String {
-    let (stats, files) = (sources.db.stats(), sources.fs.statistics());
-    let mut page = Page::default();
-    page.family("kvfs_build_info", "gauge", "The version of the program; its value is 1.");
-    page.labelled("kvfs_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
-    page.gauge(
-        "kvfs_failed",
-        "Whether the store takes no more writes.",
-        stats.failed.is_some().into(),
-    );
-    page.gauge("kvfs_space_bytes", "Room in the store, used or not.", stats.space.total);
-    page.gauge("kvfs_space_free_bytes", "Room for more data.", stats.space.free);
-    page.gauge("kvfs_memory_budget_bytes", "What the database may take of memory.", stats.memory);
-    page.gauge("kvfs_memtable_bytes", "Memory of the memtables.", stats.memtable_bytes);
-    page.gauge("kvfs_cache_bytes", "Memory of the block cache.", stats.cache_bytes);
-    page.gauge("kvfs_journal_bytes", "What the journal takes on the device.", stats.journal_bytes);
+    /// Adds the space, the memory, the commits and the merges of a store.
+    fn store(&mut self, stats: &Stats) {
+        self.gauge(
+            "kvfs_failed",
+            "Whether the store takes no more writes.",
+            stats.failed.is_some().into(),
+        );
+        self.gauge("kvfs_space_bytes", "Room in the store, used or not.", stats.space.total);
+        self.gauge("kvfs_space_free_bytes", "Room for more data.", stats.space.free);
+        self.gauge(
+            "kvfs_memory_budget_bytes",
+            "What the database may take of memory.",
+            stats.memory,
+        );
+        self.gauge("kvfs_memtable_bytes", "Memory of the memtables.", stats.memtable_bytes);
+        self.gauge("kvfs_cache_bytes", "Memory of the block cache.", stats.cache_bytes);
+        self.gauge(
+            "kvfs_journal_bytes",
+            "What the journal takes on the device.",
+            stats.journal_bytes,
+        );
 
-    page.counter("kvfs_commits_total", "Commits.", stats.commits);
-    page.counter("kvfs_committed_bytes_total", "Keys and values as committed.", stats.user_bytes);
-    page.counter("kvfs_journal_syncs_total", "Syncs of the journal.", stats.syncs);
-    page.counter(
-        "kvfs_commit_delays_total",
-        "Commits slowed down because merges lagged.",
-        stats.delays,
-    );
-    page.family(
-        "kvfs_commit_delay_seconds_total",
-        "counter",
-        "How long commits were slowed down in all.",
-    );
-    let seconds = stats.delayed_micros as f64 / 1e6;
-    let _ = writeln!(page.0, "kvfs_commit_delay_seconds_total {seconds}");
-    page.counter("kvfs_commit_stops_total", "Commits that had to wait for memory.", stats.stops);
-    page.counter("kvfs_flushes_total", "Flushes of memtables.", stats.flushes);
-    page.counter("kvfs_compactions_total", "Compactions.", stats.compactions);
-    page.counter(
-        "kvfs_merged_bytes_total",
-        "Bytes that flushes and merges wrote.",
-        stats.merged_bytes,
-    );
-    page.counter(
-        "kvfs_stitched_bytes_total",
-        "Bytes that merges left where they were.",
-        stats.stitched_bytes,
-    );
+        self.counter("kvfs_commits_total", "Commits.", stats.commits);
+        self.counter(
+            "kvfs_committed_bytes_total",
+            "Keys and values as committed.",
+            stats.user_bytes,
+        );
+        self.counter("kvfs_journal_syncs_total", "Syncs of the journal.", stats.syncs);
+        self.counter(
+            "kvfs_commit_delays_total",
+            "Commits slowed down because merges lagged.",
+            stats.delays,
+        );
+        self.family(
+            "kvfs_commit_delay_seconds_total",
+            "counter",
+            "How long commits were slowed down in all.",
+        );
+        let seconds = stats.delayed_micros as f64 / 1e6;
+        let _ = writeln!(self.0, "kvfs_commit_delay_seconds_total {seconds}");
+        self.counter(
+            "kvfs_commit_stops_total",
+            "Commits that had to wait for memory.",
+            stats.stops,
+        );
+        self.counter("kvfs_flushes_total", "Flushes of memtables.", stats.flushes);
+        self.counter("kvfs_compactions_total", "Compactions.", stats.compactions);
+        self.counter(
+            "kvfs_merged_bytes_total",
+            "Bytes that flushes and merges wrote.",
+            stats.merged_bytes,
+        );
+        self.counter(
+            "kvfs_stitched_bytes_total",
+            "Bytes that merges left where they were.",
+            stats.stitched_bytes,
+        );
+    }
 
-    for (name, help) in [
-        ("kvfs_device_read_bytes_total", "Bytes read from the device, by purpose."),
-        ("kvfs_device_written_bytes_total", "Bytes written to the device, by purpose."),
-        ("kvfs_device_reads_total", "Reads of the device, by purpose."),
-        ("kvfs_device_writes_total", "Writes to the device, by purpose."),
-    ] {
-        page.family(name, "counter", help);
-        for (purpose, io) in stats.io.iter() {
-            let value = match name {
-                "kvfs_device_read_bytes_total" => io.read_bytes,
-                "kvfs_device_written_bytes_total" => io.write_bytes,
-                "kvfs_device_reads_total" => io.read_ops,
-                _ => io.write_ops,
-            };
-            page.labelled(name, &[("purpose", purpose.name())], value);
+    /// Adds the traffic of the device, by purpose and by job.
+    fn traffic(&mut self, stats: &Stats) {
+        for (name, help) in [
+            ("kvfs_device_read_bytes_total", "Bytes read from the device, by purpose."),
+            ("kvfs_device_written_bytes_total", "Bytes written to the device, by purpose."),
+            ("kvfs_device_reads_total", "Reads of the device, by purpose."),
+            ("kvfs_device_writes_total", "Writes to the device, by purpose."),
+        ] {
+            self.family(name, "counter", help);
+            for (purpose, io) in stats.io.iter() {
+                let value = match name {
+                    "kvfs_device_read_bytes_total" => io.read_bytes,
+                    "kvfs_device_written_bytes_total" => io.write_bytes,
+                    "kvfs_device_reads_total" => io.read_ops,
+                    _ => io.write_ops,
+                };
+                self.labelled(name, &[("purpose", purpose.name())], value);
+            }
+        }
+        let name = "kvfs_written_bytes_by_job_total";
+        self.family(name, "counter", "Bytes written to the device, by what wrote them.");
+        for (job, bytes) in stats.io.jobs() {
+            self.labelled(name, &[("job", job.name())], bytes);
+        }
+        self.counter("kvfs_device_syncs_total", "Syncs of the device.", stats.io.syncs);
+        self.counter(
+            "kvfs_device_discarded_bytes_total",
+            "Bytes given back to the host.",
+            stats.io.discarded_bytes,
+        );
+    }
+
+    /// Adds the runs of the dictionaries of the main branch.
+    fn runs(&mut self, stats: &Stats) {
+        self.family("kvfs_runs", "gauge", "Runs of a dictionary, by level.");
+        for dictionary in stats.dictionaries.iter().filter(|d| d.info.branch.is_empty()) {
+            for (level, runs) in dictionary.levels.iter().enumerate() {
+                let labels =
+                    [("dictionary", &dictionary.info.name[..]), ("level", &level.to_string())];
+                self.labelled("kvfs_runs", &labels, runs.len() as u64);
+            }
         }
     }
-    let name = "kvfs_written_bytes_by_job_total";
-    page.family(name, "counter", "Bytes written to the device, by what wrote them.");
-    for (job, bytes) in stats.io.jobs() {
-        page.labelled(name, &[("job", job.name())], bytes);
-    }
-    page.counter("kvfs_device_syncs_total", "Syncs of the device.", stats.io.syncs);
-    page.counter(
-        "kvfs_device_discarded_bytes_total",
-        "Bytes given back to the host.",
-        stats.io.discarded_bytes,
-    );
 
-    page.family("kvfs_runs", "gauge", "Runs of a dictionary, by level.");
-    for dictionary in stats.dictionaries.iter().filter(|d| d.info.branch.is_empty()) {
-        for (level, runs) in dictionary.levels.iter().enumerate() {
-            let labels = [("dictionary", &dictionary.info.name[..]), ("level", &level.to_string())];
-            page.labelled("kvfs_runs", &labels, runs.len() as u64);
-        }
+    /// Adds the files that are in memory, written and read.
+    fn files(&mut self, files: &Statistics) {
+        self.gauge("kvfs_inodes_in_memory", "Inodes in memory.", files.inodes);
+        self.gauge(
+            "kvfs_dirty_bytes",
+            "Data of files that waits for its commit.",
+            files.dirty_bytes,
+        );
+        self.counter(
+            "kvfs_file_written_bytes_total",
+            "Bytes that programs wrote to files.",
+            files.bytes_written,
+        );
+        self.counter(
+            "kvfs_file_read_bytes_total",
+            "Bytes that programs read from files.",
+            files.bytes_read,
+        );
+        self.counter(
+            "kvfs_files_read_ahead_total",
+            "Files whose pages were announced to the device, since they were likely to be read \
+             next.",
+            files.files_read_ahead,
+        );
+        let name = "kvfs_files_read_ahead_by_outcome_total";
+        self.family(name, "counter", "Files that were read ahead, by what became of them.");
+        self.labelled(name, &[("outcome", "used")], files.read_ahead_used);
+        self.labelled(name, &[("outcome", "wasted")], files.read_ahead_wasted);
     }
 
-    page.gauge("kvfs_inodes_in_memory", "Inodes in memory.", files.inodes);
-    page.gauge("kvfs_dirty_bytes", "Data of files that waits for its commit.", files.dirty_bytes);
-    page.counter(
-        "kvfs_file_written_bytes_total",
-        "Bytes that programs wrote to files.",
-        files.bytes_written,
-    );
-    page.counter(
-        "kvfs_file_read_bytes_total",
-        "Bytes that programs read from files.",
-        files.bytes_read,
-    );
-    page.counter(
-        "kvfs_files_read_ahead_total",
-        "Files whose pages were announced to the device, since they were likely to be read next.",
-        files.files_read_ahead,
-    );
-    let name = "kvfs_files_read_ahead_by_outcome_total";
-    page.family(name, "counter", "Files that were read ahead, by what became of them.");
-    page.labelled(name, &[("outcome", "used")], files.read_ahead_used);
-    page.labelled(name, &[("outcome", "wasted")], files.read_ahead_wasted);
-    page.gauge("kvfs_transactions_open", "Open transactions.", sources.views.list().len() as u64);
-    page.gauge("kvfs_snapshots", "Snapshots.", sources.db.snapshot_labels().len() as u64);
-    page.gauge("kvfs_scrub_faults", "Places that the scrub could not read.", stats.scrub.faults);
-    if let Some(mount) = sources.mount.get() {
+    /// Adds the requests of the kernel.
+    fn mount(&mut self, mount: &MountFigures) {
         if let Some(count) = mount.begun_anew {
             let help = "How often a keeper has begun the daemon anew.";
-            page.counter("kvfs_daemon_begun_anew_total", help, count);
+            self.counter("kvfs_daemon_begun_anew_total", help, count);
         }
-        page.family("kvfs_fuse_requests_total", "counter", "Requests of the kernel, by kind.");
+        self.family("kvfs_fuse_requests_total", "counter", "Requests of the kernel, by kind.");
         for (kind, count) in mount.requests.seen() {
-            page.labelled("kvfs_fuse_requests_total", &[("kind", &kind.to_lowercase())], count);
+            self.labelled("kvfs_fuse_requests_total", &[("kind", &kind.to_lowercase())], count);
         }
-        page.family(
+        self.family(
             "kvfs_fuse_request_seconds_total",
             "counter",
             "How long answering requests of the kernel took in all, by kind.",
@@ -212,8 +239,25 @@ fn text(sources: &Sources) -> String {
         for (kind, time) in mount.requests.times() {
             let (kind, seconds) = (kind.to_lowercase(), time.as_secs_f64());
             let name = "kvfs_fuse_request_seconds_total";
-            let _ = writeln!(page.0, "{name}{{kind=\"{kind}\"}} {seconds}");
+            let _ = writeln!(self.0, "{name}{{kind=\"{kind}\"}} {seconds}");
         }
+    }
+}
+
+fn text(sources: &Sources) -> String {
+    let stats = sources.db.stats();
+    let mut page = Page::default();
+    page.family("kvfs_build_info", "gauge", "The version of the program; its value is 1.");
+    page.labelled("kvfs_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
+    page.store(&stats);
+    page.traffic(&stats);
+    page.runs(&stats);
+    page.files(&sources.fs.statistics());
+    page.gauge("kvfs_transactions_open", "Open transactions.", sources.views.list().len() as u64);
+    page.gauge("kvfs_snapshots", "Snapshots.", sources.db.snapshot_labels().len() as u64);
+    page.gauge("kvfs_scrub_faults", "Places that the scrub could not read.", stats.scrub.faults);
+    if let Some(mount) = sources.mount.get() {
+        page.mount(mount);
     }
     page.0
 }
