@@ -257,98 +257,10 @@ fn act(action: Action, output: &Output) -> Outcome {
             let value = json!({"id": id, "environment": environment});
             output.print(id, with_paths(value, &[("view", Some(&mounted.view(id)))]))
         }
-        Action::List { mount, tree } => {
-            let mut mounted = Mounted::find_branch(&mount)?;
-            let Reply::Array(all) = mounted.txn(&["LIST"])? else { return Err(odd()) };
-            let mut all: Vec<Map<String, Value>> =
-                all.into_iter().map(fields).collect::<Outcome<_>>()?;
-            if let Some(clone) = mounted.view.clone_name() {
-                all.retain(|info| info["clone"] == clone);
-            }
-            let mut text = String::new();
-            if !all.is_empty() {
-                let _ = writeln!(
-                    text,
-                    "{:>6}  {:4}  {:>8}  {:>8}  {:>8}  LABEL",
-                    "ID", "", "AGE", "IDLE", "SIZE"
-                );
-            }
-            for (info, depth) in listed(&all, tree) {
-                let size = human_size(
-                    info["memory"].as_u64().unwrap_or(0) + info["run_bytes"].as_u64().unwrap_or(0),
-                );
-                let clone = match info["clone"].as_str().unwrap_or("") {
-                    "" => String::new(),
-                    clone => format!("  (clone {})", show(clone.as_bytes())),
-                };
-                let _ = writeln!(
-                    text,
-                    "{:>6}  {:4}  {:>8}  {:>8}  {size:>8}  {:indent$}{}{clone}",
-                    info["id"].as_u64().unwrap_or(0),
-                    info["isolation"].as_str().unwrap_or(""),
-                    duration(&info["age_ms"]),
-                    duration(&info["idle_ms"]),
-                    "",
-                    show(info["label"].as_str().unwrap_or("").as_bytes()),
-                    indent = 2 * depth
-                );
-            }
-            output.print(text, all)
-        }
-        Action::Status { mount, id } => {
-            let (mut mounted, id) = named(&mount, id)?;
-            let info = fields(mounted.txn(&["STATUS", &id.to_string()])?)?;
-            let isolation =
-                if info["isolation"] == "ser" { "serializable" } else { "snapshot isolation" };
-            let of = match info["clone"].as_str().unwrap_or("") {
-                "" => String::new(),
-                clone => format!(" of clone {}", show(clone.as_bytes())),
-            };
-            let within = info["within"].as_u64();
-            let within = within.map_or(String::new(), |id| format!(" within transaction {id}"));
-            let text = format!(
-                "transaction {id}{of}{within}: {isolation}\nlabel    {}\nage      {}\nidle     {}\nchanges  {}\nsize     {} in memory, {} in runs of its own\nview     {}\n",
-                show(info["label"].as_str().unwrap_or("").as_bytes()),
-                duration(&info["age_ms"]),
-                duration(&info["idle_ms"]),
-                info["changes"],
-                human_size(info["memory"].as_u64().unwrap_or(0)),
-                human_size(info["run_bytes"].as_u64().unwrap_or(0)),
-                mounted.view(id).display(),
-            );
-            output.print(text, info)
-        }
-        Action::Diff { mount, id, paths, detail } => {
-            let (mut mounted, id) = named(&mount, id)?;
-            let mut wanted = detail.wanted();
-            let mut changes = Changes::of(&mut mounted, id, wanted)?;
-            if !paths.is_empty() {
-                let paths: Vec<&[u8]> = paths.iter().map(|path| path.as_bytes()).collect();
-                // The complete list is long, so it is requested only if needed.
-                if !wanted.all && !changes.lists(&paths) {
-                    wanted.all = true;
-                    changes = Changes::of(&mut mounted, id, wanted)?;
-                }
-                changes.keep(&paths)?;
-            }
-            changes.print(detail, output)?;
-            if let Some(state) = &changes.state {
-                output
-                    .note(format!("state {state}: to commit this and nothing else, --if {state}"));
-            }
-            Ok(())
-        }
-        Action::Revert { mount, id, paths } => {
-            let (mut mounted, id) = named(&mount, Some(id))?;
-            let changes = Changes::of(&mut mounted, id, Wanted::default())?;
-            // Look up all paths before anything is reverted.
-            let mut choices = Vec::new();
-            for path in &paths {
-                choices.extend(changes.choices_at(path.as_bytes())?);
-            }
-            changes.revert(&mut mounted, id, &Choice::distinct(choices))?;
-            output.print("", json!({"reverted": paths.len()}))
-        }
+        Action::List { mount, tree } => list(&mount, tree, output),
+        Action::Status { mount, id } => status(&mount, id, output),
+        Action::Diff { mount, id, paths, detail } => diff(&mount, id, &paths, detail, output),
+        Action::Revert { mount, id, paths } => revert(&mount, id, &paths, output),
         Action::Commit { mount, id, only_if, abort_nested, no_sync } => {
             let (mut mounted, id) = named(&mount, id)?;
             let how =
@@ -363,6 +275,106 @@ fn act(action: Action, output: &Output) -> Outcome {
             output.print("", json!({"aborted": id}))
         }
     }
+}
+
+fn list(mount: &Path, tree: bool, output: &Output) -> Outcome {
+    let mut mounted = Mounted::find_branch(mount)?;
+    let Reply::Array(all) = mounted.txn(&["LIST"])? else { return Err(odd()) };
+    let mut all: Vec<Map<String, Value>> = all.into_iter().map(fields).collect::<Outcome<_>>()?;
+    if let Some(clone) = mounted.view.clone_name() {
+        all.retain(|info| info["clone"] == clone);
+    }
+    let mut text = String::new();
+    if !all.is_empty() {
+        let _ = writeln!(
+            text,
+            "{:>6}  {:4}  {:>8}  {:>8}  {:>8}  LABEL",
+            "ID", "", "AGE", "IDLE", "SIZE"
+        );
+    }
+    for (info, depth) in listed(&all, tree) {
+        let size = human_size(
+            info["memory"].as_u64().unwrap_or(0) + info["run_bytes"].as_u64().unwrap_or(0),
+        );
+        let clone = match info["clone"].as_str().unwrap_or("") {
+            "" => String::new(),
+            clone => format!("  (clone {})", show(clone.as_bytes())),
+        };
+        let _ = writeln!(
+            text,
+            "{:>6}  {:4}  {:>8}  {:>8}  {size:>8}  {:indent$}{}{clone}",
+            info["id"].as_u64().unwrap_or(0),
+            info["isolation"].as_str().unwrap_or(""),
+            duration(&info["age_ms"]),
+            duration(&info["idle_ms"]),
+            "",
+            show(info["label"].as_str().unwrap_or("").as_bytes()),
+            indent = 2 * depth
+        );
+    }
+    output.print(text, all)
+}
+
+fn status(mount: &Path, id: Option<u64>, output: &Output) -> Outcome {
+    let (mut mounted, id) = named(mount, id)?;
+    let info = fields(mounted.txn(&["STATUS", &id.to_string()])?)?;
+    let isolation = if info["isolation"] == "ser" { "serializable" } else { "snapshot isolation" };
+    let of = match info["clone"].as_str().unwrap_or("") {
+        "" => String::new(),
+        clone => format!(" of clone {}", show(clone.as_bytes())),
+    };
+    let within = info["within"].as_u64();
+    let within = within.map_or(String::new(), |id| format!(" within transaction {id}"));
+    let text = format!(
+        "transaction {id}{of}{within}: {isolation}\nlabel    {}\nage      {}\nidle     {}\nchanges  {}\nsize     {} in memory, {} in runs of its own\nview     {}\n",
+        show(info["label"].as_str().unwrap_or("").as_bytes()),
+        duration(&info["age_ms"]),
+        duration(&info["idle_ms"]),
+        info["changes"],
+        human_size(info["memory"].as_u64().unwrap_or(0)),
+        human_size(info["run_bytes"].as_u64().unwrap_or(0)),
+        mounted.view(id).display(),
+    );
+    output.print(text, info)
+}
+
+/// Shows the changes of a transaction, all of them or those at `paths`.
+fn diff(
+    mount: &Path,
+    id: Option<u64>,
+    paths: &[OsString],
+    detail: Detail,
+    output: &Output,
+) -> Outcome {
+    let (mut mounted, id) = named(mount, id)?;
+    let mut wanted = detail.wanted();
+    let mut changes = Changes::of(&mut mounted, id, wanted)?;
+    if !paths.is_empty() {
+        let paths: Vec<&[u8]> = paths.iter().map(|path| path.as_bytes()).collect();
+        // The complete list is long, so it is requested only if needed.
+        if !wanted.all && !changes.lists(&paths) {
+            wanted.all = true;
+            changes = Changes::of(&mut mounted, id, wanted)?;
+        }
+        changes.keep(&paths)?;
+    }
+    changes.print(detail, output)?;
+    if let Some(state) = &changes.state {
+        output.note(format!("state {state}: to commit this and nothing else, --if {state}"));
+    }
+    Ok(())
+}
+
+fn revert(mount: &Path, id: u64, paths: &[OsString], output: &Output) -> Outcome {
+    let (mut mounted, id) = named(mount, Some(id))?;
+    let changes = Changes::of(&mut mounted, id, Wanted::default())?;
+    // Look up all paths before anything is reverted.
+    let mut choices = Vec::new();
+    for path in paths {
+        choices.extend(changes.choices_at(path.as_bytes())?);
+    }
+    changes.revert(&mut mounted, id, &Choice::distinct(choices))?;
+    output.print("", json!({"reverted": paths.len()}))
 }
 
 /// Returns the transactions in the order of the list, each with its nesting depth; with `tree`,
