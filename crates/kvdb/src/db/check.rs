@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use crate::remote::{RemoteZones, open_zones};
-use vt_tree::{BlockCache, Value};
+use vt_tree::{BlockCache, Run, Value};
 use zones::{Device, ZoneId, ZoneUse};
 
-use crate::db::recovery::{Found, read_journal};
+use crate::db::recovery::{Found, Journal, read_journal};
 use crate::error::Result;
+use crate::version::Version;
 use crate::version::tree::{NumberedRun, Tree};
 
 /// A damaged part of the store.
@@ -126,27 +127,7 @@ fn examine(
 
     let snapshots: Vec<_> =
         found.snapshots.list().into_iter().map(|s| (s.label.name.clone(), s.version())).collect();
-    let live =
-        found.version.trees.values().flat_map(|t| t.runs().map(move |p| (&p.run, place(t, p))));
-    let kept =
-        snapshots.iter().flat_map(|(name, version)| version.trees.values().map(move |t| (name, t)));
-    let kept = kept.flat_map(|(name, t)| {
-        t.runs().map(move |p| (&p.run, format!("snapshot {name}, {}", place(t, p))))
-    });
-    let of = |dict| {
-        found.version.trees.values().find(|t| t.info().id == dict).map_or("", |t| &t.info().name)
-    };
-    let in_journal = journal.iter().flat_map(|j| &j.runs).flat_map(|b| &b.runs);
-    let in_journal = in_journal.flat_map(|(dict, runs)| {
-        runs.iter().map(move |run| (run, format!("dictionary {}, a run of the journal", of(*dict))))
-    });
-    // Runs that several trees share are read once.
-    let mut seen = HashSet::new();
-    let runs: Vec<_> = live
-        .chain(in_journal)
-        .chain(kept)
-        .filter(|(run, _)| seen.insert(Arc::as_ptr(run)))
-        .collect();
+    let runs = runs_of(&found, journal.as_ref().ok(), &snapshots);
     let total =
         runs.iter().map(|(run, _)| run.stats()).map(|s| s.block_bytes + s.value_bytes).sum::<u64>()
             + bound.iter().map(|e| u64::from(e.stored)).sum::<u64>();
@@ -158,24 +139,14 @@ fn examine(
         done += u64::from(extent.stored);
         progress(done, total);
     }
-    let mut used: BTreeMap<ZoneId, &'static str> = BTreeMap::new();
-    let whole = |zone: ZoneId,
-                 what: &'static str,
-                 used: &mut BTreeMap<ZoneId, &str>,
-                 report: &mut CheckReport| {
-        if let Some(other) = used.insert(zone, what) {
-            report.fault("zones", format!("{zone} belongs to the {what} and to the {other}"));
-        }
-    };
+    let mut owners = Owners::default();
     for &zone in &found.loaded.root.zones {
-        whole(zone, "manifest", &mut used, report);
+        owners.add(zone, "manifest", report);
     }
     for (segment, _) in &found.segments {
-        whole(segment.zone, "journal", &mut used, report);
+        owners.add(segment.zone, "journal", report);
     }
-    for (zone, _) in uses.iter() {
-        check_use(&used, zone, "a value that the journal binds", report);
-    }
+    owners.check(&uses, "a value that the journal binds", report);
     report.dictionaries = found.version.trees.len() as u64;
     report.snapshots = snapshots.len() as u64;
     for (run, place) in &runs {
@@ -187,15 +158,71 @@ fn examine(
         });
         done += bytes;
         faults.into_iter().for_each(|what| report.fault(place.clone(), what));
-        for (zone, _) in run.uses().iter() {
-            check_use(&used, zone, place, report);
-        }
+        owners.check(run.uses(), place, report);
         report.runs += 1;
         report.items += run.stats().items;
         report.bytes += bytes;
     }
     progress(total, total);
     Ok(())
+}
+
+/// Returns the runs of the store with their names in messages. A run that several trees share is
+/// returned once.
+fn runs_of(
+    found: &Found,
+    journal: Option<&Journal>,
+    snapshots: &[(String, Arc<Version>)],
+) -> Vec<(Arc<Run>, String)> {
+    let mut seen = HashSet::new();
+    let mut runs = Vec::new();
+    let mut add = |run: &Arc<Run>, name: &dyn Fn() -> String| {
+        if seen.insert(Arc::as_ptr(run)) {
+            runs.push((run.clone(), name()));
+        }
+    };
+    for tree in found.version.trees.values() {
+        tree.runs().for_each(|p| add(&p.run, &|| place(tree, p)));
+    }
+    let of = |dict| {
+        found.version.trees.values().find(|t| t.info().id == dict).map_or("", |t| &t.info().name)
+    };
+    for (dict, bound) in journal.into_iter().flat_map(|j| &j.runs).flat_map(|b| &b.runs) {
+        let name = || format!("dictionary {}, a run of the journal", of(*dict));
+        bound.iter().for_each(|run| add(run, &name));
+    }
+    for (snapshot, version) in snapshots {
+        for tree in version.trees.values() {
+            tree.runs().for_each(|p| {
+                add(&p.run, &|| format!("snapshot {snapshot}, {}", place(tree, p)));
+            });
+        }
+    }
+    runs
+}
+
+/// The zones that belong to one owner as a whole.
+#[derive(Default)]
+struct Owners(BTreeMap<ZoneId, &'static str>);
+
+impl Owners {
+    /// Notes the owner of a zone, and reports the zone if it has another owner already.
+    fn add(&mut self, zone: ZoneId, what: &'static str, report: &mut CheckReport) {
+        if let Some(other) = self.0.insert(zone, what) {
+            report.fault("zones", format!("{zone} belongs to the {what} and to the {other}"));
+        }
+    }
+
+    /// Reports `what` if it lies in a zone that has an owner. The number of its bytes there is not
+    /// compared, since several keys may share one place.
+    fn check(&self, uses: &ZoneUse, what: &str, report: &mut CheckReport) {
+        for (zone, _) in uses.iter() {
+            if let Some(other) = self.0.get(&zone) {
+                let lies = format!("{zone} belongs to the {other}, but {what} lies in it");
+                report.fault("zones", lies);
+            }
+        }
+    }
 }
 
 /// Returns the name of a run in messages: its dictionary, its branch if that is not the main one,
@@ -207,17 +234,4 @@ fn place(tree: &Tree, numbered: &NumberedRun) -> String {
         format!("branch {}, ", tree.info().branch)
     };
     format!("{branch}dictionary {}, run {}", tree.info().name, numbered.id.0)
-}
-
-/// Reports `what` if it lies in a zone that belongs to one owner. The number of its bytes there is
-/// not compared, since several keys may share one place.
-fn check_use(
-    used: &BTreeMap<ZoneId, &'static str>,
-    zone: ZoneId,
-    what: &str,
-    report: &mut CheckReport,
-) {
-    if let Some(other) = used.get(&zone) {
-        report.fault("zones", format!("{zone} belongs to the {other}, but {what} lies in it"));
-    }
 }
