@@ -4,6 +4,8 @@
 
 use std::collections::BTreeMap;
 
+use kvdb::Tuple;
+
 use super::{Losses, Mend, seen, word};
 use crate::attr::{FileKind, Ino, ROOT};
 use crate::error::Result;
@@ -13,111 +15,23 @@ use crate::promises::Ranges;
 use crate::reservation::INO_LIMIT;
 use crate::verify::Finding;
 
+/// An inode, and its attribute values that are stored under keys of their own, by name with their
+/// lengths.
+type External = (Ino, BTreeMap<Box<[u8]>, u64>);
+
 impl Mend<'_> {
     /// Reads `imap`: keeps the inodes, and removes tuples without a meaning.
     pub(super) fn nodes(&mut self) -> Result<()> {
-        let imap = self.layout.imap;
-        let mut has_super = false;
-        // Attribute values of the current inode that are stored under keys of their own.
-        let mut external: (Ino, BTreeMap<Box<[u8]>, u64>) = (0, BTreeMap::new());
-        let mut cursor = self.view.cursor(imap, &[], &[])?;
+        let mut has_record = false;
+        let mut external = External::default();
+        let mut cursor = self.view.cursor(self.layout.imap, &[], &[])?;
         while let Some(tuple) = cursor.next()? {
-            let decoded = layout::decode_imap_key(&tuple.key);
-            if !matches!(decoded, Ok(ImapKey::Xattr(ino, _)) if ino == external.0) {
-                self.settle_xattrs(std::mem::take(&mut external));
-            }
-            match decoded {
-                Err(_) => {
-                    self.note(
-                        0,
-                        format!(
-                            "the key `{}` of imap means nothing: removed",
-                            tuple.key.escape_ascii()
-                        ),
-                    );
-                    self.batch.delete(imap, tuple.key);
-                }
-                Ok(ImapKey::Super) => match Super::decode(&tuple.value()?) {
-                    Ok(_) => has_super = true,
-                    // It may belong to another version, which this program must not repair.
-                    Err(e) if tuple.value()?.starts_with(b"kvfs") => return Err(e),
-                    Err(_) => {}
-                },
-                Ok(ImapKey::Moves | ImapKey::Bases(_)) => {}
-                Ok(ImapKey::Loss(_)) if self.losses == Losses::Keep => {}
-                Ok(ImapKey::Loss(_)) => self.batch.delete(imap, tuple.key),
-                Ok(ImapKey::Promise(ino)) => {
-                    if Ranges::decode(&tuple.value()?).is_none() {
-                        self.note(ino, "the note of its promised space was malformed: removed");
-                        self.batch.delete(imap, tuple.key.clone());
-                    }
-                }
-                Ok(ImapKey::Scrub) => {
-                    if layout::decode_scrub(&tuple.value()?).is_none() {
-                        self.note(0, "the note of the last scrub was malformed: removed");
-                        self.batch.delete(imap, tuple.key);
-                    }
-                }
-                Ok(ImapKey::Numbers) => {
-                    if layout::decode_numbers(&tuple.value()?).is_none() {
-                        self.note(0, "the bound of the inode numbers was malformed: removed");
-                        self.batch.delete(imap, tuple.key);
-                    }
-                }
-                Ok(ImapKey::Reserved) => {
-                    if Reserved::decode(&tuple.value()?).is_none() {
-                        self.note(0, "the mark of the reserved numbers was malformed: removed");
-                        self.batch.delete(imap, tuple.key);
-                    }
-                }
-                Ok(ImapKey::Orphan(ino)) => drop(self.orphans.insert(ino)),
-                Ok(ImapKey::Node(ino)) => match layout::decode_node(ino, &tuple.value()?) {
-                    Ok((attr, xattrs, content)) => {
-                        external.0 = ino;
-                        self.inodes.insert(ino, seen(attr, xattrs, content));
-                    }
-                    Err(e) => {
-                        self.note(ino, format!("{e}: removed"));
-                        self.batch.delete(imap, tuple.key);
-                    }
-                },
-                Ok(ImapKey::Xattr(ino, name)) => {
-                    let known = self.inodes.get(&ino).and_then(|s| s.xattrs.as_ref()?.get(name));
-                    let len = tuple.value_len() as u64;
-                    if matches!(known, Some(XattrValue::External(expected)) if u64::from(*expected) == len)
-                    {
-                        external.1.insert(name.into(), len);
-                    } else if !self.orphans.contains(&ino) {
-                        self.note(
-                            ino,
-                            format!(
-                                "the value of an attribute `{}` that no node knows: removed",
-                                name.escape_ascii()
-                            ),
-                        );
-                        self.batch.delete(imap, tuple.key.clone());
-                    }
-                }
-            }
+            has_record |= self.imap_tuple(&tuple, &mut external)?;
         }
         self.settle_xattrs(external);
-        for ino in self.orphans.clone() {
-            if self.inodes.contains_key(&ino) {
-                self.note(ino, "it had a node and was to be removed: it stays");
-                self.batch.delete(imap, layout::orphan_key(ino));
-                self.orphans.remove(&ino);
-            }
-        }
-        if !has_super {
-            let mut hash_key = [0; 16];
-            hash_key[..8].copy_from_slice(&self.random[0].to_le_bytes());
-            hash_key[8..].copy_from_slice(&self.random[1].to_le_bytes());
-            self.note(0, "the file system's own record was lost: it has a new one");
-            self.batch.put(
-                imap,
-                layout::SUPER_KEY.to_vec(),
-                Super { hash_key, zone_size: None }.encode(),
-            );
+        self.settle_orphans();
+        if !has_record {
+            self.make_record();
         }
         if self.inodes.get(&ROOT).is_none_or(|root| root.attr.kind != FileKind::Dir) {
             self.make(ROOT, FileKind::Dir);
@@ -128,8 +42,106 @@ impl Mend<'_> {
         Ok(())
     }
 
+    /// Takes one tuple of `imap`. Returns `true` for the file system's own record if it is sound.
+    fn imap_tuple(&mut self, tuple: &Tuple, external: &mut External) -> Result<bool> {
+        let imap = self.layout.imap;
+        let decoded = layout::decode_imap_key(&tuple.key);
+        if !matches!(decoded, Ok(ImapKey::Xattr(ino, _)) if ino == external.0) {
+            self.settle_xattrs(std::mem::take(external));
+        }
+        match decoded {
+            Err(_) => {
+                let key = tuple.key.escape_ascii();
+                self.note(0, format!("the key `{key}` of imap means nothing: removed"));
+                self.batch.delete(imap, tuple.key.clone());
+            }
+            Ok(ImapKey::Super) => {
+                let value = tuple.value()?;
+                return match Super::decode(&value) {
+                    Ok(_) => Ok(true),
+                    // It may belong to another version, which this program must not repair.
+                    Err(e) if value.starts_with(b"kvfs") => Err(e),
+                    Err(_) => Ok(false),
+                };
+            }
+            Ok(ImapKey::Moves | ImapKey::Bases(_)) => {}
+            Ok(ImapKey::Loss(_)) if self.losses == Losses::Keep => {}
+            Ok(ImapKey::Loss(_)) => self.batch.delete(imap, tuple.key.clone()),
+            Ok(ImapKey::Promise(ino)) => {
+                let is_sound = Ranges::decode(&tuple.value()?).is_some();
+                self.keep_if(is_sound, tuple, (ino, "the note of its promised space"));
+            }
+            Ok(ImapKey::Scrub) => {
+                let is_sound = layout::decode_scrub(&tuple.value()?).is_some();
+                self.keep_if(is_sound, tuple, (0, "the note of the last scrub"));
+            }
+            Ok(ImapKey::Numbers) => {
+                let is_sound = layout::decode_numbers(&tuple.value()?).is_some();
+                self.keep_if(is_sound, tuple, (0, "the bound of the inode numbers"));
+            }
+            Ok(ImapKey::Reserved) => {
+                let is_sound = Reserved::decode(&tuple.value()?).is_some();
+                self.keep_if(is_sound, tuple, (0, "the mark of the reserved numbers"));
+            }
+            Ok(ImapKey::Orphan(ino)) => drop(self.orphans.insert(ino)),
+            Ok(ImapKey::Node(ino)) => match layout::decode_node(ino, &tuple.value()?) {
+                Ok((attr, xattrs, content)) => {
+                    external.0 = ino;
+                    self.inodes.insert(ino, seen(attr, xattrs, content));
+                }
+                Err(e) => {
+                    self.note(ino, format!("{e}: removed"));
+                    self.batch.delete(imap, tuple.key.clone());
+                }
+            },
+            Ok(ImapKey::Xattr(ino, name)) => {
+                let known = self.inodes.get(&ino).and_then(|s| s.xattrs.as_ref()?.get(name));
+                let len = tuple.value_len() as u64;
+                if matches!(known, Some(XattrValue::External(expected)) if u64::from(*expected) == len)
+                {
+                    external.1.insert(name.into(), len);
+                } else if !self.orphans.contains(&ino) {
+                    let name = name.escape_ascii();
+                    let what = "that no node knows: removed";
+                    self.note(ino, format!("the value of an attribute `{name}` {what}"));
+                    self.batch.delete(imap, tuple.key.clone());
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Removes a tuple unless it is sound. `what` names it and its inode in the note.
+    fn keep_if(&mut self, is_sound: bool, tuple: &Tuple, (ino, what): (Ino, &str)) {
+        if !is_sound {
+            self.note(ino, format!("{what} was malformed: removed"));
+            self.batch.delete(self.layout.imap, tuple.key.clone());
+        }
+    }
+
+    /// Removes the orphan records of inodes that have a node.
+    fn settle_orphans(&mut self) {
+        for ino in self.orphans.clone() {
+            if self.inodes.contains_key(&ino) {
+                self.note(ino, "it had a node and was to be removed: it stays");
+                self.batch.delete(self.layout.imap, layout::orphan_key(ino));
+                self.orphans.remove(&ino);
+            }
+        }
+    }
+
+    /// Makes the file system's own record.
+    fn make_record(&mut self) {
+        let mut hash_key = [0; 16];
+        hash_key[..8].copy_from_slice(&self.random[0].to_le_bytes());
+        hash_key[8..].copy_from_slice(&self.random[1].to_le_bytes());
+        self.note(0, "the file system's own record was lost: it has a new one");
+        let record = Super { hash_key, zone_size: None }.encode();
+        self.batch.put(self.layout.imap, layout::SUPER_KEY.to_vec(), record);
+    }
+
     /// Removes the attributes of an inode from its node if their values are missing.
-    fn settle_xattrs(&mut self, (ino, found): (Ino, BTreeMap<Box<[u8]>, u64>)) {
+    fn settle_xattrs(&mut self, (ino, found): External) {
         let Some(seen) = self.inodes.get_mut(&ino) else { return };
         let Some(xattrs) = &mut seen.xattrs else { return };
         let lost: Vec<Box<[u8]>> = xattrs
