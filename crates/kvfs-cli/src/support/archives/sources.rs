@@ -74,10 +74,6 @@ impl<'a> Source<'a> {
     }
 
     pub fn tar(&mut self, stream: impl BufRead) -> Outcome {
-        let broken = |e: io::Error| {
-            Failure::io("the tar stream cannot be read", &e)
-                .hint("is it whole? A compressed one must be unpacked first: zcat FILE | kvfs import STORE -")
-        };
         let stream = TarStream::new(stream);
         let mut archive = tar::Archive::new(stream.clone());
         archive.set_ignore_zeros(false);
@@ -92,25 +88,8 @@ impl<'a> Source<'a> {
             let records = pax::Records::read(&mut entry).map_err(broken)?;
             let path =
                 records.sparse_name.clone().unwrap_or_else(|| entry.path_bytes().into_owned());
-            let header = entry.header();
-            let number = |n: io::Result<u64>| n.ok().and_then(|n| u32::try_from(n).ok());
-            let meta = Meta {
-                perm: (header.mode().map_err(broken)? & 0o7777) as u16,
-                uid: records.uid.or_else(|| number(header.uid())).unwrap_or(0),
-                gid: records.gid.or_else(|| number(header.gid())).unwrap_or(0),
-                mtime: records
-                    .mtime
-                    .unwrap_or(Timestamp { secs: header.mtime().unwrap_or(0) as i64, nanos: 0 }),
-                atime: records.atime,
-                xattrs: records.xattrs.clone(),
-            };
-            let kind = header.entry_type();
-            let device = || {
-                let (major, minor) =
-                    (header.device_major().ok().flatten(), header.device_minor().ok().flatten());
-                tree::device_number(major.unwrap_or(0), minor.unwrap_or(0))
-            };
-            match kind {
+            let meta = meta_of(entry.header(), &records).map_err(broken)?;
+            match entry.header().entry_type() {
                 tar::EntryType::Directory => self.give(Item::Directory { path, meta })?,
                 tar::EntryType::Symlink => {
                     let target = entry.link_name_bytes().unwrap_or_default().into_owned();
@@ -120,18 +99,14 @@ impl<'a> Source<'a> {
                     let to = entry.link_name_bytes().unwrap_or_default().into_owned();
                     self.give(Item::Link { path, to })?;
                 }
-                tar::EntryType::Char => self.give(Item::Special {
-                    path,
-                    kind: FileKind::CharDevice,
-                    rdev: device(),
-                    meta,
-                })?,
-                tar::EntryType::Block => self.give(Item::Special {
-                    path,
-                    kind: FileKind::BlockDevice,
-                    rdev: device(),
-                    meta,
-                })?,
+                tar::EntryType::Char => {
+                    let (kind, rdev) = (FileKind::CharDevice, device_of(entry.header()));
+                    self.give(Item::Special { path, kind, rdev, meta })?;
+                }
+                tar::EntryType::Block => {
+                    let (kind, rdev) = (FileKind::BlockDevice, device_of(entry.header()));
+                    self.give(Item::Special { path, kind, rdev, meta })?;
+                }
                 tar::EntryType::Fifo => {
                     self.give(Item::Special { path, kind: FileKind::Fifo, rdev: 0, meta })?
                 }
@@ -139,40 +114,16 @@ impl<'a> Source<'a> {
                 tar::EntryType::Regular if path.ends_with(b"/") => {
                     self.give(Item::Directory { path, meta })?
                 }
-                tar::EntryType::Regular | tar::EntryType::Continuous => match records
-                    .sparse_map(&mut entry)
-                    .map_err(broken)?
-                {
-                    Some(map) => {
-                        let size =
-                            records.real_size.or(map.last().map(|(at, len)| at + len)).unwrap_or(0);
-                        self.give(Item::File { path: path.clone(), meta, size })?;
-                        for (at, len) in &map {
-                            let read = |most, bytes: &mut Vec<u8>| append(&mut entry, most, bytes);
-                            self.copy(&path, read, *at, *len)?;
-                        }
-                        self.give(Item::End)?;
-                    }
-                    None => {
-                        let size = entry.size();
-                        self.give(Item::File { path: path.clone(), meta, size })?;
-                        self.copy(&path, |most, bytes| stream.read_content(most, bytes), 0, size)?;
-                        self.give(Item::End)?;
-                    }
-                },
+                tar::EntryType::Regular | tar::EntryType::Continuous => {
+                    self.tar_file(&mut entry, &stream, &records, (path, meta))?;
+                }
                 tar::EntryType::GNUSparse => {
-                    let size = records
-                        .real_size
-                        .or_else(|| entry.header().as_gnu().and_then(|h| h.real_size().ok()));
-                    self.give(Item::File { path: path.clone(), meta, size: size.unwrap_or(0) })?;
+                    let in_header = || entry.header().as_gnu().and_then(|h| h.real_size().ok());
+                    let size = records.real_size.or_else(in_header).unwrap_or(0);
+                    self.give(Item::File { path: path.clone(), meta, size })?;
                     for (at, len) in holes.iter().flatten() {
-                        if self.copy(
-                            &path,
-                            |most, bytes| stream.read_content(most, bytes),
-                            *at,
-                            *len,
-                        )? != *len
-                        {
+                        let read = |most, bytes: &mut Vec<u8>| stream.read_content(most, bytes);
+                        if self.copy(&path, read, *at, *len)? != *len {
                             return Err(broken(io::ErrorKind::UnexpectedEof.into()));
                         }
                     }
@@ -183,6 +134,32 @@ impl<'a> Source<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Passes on a file of an archive. Its records may say where its data lies.
+    fn tar_file<R: BufRead>(
+        &mut self,
+        entry: &mut tar::Entry<'_, TarStream<R>>,
+        stream: &TarStream<R>,
+        records: &pax::Records,
+        (path, meta): (Vec<u8>, Meta),
+    ) -> Outcome {
+        match records.sparse_map(entry).map_err(broken)? {
+            Some(map) => {
+                let size = records.real_size.or(map.last().map(|(at, len)| at + len)).unwrap_or(0);
+                self.give(Item::File { path: path.clone(), meta, size })?;
+                for (at, len) in &map {
+                    let read = |most, bytes: &mut Vec<u8>| append(entry, most, bytes);
+                    self.copy(&path, read, *at, *len)?;
+                }
+            }
+            None => {
+                let size = entry.size();
+                self.give(Item::File { path: path.clone(), meta, size })?;
+                self.copy(&path, |most, bytes| stream.read_content(most, bytes), 0, size)?;
+            }
+        }
+        self.give(Item::End)
     }
 
     pub fn directory(&mut self, from: &Path, store: &Path, bar: &ProgressBar) -> Outcome {
@@ -312,6 +289,33 @@ impl Listing {
         }
         Ok(self.names.pop())
     }
+}
+
+fn broken(e: io::Error) -> Failure {
+    Failure::io("the tar stream cannot be read", &e).hint(
+        "is it whole? A compressed one must be unpacked first: zcat FILE | kvfs import STORE -",
+    )
+}
+
+/// Returns the attributes of an entry. Those that its records do not have are in its header.
+fn meta_of(header: &tar::Header, records: &pax::Records) -> io::Result<Meta> {
+    let number = |n: io::Result<u64>| n.ok().and_then(|n| u32::try_from(n).ok());
+    Ok(Meta {
+        perm: (header.mode()? & 0o7777) as u16,
+        uid: records.uid.or_else(|| number(header.uid())).unwrap_or(0),
+        gid: records.gid.or_else(|| number(header.gid())).unwrap_or(0),
+        mtime: records
+            .mtime
+            .unwrap_or(Timestamp { secs: header.mtime().unwrap_or(0) as i64, nanos: 0 }),
+        atime: records.atime,
+        xattrs: records.xattrs.clone(),
+    })
+}
+
+fn device_of(header: &tar::Header) -> u32 {
+    let (major, minor) =
+        (header.device_major().ok().flatten(), header.device_minor().ok().flatten());
+    tree::device_number(major.unwrap_or(0), minor.unwrap_or(0))
 }
 
 /// Appends the next `most` bytes of `from`, or as many as there are.
