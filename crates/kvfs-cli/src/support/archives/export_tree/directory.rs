@@ -96,23 +96,7 @@ impl Directory<'_> {
         }
         if attr.nlink > 1 {
             if let Some(first) = self.linked.get(&attr.ino) {
-                let (directory, name) =
-                    first.split_at(first.iter().rposition(|c| *c == b'/').map_or(0, |at| at + 1));
-                let linked = match directory.strip_suffix(b"/") {
-                    None => {
-                        rustix::fs::linkat(&self.at[0], name, &parent, item.name, AtFlags::empty())
-                    }
-                    Some(directory) => beneath::open(
-                        &self.at[0],
-                        directory,
-                        OFlags::PATH | OFlags::DIRECTORY,
-                        Mode::empty(),
-                    )
-                    .and_then(|directory| {
-                        rustix::fs::linkat(directory, name, &parent, item.name, AtFlags::empty())
-                    }),
-                };
-                linked.map_err(cannot)?;
+                link(&self.at[0], first, (&parent, item.name)).map_err(cannot)?;
                 return Ok(0);
             }
             self.linked.insert(attr.ino, item.path.to_vec());
@@ -128,27 +112,11 @@ impl Directory<'_> {
                     let _ = rustix::fs::unlinkat(&parent, item.name, AtFlags::empty());
                     self.linked.remove(&attr.ino);
                 })?;
-                let dressed = self.dress(&file, item);
-                dressed.map_err(|e| {
-                    Failure::io(
-                        format!("cannot set the attributes of {}", text::show(item.path)),
-                        &e.into(),
-                    )
-                })?;
+                self.dress(&file, item).map_err(|e| undressed(item, e))?;
                 return Ok(written);
             }
             FileKind::Symlink => rustix::fs::symlinkat(item.target.as_slice(), &parent, item.name),
-            kind => {
-                let kind = match kind {
-                    FileKind::CharDevice => FileType::CharacterDevice,
-                    FileKind::BlockDevice => FileType::BlockDevice,
-                    FileKind::Socket => FileType::Socket,
-                    _ => FileType::Fifo,
-                };
-                let (major, minor) = tree::device_numbers(attr.rdev);
-                let rdev = rustix::fs::makedev(major, minor);
-                rustix::fs::mknodat(&parent, item.name, kind, Mode::RUSR | Mode::WUSR, rdev)
-            }
+            _ => make_special(&parent, item),
         };
         match special {
             Err(Errno::PERM) if attr.kind != FileKind::Symlink => {
@@ -160,15 +128,42 @@ impl Directory<'_> {
             made => made.map_err(cannot)?,
         }
         let it = beneath::open(&parent, item.name, OFlags::PATH, Mode::empty()).map_err(cannot)?;
-        let dressed = self.dress_name(&it, item);
-        dressed.map_err(|e| {
-            Failure::io(
-                format!("cannot set the attributes of {}", text::show(item.path)),
-                &e.into(),
-            )
-        })?;
+        self.dress_name(&it, item).map_err(|e| undressed(item, e))?;
         Ok(0)
     }
+}
+
+/// Links a name in a directory to a file that the export has made. `first` is the first name of the
+/// file, relative to the target directory `top`.
+fn link(top: &OwnedFd, first: &[u8], (parent, name): (&OwnedFd, &[u8])) -> Result<(), Errno> {
+    let (directory, old) =
+        first.split_at(first.iter().rposition(|c| *c == b'/').map_or(0, |at| at + 1));
+    match directory.strip_suffix(b"/") {
+        None => rustix::fs::linkat(top, old, parent, name, AtFlags::empty()),
+        Some(directory) => {
+            let flags = OFlags::PATH | OFlags::DIRECTORY;
+            let directory = beneath::open(top, directory, flags, Mode::empty())?;
+            rustix::fs::linkat(directory, old, parent, name, AtFlags::empty())
+        }
+    }
+}
+
+/// Makes a device, a socket or a pipe.
+fn make_special(parent: &OwnedFd, item: &Item<'_>) -> Result<(), Errno> {
+    let kind = match item.attr.kind {
+        FileKind::CharDevice => FileType::CharacterDevice,
+        FileKind::BlockDevice => FileType::BlockDevice,
+        FileKind::Socket => FileType::Socket,
+        _ => FileType::Fifo,
+    };
+    let (major, minor) = tree::device_numbers(item.attr.rdev);
+    let rdev = rustix::fs::makedev(major, minor);
+    rustix::fs::mknodat(parent, item.name, kind, Mode::RUSR | Mode::WUSR, rdev)
+}
+
+fn undressed(item: &Item<'_>, error: Errno) -> Failure {
+    let what = format!("cannot set the attributes of {}", text::show(item.path));
+    Failure::io(what, &error.into())
 }
 
 impl Target for Directory<'_> {
