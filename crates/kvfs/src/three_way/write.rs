@@ -83,6 +83,7 @@ impl Plan<'_> {
         changes.finish()
     }
 
+    /// Writes the node of an inode, or removes it if it has no name any more.
     fn write_node(
         &mut self,
         ino: Ino,
@@ -135,41 +136,9 @@ impl Plan<'_> {
             self.write_promise(ino, None, changes)?;
             return Ok(());
         }
-        let (entries, dirs) = self.sums.entries.get(&ino).copied().unwrap_or((0, 0));
-        let mut attr = Attributes {
-            nlink: match dir {
-                true => plus(of_into.map_or(2, |attr| attr.nlink.into()), dirs) as u32,
-                false => u32::try_from(named).unwrap_or(u32::MAX),
-            },
-            reserved: of_into.map(|attr| attr.reserved).unwrap_or_default(),
-            parent: parents
-                .get(&ino)
-                .copied()
-                .or(of_into.map(|attr| attr.parent))
-                .unwrap_or(node.attr.parent),
-            ..node.attr
-        };
-        if dir {
-            attr.size = plus(of_into.map_or(0, |attr| attr.size), entries);
-        }
-        if let Some([atime, mtime, ctime]) = self.times.get(&ino).filter(|_| taken.is_none()) {
-            (attr.atime, attr.mtime, attr.ctime) = (*atime, *mtime, attr.ctime.max(*ctime));
-        }
-        if let Some(before) = of_into {
-            attr.btime = before.btime;
-            attr.ctime = attr.ctime.max(before.ctime);
-            if dir {
-                attr.mtime = attr.mtime.max(before.mtime);
-            }
-        }
-        if dir
-            && entries != 0
-            && let Some(there) = from_dirs.get(&ino)
-            && let Some(there) = from.node(*there)?
-        {
-            attr.mtime = attr.mtime.max(there.attr.mtime);
-            attr.ctime = attr.ctime.max(there.attr.ctime);
-        }
+        let is_taken = taken.is_some();
+        let attr =
+            self.attributes_of((ino, node, is_taken), of_into, named, (parents, from_dirs))?;
         if dir && parents.contains_key(&ino) && into.is_some() {
             let place = layout::name_key(attr.parent, &ino.to_be_bytes());
             changes.batch.put(layout.imap, layout::MOVES_KEY.as_slice(), place);
@@ -183,6 +152,54 @@ impl Plan<'_> {
             self.write_promise(ino, Some(source), changes)?;
         }
         Ok(())
+    }
+
+    /// Returns the attributes of an inode that has `named` names. `node` is the node that it gets;
+    /// `is_taken`: it comes from `from`. `before` has the attributes that `into` has.
+    fn attributes_of(
+        &self,
+        (ino, node, is_taken): (Ino, &StoredNode, bool),
+        before: Option<&Attributes>,
+        named: i64,
+        (parents, from_dirs): (&HashMap<Ino, Ino>, &HashMap<Ino, Ino>),
+    ) -> Result<Attributes> {
+        let dir = node.attr.kind == FileKind::Dir;
+        let (entries, dirs) = self.sums.entries.get(&ino).copied().unwrap_or((0, 0));
+        let mut attr = Attributes {
+            nlink: match dir {
+                true => plus(before.map_or(2, |attr| attr.nlink.into()), dirs) as u32,
+                false => u32::try_from(named).unwrap_or(u32::MAX),
+            },
+            reserved: before.map(|attr| attr.reserved).unwrap_or_default(),
+            parent: parents
+                .get(&ino)
+                .copied()
+                .or(before.map(|attr| attr.parent))
+                .unwrap_or(node.attr.parent),
+            ..node.attr
+        };
+        if dir {
+            attr.size = plus(before.map_or(0, |attr| attr.size), entries);
+        }
+        if let Some([atime, mtime, ctime]) = self.times.get(&ino).filter(|_| !is_taken) {
+            (attr.atime, attr.mtime, attr.ctime) = (*atime, *mtime, attr.ctime.max(*ctime));
+        }
+        if let Some(before) = before {
+            attr.btime = before.btime;
+            attr.ctime = attr.ctime.max(before.ctime);
+            if dir {
+                attr.mtime = attr.mtime.max(before.mtime);
+            }
+        }
+        if dir
+            && entries != 0
+            && let Some(there) = from_dirs.get(&ino)
+            && let Some(there) = self.sides.from.node(*there)?
+        {
+            attr.mtime = attr.mtime.max(there.attr.mtime);
+            attr.ctime = attr.ctime.max(there.attr.ctime);
+        }
+        Ok(attr)
     }
 
     /// Writes the attribute values that are stored outside of the node.
