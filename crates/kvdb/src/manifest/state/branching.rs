@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use vt_tree::Seq;
+
 use super::{DictionaryState, ManifestState, SnapshotState, contradiction};
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
@@ -38,18 +40,7 @@ impl ManifestState {
                     self.origin_is(&from, &to);
                 }
             }
-            Edit::Clone { snapshot, branch, first } => {
-                let of = self.snapshot(&snapshot)?;
-                let branch = self.add_branch(branch, snapshot)?;
-                for (n, d) in of.dictionaries.values().enumerate() {
-                    let id = first.checked_add(n as u32).map(DictionaryId);
-                    let id = id.ok_or_else(|| {
-                        contradiction(format!("a clone is numbered from {first} on"))
-                    })?;
-                    let info = d.info.in_branch(id, branch.clone());
-                    self.insert(DictionaryState { info, runs: d.runs.clone() })?;
-                }
-            }
+            Edit::Clone { snapshot, branch, first } => self.clone_of(snapshot, branch, first)?,
             Edit::Branch { name, of } => drop(self.add_branch(name, of)?),
             Edit::Limit { branch, bytes } => {
                 if !self.branches.contains_key(&*branch) {
@@ -73,44 +64,9 @@ impl ManifestState {
                 self.remove_branch(&name)?;
                 self.dictionaries.remove_branch(&name);
             }
-            Edit::RollBack { snapshot, seq } => {
-                let to = self.snapshot(&snapshot)?;
-                let branch = &to.label.branch;
-                self.know_branch(branch);
-                self.dictionaries.remove_branch(branch);
-                for (id, d) in &to.dictionaries {
-                    if self.dictionaries.insert(d.clone()).is_some() {
-                        return Err(contradiction(format!(
-                            "dictionary {} is of two branches",
-                            id.0
-                        )));
-                    }
-                    self.since.insert(*id, seq);
-                }
-            }
+            Edit::RollBack { snapshot, seq } => self.roll_back(&snapshot, seq)?,
             Edit::Since { dict, seq } => _ = self.since.insert(dict, seq),
-            Edit::Adopt { from, to } => {
-                self.remove_branch(&from)?;
-                // The branch that is replaced keeps its limit. The new one is not a clone.
-                let limit = self.limits.get(&to).copied();
-                let of_files = self.limits_of_files.get(&to).copied();
-                if self.branches.contains_key(&*to) {
-                    self.remove_branch(&to)?;
-                }
-                self.know_branch(&to);
-                limit.map(|limit| self.limits.insert(to.clone(), limit));
-                of_files.map(|limit| self.limits_of_files.insert(to.clone(), limit));
-                self.dictionaries.remove_branch(&to);
-                let name = match self.branches.get_key_value(&*to) {
-                    Some((name, _)) => name.clone(),
-                    None => to.into(),
-                };
-                for d in self.dictionaries.remove_branch(&from).values() {
-                    let mut d = DictionaryState::clone(d);
-                    d.info.branch = name.clone();
-                    self.dictionaries.insert(Arc::new(d));
-                }
-            }
+            Edit::Adopt { from, to } => self.adopt(&from, to)?,
             Edit::KeptRun(run) => self.kept.runs.push(run),
             Edit::KeptDictionary(info, runs) => {
                 let mut state = DictionaryState::new(info.into());
@@ -136,6 +92,60 @@ impl ManifestState {
             }
             // `apply` handles the others.
             _ => {}
+        }
+        Ok(())
+    }
+
+    /// Makes a branch of a snapshot. The dictionaries get numbers from `first` on.
+    fn clone_of(&mut self, snapshot: String, branch: String, first: u32) -> Result<()> {
+        let of = self.snapshot(&snapshot)?;
+        let branch = self.add_branch(branch, snapshot)?;
+        for (n, d) in of.dictionaries.values().enumerate() {
+            let id = first.checked_add(n as u32).map(DictionaryId);
+            let id =
+                id.ok_or_else(|| contradiction(format!("a clone is numbered from {first} on")))?;
+            let info = d.info.in_branch(id, branch.clone());
+            self.insert(DictionaryState { info, runs: d.runs.clone() })?;
+        }
+        Ok(())
+    }
+
+    /// Replaces the branch of a snapshot by the state of the snapshot.
+    fn roll_back(&mut self, snapshot: &str, seq: Seq) -> Result<()> {
+        let to = self.snapshot(snapshot)?;
+        let branch = &to.label.branch;
+        self.know_branch(branch);
+        self.dictionaries.remove_branch(branch);
+        for (id, d) in &to.dictionaries {
+            if self.dictionaries.insert(d.clone()).is_some() {
+                return Err(contradiction(format!("dictionary {} is of two branches", id.0)));
+            }
+            self.since.insert(*id, seq);
+        }
+        Ok(())
+    }
+
+    /// Puts the branch `from` in the place of the branch `to`.
+    fn adopt(&mut self, from: &str, to: String) -> Result<()> {
+        self.remove_branch(from)?;
+        // The branch that is replaced keeps its limit. The new one is not a clone.
+        let limit = self.limits.get(&to).copied();
+        let of_files = self.limits_of_files.get(&to).copied();
+        if self.branches.contains_key(&*to) {
+            self.remove_branch(&to)?;
+        }
+        self.know_branch(&to);
+        limit.map(|limit| self.limits.insert(to.clone(), limit));
+        of_files.map(|limit| self.limits_of_files.insert(to.clone(), limit));
+        self.dictionaries.remove_branch(&to);
+        let name = match self.branches.get_key_value(&*to) {
+            Some((name, _)) => name.clone(),
+            None => to.into(),
+        };
+        for d in self.dictionaries.remove_branch(from).values() {
+            let mut d = DictionaryState::clone(d);
+            d.info.branch = name.clone();
+            self.dictionaries.insert(Arc::new(d));
         }
         Ok(())
     }
