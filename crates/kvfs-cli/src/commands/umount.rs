@@ -86,27 +86,7 @@ fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
     let dir = &entry.mount_point;
     let record = Record::read(&entry.device);
     let _waiting = waiting::on(dir);
-    // Unmounting affects the topmost mount.
-    if let Ok(Some(top)) = mounts::mount_at(dir)
-        && top.device != entry.device
-    {
-        let text = format!(
-            "another mount ({}) covers {} on {}",
-            top.fs_type,
-            target.display(),
-            dir.display()
-        );
-        return Err(Failure::new(Exit::Busy, text)
-            .hint(format!("take that away first: umount {}", dir.display())));
-    }
-    // The record may be that of a killed daemon, and another file system may have the device number
-    // by now.
-    if !(entry.fs_type.ends_with("kvfs") || entry.is_fuse() && record.is_some()) {
-        return Err(Failure::new(
-            Exit::Usage,
-            format!("what is mounted on {} is {}, not KVFS", dir.display(), entry.fs_type),
-        ));
-    }
+    may_take_down(target, &entry, record.is_some())?;
     // Without a daemon, or with one that is being killed, nothing can be written any more. (Asking
     // a daemon that hangs would hang, too.)
     let dead = how != Unmount::Forced && mounts::is_dead(dir);
@@ -120,14 +100,7 @@ fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
         return Ok(format!("{was} {}", dir.display()));
     };
     if how != Unmount::Forced && record.store_is_removed() {
-        let (store, dir, pid) = (record.store.display(), dir.display(), record.pid);
-        let text = format!(
-            "{store} was removed while it was mounted on {dir}: with the unmount all that is in it would be gone"
-        );
-        return Err(Failure::new(Exit::Busy, text).hint(format!(
-            "copy out of {dir} what is to be kept, or the file as a whole: `sync -f {dir}`, and then that one of /proc/{pid}/fd which is \
-             \"{store} (deleted)\"; --force unmounts all the same"
-        )));
+        return Err(would_lose_all(&record, dir));
     }
     // If a server has the transaction of this mount, report what becomes of it. (Asking a daemon
     // that hangs would hang, too.)
@@ -160,21 +133,62 @@ fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
             let more = transaction.map_or(String::new(), |what| format!("; {what}"));
             Ok(format!("unmounted {}{more}", dir.display()))
         }
-        Some(left) => {
-            left.remove();
-            let why = left.failure.unwrap_or_else(|| "its daemon was killed".into());
-            let message = format!(
-                "unmounted {}, but {} was not closed well: {why}",
-                dir.display(),
-                record.store.display()
-            );
-            let hint = match guest::is_served(&record) {
-                true => "what was synced is safe with the server",
-                false => "what was synced is safe; `kvfs check` verifies the store",
-            };
-            Err(Failure::new(Exit::Failed, message).hint(hint))
-        }
+        Some(left) => Err(not_closed_well(&record, left, dir)),
     }
+}
+
+/// Fails if another mount covers this one, or if it is not a mount of KVFS.
+fn may_take_down(target: &Path, entry: &MountEntry, has_record: bool) -> Outcome {
+    let dir = &entry.mount_point;
+    // Unmounting affects the topmost mount.
+    if let Ok(Some(top)) = mounts::mount_at(dir)
+        && top.device != entry.device
+    {
+        let text = format!(
+            "another mount ({}) covers {} on {}",
+            top.fs_type,
+            target.display(),
+            dir.display()
+        );
+        return Err(Failure::new(Exit::Busy, text)
+            .hint(format!("take that away first: umount {}", dir.display())));
+    }
+    // The record may be that of a killed daemon, and another file system may have the device number
+    // by now.
+    if !(entry.fs_type.ends_with("kvfs") || entry.is_fuse() && has_record) {
+        let text = format!("what is mounted on {} is {}, not KVFS", dir.display(), entry.fs_type);
+        return Err(Failure::new(Exit::Usage, text));
+    }
+    Ok(())
+}
+
+/// Returns the failure of an unmount of a store whose file has no name any more.
+fn would_lose_all(record: &Record, dir: &Path) -> Failure {
+    let (store, dir, pid) = (record.store.display(), dir.display(), record.pid);
+    let text = format!(
+        "{store} was removed while it was mounted on {dir}: with the unmount all that is in it \
+         would be gone"
+    );
+    Failure::new(Exit::Busy, text).hint(format!(
+        "copy out of {dir} what is to be kept, or the file as a whole: `sync -f {dir}`, and then \
+         that one of /proc/{pid}/fd which is \"{store} (deleted)\"; --force unmounts all the same"
+    ))
+}
+
+/// Returns the failure of a daemon that has left a record, and removes that.
+fn not_closed_well(record: &Record, left: Record, dir: &Path) -> Failure {
+    left.remove();
+    let why = left.failure.unwrap_or_else(|| "its daemon was killed".into());
+    let message = format!(
+        "unmounted {}, but {} was not closed well: {why}",
+        dir.display(),
+        record.store.display()
+    );
+    let hint = match guest::is_served(record) {
+        true => "what was synced is safe with the server",
+        false => "what was synced is safe; `kvfs check` verifies the store",
+    };
+    Failure::new(Exit::Failed, message).hint(hint)
 }
 
 /// The time that a forced unmount waits for the daemon to close the store.
