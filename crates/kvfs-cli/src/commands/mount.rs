@@ -10,6 +10,7 @@
 //! a snapshot or a transaction of a store that `kvfs serve` serves.
 
 mod credentials;
+mod local_file;
 mod mount8;
 mod secrets;
 mod served;
@@ -26,6 +27,7 @@ use places::{Address, local_copies};
 pub use served::{MountsOfProcess, address};
 
 use self::credentials::Credentials;
+use self::local_file::{file_to_mount, may_lie_on};
 use self::secrets::Secrets;
 use crate::commands::push;
 use crate::support::machine::destination::{self, Judge};
@@ -39,7 +41,6 @@ use crate::support::serving::daemon::{self, Begin};
 use crate::support::serving::handover::{self, Resumed};
 use crate::support::serving::keeper::{self, Held};
 use crate::support::serving::{guest, upgrade};
-use crate::support::stores::store;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::{failures, sizes, text};
 
@@ -180,16 +181,7 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     if let Some(server) = served::address(&store) {
         return served::run(&server?, &dir, &args, output);
     }
-    if args.txn || args.lease {
-        let what = format!("{} is no address of a server", store.display());
-        return Err(Failure::new(Exit::Usage, what)
-            .hint("in a store that is mounted here, kvfs txn begins transactions"));
-    }
-    if args.timeout.is_some() || args.credentials.is_given() {
-        let what = format!("{} is no address of a server", store.display());
-        let hint = "leave out --timeout, --token-file, --ca, --cert and --cert-key";
-        return Err(Failure::new(Exit::Usage, what).hint(hint));
-    }
+    without_server(&args, &store)?;
     args.options.extend(args.snapshot.take().map(|name| format!("snapshot={name}").into()));
     let address = Address::parse(&store)?;
     let is_started = args.serving || args.kept.is_some() || args.resume.is_some() || args.fits;
@@ -242,34 +234,9 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     if let Some(publish) = options.publish.iter().find(|_| options.writing.is_none()) {
         may_publish(&publish.to, output)?;
     }
-    let store = match (&address, options.writing) {
-        (Some(address), writing) if options.offline => {
-            local_copies::as_it_is(address, args.cache.as_deref(), writing.is_some())?
-        }
-        (Some(address), Some(_)) => local_copies::path_of_writer(address, args.cache.as_deref())?,
-        (Some(address), None) => {
-            let local = local_copies::of(address, args.cache.as_deref())?;
-            let (name, generation) = (address.to_string(), local.copy.generation);
-            let name = text::show(name.as_bytes());
-            output.note(format!("{name} as of generation {generation}, read-only"));
-            local.path
-        }
-        (None, _) => existing(&store)?,
-    };
-    if address.is_none() && !options.mount.read_only && store::is_copy(&store) {
-        let copy = store.display();
-        let what = format!("{copy} is a copy, in which changes would be lost with the next pull");
-        return Err(Failure::new(Exit::Usage, what).hint("mount it with -o ro, or see kvfs fork"));
-    }
+    let store = file_to_mount(&store, address.as_ref(), args.cache.as_deref(), &options, output)?;
     let dir = mount_point(&dir, output)?;
-    if store.starts_with(&dir) {
-        let hides = format!(
-            "cannot mount {} on {}: the mount would hide the store itself",
-            store.display(),
-            dir.display()
-        );
-        return Err(Failure::new(Exit::Usage, hides).hint("mount on another directory"));
-    }
+    may_lie_on(&store, &dir)?;
     options.log = match options.log {
         Some(log) => Some(
             std::path::absolute(&log)
@@ -315,6 +282,20 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         output.note(warning);
     }
     announce(output, &record)
+}
+
+/// Fails if options are given that only an address of a server takes.
+fn without_server(args: &Args, store: &Path) -> Outcome {
+    let what = || format!("{} is no address of a server", store.display());
+    if args.txn || args.lease {
+        return Err(Failure::new(Exit::Usage, what())
+            .hint("in a store that is mounted here, kvfs txn begins transactions"));
+    }
+    if args.timeout.is_some() || args.credentials.is_given() {
+        let hint = "leave out --timeout, --token-file, --ca, --cert and --cert-key";
+        return Err(Failure::new(Exit::Usage, what()).hint(hint));
+    }
+    Ok(())
 }
 
 /// Returns the options that follow from the address of the store.
@@ -387,18 +368,6 @@ fn announce(output: &Output, record: &Record) -> Outcome {
         ("socket", record.socket.as_deref()),
     ];
     output.print(said, text::with_paths(value, &paths))
-}
-
-/// Returns the full path of the store, since the daemon works in another directory.
-fn existing(path: &Path) -> Outcome<PathBuf> {
-    path.canonicalize().map_err(|e| {
-        let failure = Failure::io(format!("cannot open the store {}", path.display()), &e);
-        if e.kind() == std::io::ErrorKind::NotFound {
-            failure.hint(format!("make it: kvfs create {}", path.display()))
-        } else {
-            failure
-        }
-    })
 }
 
 /// Returns the absolute path, which is valid in any directory.
