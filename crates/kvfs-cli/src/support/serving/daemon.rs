@@ -10,6 +10,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
@@ -70,42 +71,7 @@ fn serve_logged(
     log: Option<PathBuf>,
     ready: &mut dyn FnMut(&Record) -> Outcome,
 ) -> Outcome {
-    let (opened, mut service, mut asked) = match begin {
-        Begin::Mount(store, dir) => {
-            let opened = Opened::new(options, |access| {
-                let store = store::open_waiting(store, access, options.budget())?;
-                Ok(InHand { store, in_use: InUse::default(), kept: None })
-            })?;
-            if let Some(publication) = &options.publish {
-                Publishing::check(&opened.store.db, publication)?;
-            }
-            let service = Service::begin(&opened, options, Mounting::On(dir))?;
-            (opened, service, None)
-        }
-        Begin::Kept(store, dir, held, keeper) => {
-            let opened = Opened::new(options, |access| held.open(store, access, options))?;
-            let mut service = match held.mount()? {
-                None => Service::begin(&opened, options, Mounting::Kept(dir, &held))?,
-                Some(mount) => {
-                    match keeper.begun_anew.as_ref().and_then(|anew| anew.last.as_ref()) {
-                        Some(last) => tracing::warn!("the daemon {last}: another one goes on"),
-                        None => tracing::warn!("another daemon goes on"),
-                    }
-                    Service::begin(&opened, options, Mounting::Again(&mount))?
-                }
-            };
-            service.keeper = Some(keeper);
-            (opened, service, None)
-        }
-        Begin::Resume(store, resumed) => {
-            let (opened, service) = go_on(store, &resumed, options).inspect_err(|failure| {
-                tracing::error!("{}", failure.message);
-                resumed.give_back(failure);
-                Request::answer(resumed.asks(), Err(failure));
-            })?;
-            (opened, service, Some(resumed.into_asks()))
-        }
-    };
+    let (opened, mut service, mut asked) = start(begin, options)?;
     let (say, events) = channel();
     let unmounter = service.mounted.unmounter();
     let device = service.mounted.device().to_string();
@@ -149,17 +115,67 @@ fn serve_logged(
         }
         let outcome = close(served, service, &notifier, opened);
         signals.end();
-        match &outcome {
-            Ok(()) => record.remove(),
-            Err(failure) => {
-                tracing::error!("{}", failure.message);
-                record.failure = Some(failure.message.clone());
-                if let Err(e) = record.put_aside() {
-                    tracing::error!("cannot leave word of it: {e}");
-                }
+        note_outcome(record, &outcome);
+        return outcome;
+    }
+}
+
+/// Removes the record of this process, or leaves the failure in it.
+fn note_outcome(mut record: Record, outcome: &Outcome) {
+    match outcome {
+        Ok(()) => record.remove(),
+        Err(failure) => {
+            tracing::error!("{}", failure.message);
+            record.failure = Some(failure.message.clone());
+            if let Err(e) = record.put_aside() {
+                tracing::error!("cannot leave word of it: {e}");
             }
         }
-        return outcome;
+    }
+}
+
+/// The descriptor by which another program has asked for a handover and waits for the answer, and
+/// the failure to answer with.
+type Asked = (OwnedFd, Option<Failure>);
+
+/// Opens the store, and starts to answer. After a handover, the program that has asked for it is
+/// returned, too.
+fn start(begin: Begin<'_>, options: &Options) -> Outcome<(Opened, Service, Option<Asked>)> {
+    match begin {
+        Begin::Mount(store, dir) => {
+            let opened = Opened::new(options, |access| {
+                let store = store::open_waiting(store, access, options.budget())?;
+                Ok(InHand { store, in_use: InUse::default(), kept: None })
+            })?;
+            if let Some(publication) = &options.publish {
+                Publishing::check(&opened.store.db, publication)?;
+            }
+            let service = Service::begin(&opened, options, Mounting::On(dir))?;
+            Ok((opened, service, None))
+        }
+        Begin::Kept(store, dir, held, keeper) => {
+            let opened = Opened::new(options, |access| held.open(store, access, options))?;
+            let mut service = match held.mount()? {
+                None => Service::begin(&opened, options, Mounting::Kept(dir, &held))?,
+                Some(mount) => {
+                    match keeper.begun_anew.as_ref().and_then(|anew| anew.last.as_ref()) {
+                        Some(last) => tracing::warn!("the daemon {last}: another one goes on"),
+                        None => tracing::warn!("another daemon goes on"),
+                    }
+                    Service::begin(&opened, options, Mounting::Again(&mount))?
+                }
+            };
+            service.keeper = Some(keeper);
+            Ok((opened, service, None))
+        }
+        Begin::Resume(store, resumed) => {
+            let (opened, service) = go_on(store, &resumed, options).inspect_err(|failure| {
+                tracing::error!("{}", failure.message);
+                resumed.give_back(failure);
+                Request::answer(resumed.asks(), Err(failure));
+            })?;
+            Ok((opened, service, Some(resumed.into_asks())))
+        }
     }
 }
 
