@@ -131,39 +131,7 @@ impl Fs {
         let (start, end) = (layout::name_key(ino, b""), layout::names_end(ino));
         let mut cursor = self.core.scope.cursor(self.core.layout.nmap, &start, &end)?;
         if after >= FIRST_HASH {
-            let known = dir
-                .listing
-                .lock()
-                .as_ref()
-                .and_then(|listing| listing.find(after))
-                .map(|name| layout::name_key(ino, name));
-            match known {
-                Some(mut key) => {
-                    // The smallest key after this one.
-                    key.push(0);
-                    cursor.seek(&key)?;
-                }
-                None => {
-                    let found = loop {
-                        match cursor.next()? {
-                            Some(tuple)
-                                if position(
-                                    self.core
-                                        .listings
-                                        .name_hash(layout::decode_name_key(&tuple.key)?.1),
-                                ) == after =>
-                            {
-                                break true;
-                            }
-                            Some(_) => {}
-                            None => break false,
-                        }
-                    };
-                    if !found {
-                        cursor.seek(&start)?;
-                    }
-                }
-            }
+            self.seek_after((ino, dir), after, &mut cursor)?;
         }
         // Names that were added since the listing began were added after the cursor was opened, or
         // are known by now.
@@ -216,6 +184,35 @@ impl Fs {
             listing.clear_emitted();
         }
         Ok(true)
+    }
+
+    /// Moves a cursor over the names of a directory to the name after a position. If the name at
+    /// the position is not known, all names are searched for it; if it is not there, the cursor
+    /// begins again.
+    fn seek_after(
+        &self,
+        (ino, dir): (Ino, &Inode),
+        after: u64,
+        cursor: &mut ScopeCursor,
+    ) -> Result<()> {
+        let known = dir
+            .listing
+            .lock()
+            .as_ref()
+            .and_then(|listing| listing.find(after))
+            .map(|name| layout::name_key(ino, name));
+        if let Some(mut key) = known {
+            // The smallest key after this one.
+            key.push(0);
+            return Ok(cursor.seek(&key)?);
+        }
+        while let Some(tuple) = cursor.next()? {
+            let (_, name) = layout::decode_name_key(&tuple.key)?;
+            if position(self.core.listings.name_hash(name)) == after {
+                return Ok(());
+            }
+        }
+        Ok(cursor.seek(&layout::name_key(ino, b""))?)
     }
 
     /// Announces that the nodes of the first entry and of the entries fetched with it will be read.
