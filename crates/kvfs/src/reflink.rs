@@ -2,13 +2,15 @@
 //! only their keys. In a view over a wire the server makes the references, and their keys are all
 //! that it is sent.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
-use kvdb::{Batch, Isolation, Reference, Scope};
+use kvdb::{Batch, Isolation, Reference, Scope, View};
 
 use crate::attr::{FileKind, Ino, WriteHints, Written};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
-use crate::inode::Inode;
+use crate::inode::{Inode, InodeState};
 use crate::layout::{self, Body, PAGE, PageKeys};
 use crate::privileges::CAPABILITY;
 
@@ -18,6 +20,17 @@ const PER_LOCK: u64 = 16 << 10;
 const PER_CHANGE: u64 = 4 << 10;
 /// Approximate cost of a page in the store, in bytes.
 const COST: u64 = 64;
+
+/// Pages that a file is about to share with another one.
+struct Shared {
+    batch: Batch,
+    /// The pages that a server shares.
+    references: Vec<Reference>,
+    /// The number of these pages.
+    pages: u64,
+    /// The number of all pages that the file has with them.
+    count: u64,
+}
 
 impl Fs {
     /// Makes the first part of a copy that can be done by sharing, in one commit. If it copies 0
@@ -88,23 +101,44 @@ impl Fs {
             return Ok(Written::default());
         }
         self.commit_dirty(&target, &mut state)?;
-        let dmap = self.core.layout.dmap;
-        let (first, blocks) = (from_offset / PAGE, layout::blocks_of(len));
-        let (start, end) = (layout::page_key(from, first), layout::page_key(from, first + blocks));
-        let (mut pages, mut references) = (Vec::new(), Vec::new());
-        match view {
-            Some(view) => pages = view.scan_stored(dmap, &start, &end, blocks as usize)?,
-            None => references = self.references((from, first), (to, to_offset / PAGE), blocks)?,
+        let (first, to_first) = (from_offset / PAGE, to_offset / PAGE);
+        let blocks = layout::blocks_of(len);
+        let shared = self.stage_shared(view, (from, first), (to, to_first), blocks, &state)?;
+        let lost_privileges =
+            self.commit_shared(&target, &mut state, shared, to_offset + len, hints)?;
+        self.core.superseded.rewritten(to, to_offset, to_offset + len);
+        self.core.promises.keep(to, &mut state, to_offset, to_offset + len);
+        if state.buffer.promise_changed {
+            self.mark_dirty(&target, &mut state);
         }
+        Ok(Written { bytes: len, lost_privileges })
+    }
 
-        let to_first = to_offset / PAGE;
+    /// Puts pages of the file `from` in the place of those that the file `to` has there.
+    fn stage_shared(
+        &self,
+        view: Option<View>,
+        (from, first): (Ino, u64),
+        (to, to_first): (Ino, u64),
+        blocks: u64,
+        state: &InodeState,
+    ) -> Result<Shared> {
+        let dmap = self.core.layout.dmap;
+        let (pages, references) = match view {
+            Some(view) => {
+                let start = layout::page_key(from, first);
+                let end = layout::page_key(from, first + blocks);
+                (view.scan_stored(dmap, &start, &end, blocks as usize)?, Vec::new())
+            }
+            None => (Vec::new(), self.references((from, first), (to, to_first), blocks)?),
+        };
         let mut batch = Batch::new();
         let mut count = match state.attr.body {
             Body::Paged(count) => count,
             Body::Inline(_) => 0,
         };
         if count > 0 {
-            count -= self.core.pages.between(to, &state, to_first, to_first + blocks)?.min(count);
+            count -= self.core.pages.between(to, state, to_first, to_first + blocks)?.min(count);
             let (start, end) =
                 (layout::page_key(to, to_first), layout::page_key(to, to_first + blocks));
             batch.delete_range(dmap, start.to_vec(), end.to_vec());
@@ -115,17 +149,31 @@ impl Fs {
             let (_, block) = layout::decode_page_key(&key)?;
             batch.put_stored(dmap, keys.key(to, block - first + to_first), value);
         }
+        Ok(Shared { batch, references, pages: shared, count: count + shared })
+    }
+
+    /// Commits pages that a file shares, up to the offset `end`. Returns `true` if the file has
+    /// lost privileges. On an error the file is as before.
+    fn commit_shared(
+        &self,
+        target: &Arc<Inode>,
+        state: &mut InodeState,
+        shared: Shared,
+        end: u64,
+        hints: WriteHints,
+    ) -> Result<bool> {
+        let Shared { mut batch, references, pages, count } = shared;
         let before = state.attr;
         let lost_capability = state.buffer.lost_capability;
         let capability = state.xattrs.as_ref().and_then(|all| all.get(CAPABILITY).cloned());
         let lost_privileges = state.touch_content(self.now(), hints.unprivileged_group);
         // The target is dirty until it is committed.
-        self.mark_dirty(&target, &mut state);
+        self.mark_dirty(target, state);
         let mut attr = state.attr;
-        attr.body = Body::Paged(count + shared);
-        attr.size = attr.size.max(to_offset + len);
-        let staged = self.stage(to, &mut state, &attr, &mut batch);
-        let applied = staged.and_then(|()| match is_served {
+        attr.body = Body::Paged(count);
+        attr.size = attr.size.max(end);
+        let staged = self.stage(target.ino, state, &attr, &mut batch);
+        let applied = staged.and_then(|()| match self.core.scope.is_served() {
             true => self.apply_with(batch, references),
             false => self.apply(batch),
         });
@@ -138,14 +186,9 @@ impl Fs {
             }
             return Err(e);
         }
-        self.mark_committed(&mut state, attr);
-        self.core.superseded.rewritten(to, to_offset, to_offset + len);
-        state.stored |= shared > 0;
-        self.core.promises.keep(to, &mut state, to_offset, to_offset + len);
-        if state.buffer.promise_changed {
-            self.mark_dirty(&target, &mut state);
-        }
-        Ok(Written { bytes: len, lost_privileges })
+        self.mark_committed(state, attr);
+        state.stored |= pages > 0;
+        Ok(lost_privileges)
     }
 
     /// Returns references to the pages of a file in a number of blocks from `first` on, for another
