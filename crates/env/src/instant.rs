@@ -28,12 +28,12 @@ impl Instant {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// The moment after so much time; `None` if there is none so late.
+    /// The moment after so much time, or `None` if there is none so late.
     pub fn checked_add(&self, time: Duration) -> Option<Instant> {
         self.0.checked_add(time).map(Instant)
     }
 
-    /// The moment before so much time; `None` if there is none so early.
+    /// The moment before so much time, or `None` if there is none so early.
     pub fn checked_sub(&self, time: Duration) -> Option<Instant> {
         self.0.checked_sub(time).map(Instant)
     }

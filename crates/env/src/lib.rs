@@ -51,7 +51,7 @@ pub trait Env: Send + Sync + 'static {
     /// Returns the time since some fixed point; never decreases.
     fn monotonic(&self) -> Duration;
     /// Returns the time since the Unix epoch, for file times. It is that of the kernel's coarse
-    /// clock (a tick is some milliseconds), so that a file that is created and written at once has
+    /// clock (a tick is a few milliseconds), so that a file that is created and written at once has
     /// the time that the kernel would set, and the kernel does not send another one.
     fn wall(&self) -> Duration;
     /// Returns the same time to the microsecond, for deadlines that others compare with their own

@@ -38,7 +38,7 @@ impl Watchful {
         Watchful { alone, missed: 0, skips: 0 }
     }
 
-    /// Receives bytes that have arrived, or arrive within some microseconds; 0 bytes are the end.
+    /// Receives bytes that have arrived, or arrive within a few microseconds; 0 bytes are the end.
     /// Returns `None` if none have arrived, and the caller should sleep.
     pub fn receive(&mut self, socket: impl AsFd, into: &mut [u8]) -> io::Result<Option<usize>> {
         if self.alone {

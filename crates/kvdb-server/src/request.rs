@@ -146,7 +146,7 @@ impl Arguments<'_> {
 
 #[derive(Default)]
 pub struct Parser {
-    /// Remaining arguments of the RESP array; `None` before its header is read.
+    /// Remaining arguments of the RESP array, or `None` before its header is read.
     left: Option<usize>,
     /// Length of the bulk string whose header has been read.
     bulk: Option<usize>,

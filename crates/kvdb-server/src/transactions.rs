@@ -26,9 +26,9 @@ pub struct FileChange {
     /// `a` for an anchor of the list, `d` a directory, `f` a file, `l` a symbolic link, `o`
     /// anything else; the type of the entry as it is now, or was.
     pub kind: char,
-    /// Bytes before; `None` if it did not exist.
+    /// Bytes before, or `None` if it did not exist.
     pub before: Option<u64>,
-    /// Bytes now; `None` if it no longer exists.
+    /// Bytes now, or `None` if it no longer exists.
     pub after: Option<u64>,
     /// The differences; for an added or removed entry, its properties.
     pub details: Vec<FileDetail>,
@@ -121,14 +121,14 @@ pub struct Merging {
     pub conflicts: Vec<Conflicting>,
     /// The number of such changes that are not named, since there are too many.
     pub more: u64,
-    /// The number of the newest commit that both sides have; `None` if it is not known.
+    /// The number of the newest commit that both sides have, or `None` if it is not known.
     pub since: Option<u64>,
 }
 
 /// The result of rebasing a transaction.
 #[derive(Clone, Debug)]
 pub struct Rebased {
-    /// The transaction that has its changes now; `None` if there are conflicts.
+    /// The transaction that has its changes now, or `None` if there are conflicts.
     pub id: Option<TransactionId>,
     /// Changes of both the transaction and others; *ours* is the change of the transaction.
     pub conflicts: Vec<Conflicting>,

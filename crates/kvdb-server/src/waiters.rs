@@ -124,7 +124,7 @@ impl Waiters {
 /// A key of which a connection is the first waiter.
 pub struct Turn {
     pub key: Bytes,
-    /// The number of the filling that put something under it; `None` if no filling was reported.
+    /// The number of the filling that put something under it, or `None` if no filling was reported.
     pub filled: Option<u64>,
 }
 

@@ -22,7 +22,7 @@ struct CoalescerState<T> {
     /// The number of rounds begun.
     begun: u64,
     done: u64,
-    /// The result of the last round that is done; `None` if it panicked.
+    /// The result of the last round that is done, or `None` if it panicked.
     outcome: Option<T>,
 }
 

@@ -28,7 +28,7 @@ pub(crate) fn going_down(caller: Caller, argument: u64) -> Reply<GoingDown> {
     }
 }
 
-/// Returns whether a process has CAP_SYS_ADMIN; `false` for one that cannot be seen from here.
+/// Returns whether a process has CAP_SYS_ADMIN, or `false` if it cannot be seen from here.
 fn may_administrate(pid: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));

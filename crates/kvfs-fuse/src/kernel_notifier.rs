@@ -107,7 +107,8 @@ pub struct KernelNotifier {
     watch_events: WatchEvents,
     /// Files can be opened by their handles.
     by_handle: AtomicBool,
-    /// Leads to the thread that makes the kernel drop inodes; `None` if the notifier has stopped.
+    /// Leads to the thread that makes the kernel drop inodes. It is `None` once the thread has
+    /// stopped.
     drop_queue: Mutex<Option<Sender<Vec<NodeId>>>>,
     dropper_thread: Mutex<Option<JoinHandle<()>>>,
 }

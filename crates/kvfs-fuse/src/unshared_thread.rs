@@ -22,7 +22,7 @@ use rustix::fs::{Mode, OFlags};
 type Work = Box<dyn FnOnce() + Send>;
 
 pub(crate) struct UnsharedThread {
-    /// Leads to the thread; `None` if it has stopped.
+    /// Leads to the thread. It is `None` once the thread has stopped.
     work: Mutex<Option<Sender<Work>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }

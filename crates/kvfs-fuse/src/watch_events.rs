@@ -43,7 +43,8 @@ const WAITING: usize = 256;
 const BELIEVED: Duration = Duration::from_millis(500);
 
 pub(crate) struct WatchEvents {
-    /// Leads to the thread that looks up the files to touch; `None` if it has stopped.
+    /// Leads to the thread that looks up the files to touch. It is `None` once the thread has
+    /// stopped.
     changed: Mutex<Option<Sender<Changed>>>,
     lookup: Mutex<Option<JoinHandle<()>>>,
     thread: Arc<UnsharedThread>,

@@ -46,7 +46,7 @@ pub(crate) struct Core {
     pub db: Store,
     /// The state that this view reads and writes: all its changes to the store are made through it.
     pub scope: Scope,
-    /// The view in which a transaction began and to which it commits; `None` in any other view.
+    /// The view in which a transaction began and to which it commits, or `None` in any other view.
     pub parent: Option<Parent>,
     pub env: Arc<dyn Env>,
     pub layout: Layout,

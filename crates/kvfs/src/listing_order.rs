@@ -47,8 +47,8 @@ impl Entry {
 pub(crate) struct Order {
     pub dir: Ino,
     entries: Vec<Entry>,
-    /// The position from which the next call of the listing continues; `None` if the table did not
-    /// have room for all entries.
+    /// The position from which the next call of the listing continues, or `None` if the table did
+    /// not have room for all entries.
     end: Option<u64>,
     next_file: usize,
     next_dir: usize,

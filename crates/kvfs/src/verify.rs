@@ -67,7 +67,7 @@ impl Fs {
 
 /// Checks the committed state of the file system in `db`: every name has its inode, link counts and
 /// entry counts match the names, every directory is reachable from the root, and every page belongs
-/// to a file, is within its size and is counted. It takes some hundred bytes of memory per inode.
+/// to a file, is within its size and is counted. It takes a few hundred bytes of memory per inode.
 pub fn verify(db: &Kvdb) -> Result<Report> {
     let Some(layout) = Layout::find(db) else {
         let mut report = Report::default();

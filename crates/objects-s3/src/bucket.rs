@@ -202,7 +202,7 @@ impl S3Objects {
     }
 
     /// Returns the server's time, since 1970, in whole seconds, at some moment between the sending
-    /// of a request and its answer; `None` if the server does not tell it. An error is that of a
+    /// of a request and its answer, or `None` if the server does not tell it. An error is that of a
     /// list: the bucket does not exist, or these credentials may not use it.
     pub fn server_time(&self) -> Result<Option<Duration>> {
         let asked = Asked::List(String::new());

@@ -19,7 +19,7 @@ const NOT_SUPPORTED: [&str; 5] =
 /// The keys that sign requests, or the provider of them.
 #[derive(Clone)]
 pub(crate) struct Credentials {
-    /// The provider; `None` if requests are not signed.
+    /// The provider, or `None` if requests are not signed.
     pub provider: Option<AwsCredentialProvider>,
     /// The source of the credentials, for messages.
     pub source: String,
@@ -128,7 +128,7 @@ fn configure(
     Ok((builder, source.into()))
 }
 
-/// Both keys and the token, if there is one; `None` if there are no keys.
+/// Both keys and the token, if there is one, or `None` if there are no keys.
 type Keys<'a> = (&'a str, &'a str, Option<&'a str>);
 
 fn keys<'a>(

@@ -18,7 +18,7 @@ use crate::credentials::Credentials;
 
 const CHECKSUM: HeaderName = HeaderName::from_static("x-amz-checksum-sha256");
 
-/// The most bytes of an answer that is neither an object nor a list: an error has some hundred.
+/// The most bytes of an answer that is neither an object nor a list: an error has a few hundred.
 pub(crate) const SHORT: u64 = 64 << 10;
 
 /// A request before it is signed.

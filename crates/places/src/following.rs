@@ -40,7 +40,7 @@ pub struct Shared {
 }
 
 struct Status {
-    /// The state that is shown; `None` if the place could not be opened yet.
+    /// The state that is shown, or `None` if the place could not be opened yet.
     shown: Option<LocalCopy>,
     /// The last time at which the place had nothing newer, or the newest state was shown.
     asked: Instant,

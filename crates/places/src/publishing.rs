@@ -45,7 +45,7 @@ pub struct Publishing {
 pub struct Shared {
     what: Publication,
     db: Kvdb,
-    /// The publisher, locked during a publication; `None` if the place could not be opened yet.
+    /// The publisher, locked during a publication, or `None` if the place could not be opened yet.
     publisher: Mutex<Option<Publisher>>,
     status: Mutex<Status>,
     /// The time at which the publication in progress is cut off.

@@ -34,9 +34,9 @@ use crate::value::Value;
 pub struct KeyChange {
     /// The key.
     pub key: Bytes,
-    /// Its value before; `None` if it did not exist.
+    /// Its value before, or `None` if it did not exist.
     pub before: Option<Value>,
-    /// Its value after; `None` if it does not exist.
+    /// Its value after, or `None` if it does not exist.
     pub after: Option<Value>,
 }
 
@@ -139,7 +139,7 @@ pub struct Difference {
     pending: BinaryHeap<Reverse<Pending>>,
     /// All keys below this one were compared.
     done: Bytes,
-    /// The first key that is not compared; `None` if the comparison has no end.
+    /// The first key that is not compared, or `None` if the comparison has no end.
     end: Option<Bytes>,
     range: Option<RangeComparison>,
     opened: u64,

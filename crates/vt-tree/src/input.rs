@@ -12,7 +12,7 @@ use crate::run::Run;
 pub struct KeyRange {
     /// The first key.
     pub start: Bytes,
-    /// The first key after the range; `None` if there is no upper bound.
+    /// The first key after the range, or `None` if there is no upper bound.
     pub end: Option<Bytes>,
 }
 

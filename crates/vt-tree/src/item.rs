@@ -178,7 +178,7 @@ pub enum Lookup {
     Updated {
         /// The sequence number of the newest change.
         seq: Seq,
-        /// The value that is changed; `None` if an older source may have it.
+        /// The value that is changed, or `None` if an older source may have it.
         base: Option<Box<ExtentRef>>,
         /// The changes.
         update: Update,

@@ -95,7 +95,7 @@ impl SalvageCursor {
         SalvageCursor { run: run.clone(), root: true, path: Vec::new(), ready: Vec::new(), from }
     }
 
-    /// Returns the next item or gap; `None` at the end.
+    /// Returns the next item or gap, or `None` at the end.
     pub fn next(&mut self, recent: &mut SalvageCache) -> Option<Salvaged> {
         loop {
             if let Some(piece) = self.ready.pop() {

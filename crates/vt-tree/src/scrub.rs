@@ -169,9 +169,9 @@ impl<'a> Scrub<'a> {
     }
 }
 
-/// Returns the key up to which `run` has about `quota` bytes from `start` on; `None` if it has no
-/// more than that, or if `pace` has ended the scrub. Subtrees are counted by their sums. Unreadable
-/// nodes count nothing: the scrub itself will report them.
+/// Returns the key up to which `run` has about `quota` bytes from `start` on, or `None` if it has
+/// no more than that, or if `pace` has ended the scrub. Subtrees are counted by their sums.
+/// Unreadable nodes count nothing: the scrub itself will report them.
 pub fn scrub_end(
     run: &Arc<Run>,
     start: &[u8],

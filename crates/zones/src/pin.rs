@@ -11,7 +11,7 @@ use crate::{ZoneId, ZoneUse};
 /// durable before. The default pins nothing.
 #[derive(Default)]
 pub struct ZonePin {
-    /// The allocator; `None` if the pin pins nothing.
+    /// The allocator, or `None` if the pin pins nothing.
     allocator: Option<Arc<Allocator>>,
     uses: ZoneUse,
 }

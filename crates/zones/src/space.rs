@@ -3,7 +3,7 @@
 /// Free and used space at one moment. Zone 0 counts in `zones_total` only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Space {
-    /// Bytes to which the store may grow; `None` if only the host limits it.
+    /// Bytes to which the store may grow, or `None` if only the host limits it.
     pub capacity: Option<u64>,
     /// The length of the device, bytes.
     pub device_len: u64,

@@ -25,10 +25,10 @@ pub struct ZoneInfo {
     /// Bytes alive in it, at most a zone: the bytes that pins count there, some perhaps more than
     /// once.
     pub live: u64,
-    /// The purpose that it was taken for; `None` if it is free, or was taken before the store was
-    /// opened.
+    /// The purpose that it was taken for, or `None` if it is free, or was taken before the store
+    /// was opened.
     pub purpose: Option<Purpose>,
-    /// The number of zones taken after it, 0 for the newest; `None` if it is free, or was taken
+    /// The number of zones taken after it, 0 for the newest, or `None` if it is free, or was taken
     /// before the store was opened.
     pub age: Option<u64>,
 }

@@ -259,7 +259,7 @@ struct Script<'a> {
     text: Bytes,
     /// Start of the code in the text, after the shebang line.
     begin: usize,
-    /// The command that calls the function; `None` for a script.
+    /// The command that calls the function, or `None` for a script.
     function: Option<Arguments<'a>>,
     keys: Vec<&'a [u8]>,
     arguments: Vec<&'a [u8]>,

@@ -65,7 +65,7 @@ impl<'a> Sorting<'a> {
         (from, from.saturating_add(count).min(len))
     }
 
-    /// Returns the wanted values in order; `None` for a value that does not exist.
+    /// Returns the wanted values in order, or `None` for a value that does not exist.
     fn run(&self, s: &Session, seen: &Seen<'_>, key: &[u8]) -> Result<Vec<Option<Bytes>>, Failure> {
         let mut room = Room::of(s);
         let mut found = self.elements(s, seen, key, &mut room)?;

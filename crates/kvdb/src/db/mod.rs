@@ -259,7 +259,7 @@ impl Kvdb {
 
     /// Returns the time of the store's environment, since 1970; in a simulation it advances on
     /// request. Snapshots and files are dated by the machine's coarse clock, which lags this one by
-    /// up to some milliseconds.
+    /// up to a few milliseconds.
     pub fn wall_clock(&self) -> Duration {
         self.db.engine.env.exact_wall()
     }

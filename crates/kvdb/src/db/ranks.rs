@@ -38,11 +38,11 @@ impl Kvdb {
     /// not exist.
     ///
     /// The first call for a range walks through all of it and counts, and so does a call for a
-    /// state since which the range had more than some thousand changes. The counts are kept in
+    /// state since which the range had more than a few thousand changes. The counts are kept in
     /// memory (a 32nd of [`OpenOptions::memory`](crate::OpenOptions::memory) for all ranges
-    /// together). Every later call costs a search in the counts, a walk over some dozens of keys,
-    /// and at most some microseconds for each change of the range since the last call; in a
-    /// transaction also one look at each of its own changes of the range.
+    /// together). Every later call costs a search in the counts, a walk over a few dozen keys, and
+    /// at most a few microseconds for each change of the range since the last call. In a
+    /// transaction each call also looks at each of the transaction's own changes of the range.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();

@@ -4,7 +4,7 @@
 //! adds the snapshot.
 //!
 //! A stream is sorted, so its tuples are written directly into runs, as in a bulk ingest; a
-//! transaction binds some megabytes of them, together with the note, and commits. Only the first
+//! transaction binds a few megabytes of them, together with the note, and commits. Only the first
 //! megabyte is committed as batches: most streams are short, and runs must be synced.
 
 use std::collections::BTreeSet;

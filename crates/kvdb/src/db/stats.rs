@@ -107,7 +107,7 @@ impl Stats {
 /// The snapshots that clones were made of.
 struct Origins<'a> {
     snapshots: &'a Snapshots,
-    /// Their versions by name; `None` for those that do not exist.
+    /// Their versions by name, or `None` for those that do not exist.
     known: HashMap<String, Option<Arc<Version>>>,
 }
 

@@ -409,7 +409,7 @@ mod tests {
         of.iter().map(one).reduce(Owners::and).expect("there is a state")
     }
 
-    /// The states of some hundred small sets are added in several orders, and the results are
+    /// The states of a few hundred small sets are added in several orders, and the results are
     /// compared with their definitions.
     #[test]
     fn owners_tell_who_has_a_run_alone_in_whichever_order_they_are_added() {

@@ -243,7 +243,7 @@ impl Snapshots {
     }
 
     /// Returns the creation date for a snapshot that is made `now`: the first nanosecond from `now`
-    /// on that no other snapshot has. The clock may not advance for some milliseconds, and the
+    /// on that no other snapshot has. The clock may not advance for a few milliseconds, and the
     /// listing shows the order of creation within that time, too.
     pub(crate) fn next_date(&self, now: Duration) -> Duration {
         let mut all = self.all.lock();

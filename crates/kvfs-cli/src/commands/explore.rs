@@ -77,7 +77,7 @@ pub struct Args {
     command: Vec<OsString>,
 }
 
-/// Transactions that one call may begin: a store allows some thousand.
+/// Transactions that one call may begin: a store allows a few thousand.
 const MOST_ATTEMPTS: i64 = 256;
 
 /// The number of the attempt, from 1.

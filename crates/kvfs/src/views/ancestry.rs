@@ -8,7 +8,7 @@ use kvdb::{Kvdb, Lineage, View};
 
 use crate::error::{Error, Result};
 
-/// A branch on the way up, and the lineage of the clone below that was made of it; `None` at the
+/// A branch on the way up, and the lineage of the clone below that was made of it, or `None` at the
 /// start of the way.
 type Step = (String, Option<Lineage>);
 

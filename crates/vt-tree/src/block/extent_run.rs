@@ -29,7 +29,7 @@ fn stride(len: u32) -> u64 {
 struct ExtentSequence {
     addr: u64,
     len: u32,
-    /// The codec of the compressed values; `None` if no value is compressed.
+    /// The codec of the compressed values, or `None` if no value is compressed.
     codec: Compression,
 }
 

@@ -179,7 +179,7 @@ impl Block {
         Error::Corrupt { what: "tuple block: keys out of order".into(), addr: self.addr }
     }
 
-    /// Returns the first keys of the first and of the last restart interval; `None` if there are
+    /// Returns the first keys of the first and of the last restart interval, or `None` if there are
     /// none.
     pub(crate) fn ends(&self) -> Result<Option<(&[u8], &[u8])>> {
         match self.restarts {
@@ -354,7 +354,7 @@ impl Block {
         &self.data
     }
 
-    /// Returns the byte ranges of the restart intervals; `None` if the block has extent runs.
+    /// Returns the byte ranges of the restart intervals, or `None` if the block has extent runs.
     pub(crate) fn plain_intervals(&self) -> Option<Vec<std::ops::Range<usize>>> {
         (!self.has_extent_runs).then(|| {
             (0..self.restarts).map(|r| self.decoder(r)).map(|(d, end)| d.at..end).collect()

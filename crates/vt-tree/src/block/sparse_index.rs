@@ -61,7 +61,7 @@ thread_local! {
 }
 
 impl SparseIndex {
-    /// Returns the sparse index of a block that is stored uncompressed; `None` if it would save
+    /// Returns the sparse index of a block that is stored uncompressed, or `None` if it would save
     /// little. `now` is the number of misses of the cache.
     pub fn of(block: &Block, now: u32) -> Option<SparseIndex> {
         let intervals = block.plain_intervals()?;

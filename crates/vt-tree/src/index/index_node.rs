@@ -307,8 +307,8 @@ impl IndexNode {
         lo
     }
 
-    /// Returns the last entry that begins at or below `key`, the only one that can cover it; `None`
-    /// if all begin above.
+    /// Returns the last entry that begins at or below `key`, the only one that can cover it, or
+    /// `None` if all begin above.
     pub fn covering(&self, key: &[u8]) -> Option<usize> {
         self.below(key, true).checked_sub(1)
     }

@@ -94,8 +94,8 @@ impl MergeCursor {
         })
     }
 
-    /// Returns the current item; `None` before an unopened block or subtree, and at the end of the
-    /// input.
+    /// Returns the current item, or `None` before an unopened block or subtree, and at the end of
+    /// the input.
     #[inline(always)]
     fn item(&self) -> Option<ItemRef<'_>> {
         match (&self.cut, &self.source) {
@@ -107,7 +107,7 @@ impl MergeCursor {
         }
     }
 
-    /// Returns the current element; `None` at the end of the input.
+    /// Returns the current element, or `None` at the end of the input.
     #[inline(always)]
     pub fn element(&self) -> Option<Element<'_>> {
         if let Some(item) = self.item() {
@@ -130,7 +130,7 @@ impl MergeCursor {
         matches!(self.source, MergeSource::Run { root: true, .. })
     }
 
-    /// Returns the lower bound of the current element; `None` at the end of the input.
+    /// Returns the lower bound of the current element, or `None` at the end of the input.
     pub fn low(&self) -> Option<&[u8]> {
         self.element().map(|p| match p {
             Element::Item(i) => i.key,

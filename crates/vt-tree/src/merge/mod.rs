@@ -147,8 +147,8 @@ impl Merge {
         with_inputs(self.builder.stats, &self.inputs)
     }
 
-    /// Merges the rest and returns the merged run, written but not synced; `None` if the result is
-    /// empty.
+    /// Merges the rest and returns the merged run, written but not synced, or `None` if the result
+    /// is empty.
     pub fn finish(mut self) -> Result<(Option<Arc<Run>>, MergeStats)> {
         while !self.step(u64::MAX)? {}
         let (run, _, stats) = self.cut()?;

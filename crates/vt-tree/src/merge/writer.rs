@@ -48,7 +48,7 @@ impl RunWriter {
         self.builder.written()
     }
 
-    /// Returns the run, written but not synced; `None` if there was no tuple.
+    /// Returns the run, written but not synced, or `None` if there was no tuple.
     pub fn finish(self) -> Result<(Option<Arc<Run>>, MergeStats)> {
         self.builder.finish()
     }

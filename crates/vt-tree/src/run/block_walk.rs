@@ -38,8 +38,8 @@ impl BlockWalk {
         std::mem::take(&mut self.filters)
     }
 
-    /// Returns the addresses and lengths of the blocks of the next leaf; `None` after the last one.
-    /// Nodes on the way are read, and their children announced to the device.
+    /// Returns the addresses and lengths of the blocks of the next leaf, or `None` after the last
+    /// one. Nodes on the way are read, and their children announced to the device.
     pub fn next_leaf(&mut self) -> Result<Option<Vec<(u64, u32)>>> {
         while let Some((at, level)) = self.nodes.pop() {
             let cache = self.run.cache();

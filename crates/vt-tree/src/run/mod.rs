@@ -357,7 +357,7 @@ impl Probe<'_> {
         found.map_or(Ok(Lookup::Absent), |(seq, body)| Lookup::of(seq, body))
     }
 
-    /// Returns the one block that may cover `key`; `None` if none does.
+    /// Returns the one block that may cover `key`, or `None` if none does.
     fn locate(&self, key: &[u8], hash: u64) -> Result<Option<ChildPointer>> {
         Ok(self.leaf_entry(key, hash)?.map(|entry| match entry {
             LeafEntry::Here => self.node.child_pointer(self.at),
@@ -365,7 +365,7 @@ impl Probe<'_> {
         }))
     }
 
-    /// Returns the entry of the leaf index node that may cover `key`; `None` if none does.
+    /// Returns the entry of the leaf index node that may cover `key`, or `None` if none does.
     fn leaf_entry(&self, key: &[u8], hash: u64) -> Result<Option<LeafEntry<'_>>> {
         let no = self.filter().is_some_and(|f| !f.may_contain(hash));
         // If the filter denies the key, only blocks whose keys are in no filter and blocks with

@@ -37,7 +37,7 @@ impl ExtentRef {
         ExtentRef { addr, len, stored: len, crc, codec: Compression::None }
     }
 
-    /// Returns a reference to a compressed value; `None` if it is not shorter than `len` or the
+    /// Returns a reference to a compressed value, or `None` if it is not shorter than `len` or the
     /// codec is none.
     pub fn packed(
         addr: u64,
@@ -84,7 +84,8 @@ impl ExtentRef {
         }
     }
 
-    /// Returns the address of the extent if it follows one that ends at `end`; `None` on overflow.
+    /// Returns the address of the extent if it follows one that ends at `end`, or `None` on
+    /// overflow.
     pub(crate) fn behind(&self, end: u64) -> Option<u64> {
         end.checked_next_multiple_of(u64::from(self.align()))
     }

@@ -22,8 +22,8 @@ thread_local! {
     static BOUNCE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Returns a descriptor of the same file that bypasses the page cache; `None` if the host does not
-/// support that (tmpfs, for example).
+/// Returns a descriptor of the same file that bypasses the page cache, or `None` if the host does
+/// not support that (tmpfs, for example).
 fn reopen(file: &File, options: &mut OpenOptions) -> Option<File> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     options.custom_flags(OFlags::DIRECT.bits() as i32).open(path).ok()

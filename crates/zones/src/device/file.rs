@@ -30,7 +30,7 @@ pub struct FileDevice {
     direct: Option<Arc<DirectWriter>>,
     /// Performs direct writes whose callers do not wait.
     behind: Option<WriteBehind>,
-    /// Opened when it is first needed; `None` if the host has no direct reads.
+    /// It is opened when it is first needed, and is `None` if the host has no direct reads.
     medium: OnceLock<Option<DirectReader>>,
     block_device: bool,
     rings: Rings,

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Returns the memory in bytes; `None` if it is not known.
+/// Returns the memory in bytes, or `None` if it is not known.
 pub(super) fn available() -> Option<u64> {
     let machine = field(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable:")? << 10;
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();

@@ -115,14 +115,14 @@ pub trait Device: Send + Sync + 'static {
         true
     }
 
-    /// Returns the bytes of the host's memory available to cache reads; `None` if reads are not
+    /// Returns the bytes of the host's memory available to cache reads, or `None` if reads are not
     /// cached or the number is not known.
     fn host_memory(&self) -> Option<u64> {
         None
     }
 
-    /// Returns the bytes that the host has for growth and allocation; `None` if that does not limit
-    /// the device.
+    /// Returns the bytes that the host has for growth and allocation, or `None` if that does not
+    /// limit the device.
     fn host_free(&self) -> Option<u64> {
         None
     }

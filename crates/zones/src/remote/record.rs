@@ -188,7 +188,7 @@ fn write(device: &dyn Device, at: u64, magic: [u8; 8], body: &[u8]) -> io::Resul
     device.write_at(Purpose::Superblock, at, &block)
 }
 
-/// Returns the body of a record; `None` if there is no intact one.
+/// Returns the body of a record, or `None` if there is no intact one.
 fn read(device: &dyn Device, at: u64, most: u64, magic: [u8; 8]) -> io::Result<Option<Vec<u8>>> {
     let mut header = [0; HEADER];
     device.read_at(Purpose::Superblock, at, &mut header)?;

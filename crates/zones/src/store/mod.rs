@@ -31,7 +31,7 @@ use crate::{
 /// Options of a new store.
 #[derive(Clone, Copy, Debug)]
 pub struct FormatOptions {
-    /// Bytes to which the store may grow, rounded down to whole zones; `None` if only the host
+    /// Bytes to which the store may grow, rounded down to whole zones, or `None` if only the host
     /// limits it.
     pub capacity: Option<u64>,
     /// Free zones that user data must leave for flushes, merges and deletions.

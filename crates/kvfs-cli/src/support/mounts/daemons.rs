@@ -57,9 +57,9 @@ pub struct Record {
     /// The version of the handover format for a program that takes over the mount.
     pub handover: Option<u32>,
     pub log: Option<PathBuf>,
-    /// The repairs done when the store was opened, in one line; `None` after a clean shutdown.
+    /// The repairs done when the store was opened, in one line, or `None` after a clean shutdown.
     pub recovery: Option<String>,
-    /// The number of times that a keeper has restarted the daemon; `None` without a keeper.
+    /// The number of times that a keeper has restarted the daemon, or `None` without a keeper.
     pub begun_anew: Option<BegunAnew>,
     /// The keeper's pid, and when it started.
     pub keeper: Option<(i32, u64)>,

@@ -89,7 +89,7 @@ pub struct Store {
     pub path: PathBuf,
     pub db: Kvdb,
     pub access: Access,
-    /// The repairs done when it was opened, in one line; `None` after a clean shutdown.
+    /// The repairs done when it was opened, in one line, or `None` after a clean shutdown.
     pub recovery: Option<String>,
     /// The store's file, which stays locked until the last reference is dropped.
     pub device: Arc<FileDevice>,

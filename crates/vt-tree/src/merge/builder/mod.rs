@@ -236,8 +236,8 @@ impl RunBuilder {
         self.stats.written()
     }
 
-    /// Writes all open blocks and nodes and returns the run, which is not synced; `None` if nothing
-    /// was appended.
+    /// Writes all open blocks and nodes and returns the run, which is not synced, or `None` if
+    /// nothing was appended.
     pub fn finish(mut self) -> Result<(Option<Arc<Run>>, MergeStats)> {
         self.end_window()?;
         self.close_block()?;
