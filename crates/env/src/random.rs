@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A SplitMix64 generator. Not for secrets.
+/// A SplitMix64 generator, which must not be used for secrets.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 

@@ -252,8 +252,8 @@ impl EventLoop {
         self.shared.metrics.connected.fetch_sub(connections.len() as u64, Relaxed);
     }
 
-    /// Hands the lead to another thread for good, if this thread leads. Called when the thread is
-    /// about to wait, or to run for long.
+    /// Hands the lead to another thread for good, if this thread leads. It is called when the
+    /// thread is about to wait, or to run for long.
     pub fn give_way(self: &Arc<Self>) {
         let mut state = self.state.lock();
         if state.lead != LEAD.get() || state.vacant {

@@ -376,8 +376,8 @@ impl Default for TransactionState {
 /// The states of open transactions.
 pub struct TransactionStates {
     all: Mutex<HashMap<TransactionId, Arc<TransactionState>>>,
-    /// Transactions that were open before the server started: the effects of their changes are not
-    /// known any more.
+    /// Transactions that were open before the server started. The effects of their changes are no
+    /// longer known.
     older: BTreeSet<TransactionId>,
 }
 

@@ -184,7 +184,7 @@ impl Client {
         let socket = match (self.connect)(left(deadline)?) {
             Ok(socket) => socket,
             Err(e) if is_gone(&e) => return Err(e.into()),
-            // A handshake that the server ends, and a lack of descriptors here, do not say that it
+            // A handshake that the server ends, and a lack of descriptors here, do not show that it
             // is gone.
             Err(_) => return Ok(()),
         };

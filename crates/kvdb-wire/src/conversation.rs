@@ -208,7 +208,7 @@ impl Conversation {
         // nothing that follows could be understood.
         let request = Request::decode(kind, &body)?;
         drop(body);
-        // The client is there, also while the request waits.
+        // The client is there even while the request waits.
         let under_way = self.under_way(&request);
         // The share of the tenant comes first: a client that waits for it holds nothing of others.
         let most = most_of_answer(&request);

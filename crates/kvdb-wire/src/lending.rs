@@ -2,9 +2,9 @@
 //! in a transaction. While it holds the lease, no other client changes the branch, so all that it
 //! has read stays as it is (`docs/decisions/170-main-files-by-lease.md`).
 //!
-//! Each lease has an epoch, which is greater than those of all leases before it, also of earlier
-//! servers (`lease_record`). Requests are made in an epoch, and are refused in any but the last
-//! one: a client that has lost the lease changes nothing any more, however late its requests
+//! Each lease has an epoch, which is greater than those of all leases before it, including those of
+//! earlier servers (`lease_record`). Requests are made in an epoch, and are refused in any but the
+//! last one: a client that has lost the lease changes nothing any more, however late its requests
 //! arrive.
 //!
 //! A client that was not heard of for the time of its lease keeps it until another one wants to
@@ -53,7 +53,7 @@ pub(crate) fn lease_time(asked: u32) -> Duration {
     }
 }
 
-/// Returns whether a client holds the lease of the main branch of a store, also while no server is
+/// Returns whether a client holds the lease of the main branch of a store, even while no server is
 /// there. A program that serves the store then leaves the files alone that the client has in use.
 pub fn is_lent(db: &Kvdb) -> kvdb::Result<bool> {
     let Some(dict) = Records::dict_of(db) else { return Ok(false) };

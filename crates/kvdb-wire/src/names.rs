@@ -24,8 +24,7 @@ impl Client {
         self.done(&Request::Remove { clone: false, key: random_key()?, name: name.into() })
     }
 
-    /// Makes a clone of a snapshot, durably. A clone of the present state is made of a snapshot
-    /// that was just made.
+    /// Makes a clone of a snapshot, durably. To clone the present state, make a snapshot first.
     pub fn make_clone(&self, snapshot: &str, name: &str) -> Result<()> {
         let (key, snapshot, name) = (random_key()?, snapshot.into(), name.into());
         self.done(&Request::Clone { key, snapshot, name })

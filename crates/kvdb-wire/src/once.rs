@@ -30,8 +30,8 @@ const REMOVED_TOGETHER: usize = 64;
 pub(crate) struct Once {
     db: Kvdb,
     dict: DictionaryId,
-    /// The keys of the records, the oldest first. Never locked while a record is written: that may
-    /// wait for the disk. Locked after the keys of `turns` where both are.
+    /// The keys of the records, the oldest first. They are never locked while a record is written,
+    /// which may wait for the disk, and they are locked after the keys of `turns` where both are.
     kept: Mutex<VecDeque<TransactionKey>>,
     /// The requests that are under way. A copy of one waits for its outcome, and others do not
     /// wait: a snapshot takes as long as what is written before it.

@@ -12,7 +12,7 @@ pub struct Role {
     /// Branches in which the client may begin transactions: `""` is the main branch, and `*` stands
     /// for any characters in the name of a clone.
     pub writes: Vec<String>,
-    /// The client may take the lease of the main branch, also from another client.
+    /// The client may take the lease of the main branch, even from another client.
     pub leases: bool,
     /// The client may drop snapshots, and make more of them and of clones than the limit for
     /// others.

@@ -262,7 +262,7 @@ impl Mirror {
     }
 
     /// Adds a commit with its record, which includes the length; after this record the journal's
-    /// stream is at `position`. Called under the pipeline's lock.
+    /// stream is at `position`. It is called under the pipeline's lock.
     pub(crate) fn add(
         &self,
         (first, changes): (Seq, u64),
@@ -303,8 +303,8 @@ impl Mirror {
         Ok(())
     }
 
-    /// Drops the commits up to `position` of the journal's stream, which are on the device. Called
-    /// under the pipeline's lock.
+    /// Drops the commits up to `position` of the journal's stream, which are on the device. It is
+    /// called under the pipeline's lock.
     pub(crate) fn cut(&self, position: u64) -> Result<()> {
         let mut state = self.state.lock();
         let state = &mut *state;

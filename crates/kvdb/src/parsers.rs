@@ -1,6 +1,6 @@
 //! Entry points to every parser of this crate, for the fuzz targets under `fuzz/` and the test
 //! below. Each takes any bytes and must neither panic nor run forever. Checksums are made to fit,
-//! so that the code after the check is reached. Not in normal builds.
+//! so that the code after the check is reached. Normal builds do not have them.
 
 use std::hint::black_box;
 

@@ -58,7 +58,8 @@ impl AbortWatchdog {
 }
 
 /// Starts the process. Only this thread has its pipe and the file that aborts. A single byte that
-/// is written to that file ends the mount, so its descriptor is none that the process uses.
+/// is written to that file ends the mount, so its descriptor has a number that no other descriptor
+/// of the process has.
 fn begin(device: &str) -> io::Result<Child> {
     let abort = control::open(device, "abort", OFlags::WRONLY)?;
     let mut shell = Command::new("/bin/sh");

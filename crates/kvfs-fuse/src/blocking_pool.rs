@@ -177,7 +177,7 @@ impl Drop for BlockingPool {
     }
 }
 
-/// A request that counts as under way until this is dropped, also when its job panics.
+/// A request that counts as under way until this is dropped, even when its job panics.
 struct Leaving(Arc<BlockingPool>);
 
 impl Drop for Leaving {

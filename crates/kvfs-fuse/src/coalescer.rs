@@ -26,7 +26,7 @@ struct CoalescerState<T> {
     outcome: Option<T>,
 }
 
-/// The round that is under way. It is over when this is dropped, also by a panic.
+/// The round that is under way. It is over when this is dropped, even by a panic.
 struct Round<'a, T>(&'a Coalescer<T>, Option<T>);
 
 impl<T> Drop for Round<'_, T> {

@@ -80,14 +80,14 @@ impl FuseAdapter {
         }
     }
 
-    /// Makes changes of attributes by the thread with this number have no effect from now on: it
-    /// sends them only for the events that the kernel then raises (`watch_events`).
+    /// From now on, a change of attributes that the thread with this number requests has no effect:
+    /// the thread requests it only for the events that the kernel then raises (`watch_events`).
     pub(crate) fn ignore_setattr_of(&self, thread: u32) {
         self.notifier.store(thread, Ordering::Relaxed);
     }
 
-    /// Makes changes of attributes by the thread of this guard have no effect from now on: the
-    /// kernel takes over the attributes in the answer.
+    /// From now on, a change of attributes that the thread of this guard requests has no effect:
+    /// the thread requests it only so that the kernel takes over the attributes in the answer.
     pub(crate) fn set_size_guard(&self, guard: Arc<SizeGuard>) {
         let _ = self.size_guard.set(guard);
     }
@@ -99,7 +99,7 @@ impl FuseAdapter {
     }
 
     /// Makes the kernel hand over everything that programs have written to a file. Returns `false`
-    /// if that cannot be known. Called before anything is changed.
+    /// if that cannot be known. It is called before anything is changed.
     fn recall(&self, node: NodeId) -> Reply<bool> {
         if !may_wait() {
             return Err(Errno::WAITS);

@@ -164,8 +164,8 @@ pub trait Handler: Send + Sync + 'static {
         false
     }
     /// Announces that a write out of the kernel's cache at this offset has been taken and will
-    /// reach `write` soon (`WriteHints::announced`). Called in the order in which the kernel sends
-    /// them, one at a time.
+    /// reach `write` soon (`WriteHints::announced`). It is called in the order in which the kernel
+    /// sends them, one at a time.
     fn announce(&self, _node: NodeId, _offset: u64) {}
     /// Writes all of it, or fails.
     fn write(&self, node: NodeId, offset: u64, data: &[u8], hints: WriteHints) -> Reply<Written>;

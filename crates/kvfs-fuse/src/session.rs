@@ -261,7 +261,8 @@ impl Session {
     }
 
     /// Returns when the kernel has ended the connection, or the threads were stopped, and every
-    /// thread has exited. Returns `None` if the connection has ended. The first error wins.
+    /// thread has exited. Returns `None` if the connection has ended. If several threads fail, the
+    /// first error is returned.
     pub fn wait(self) -> io::Result<Option<Remains>> {
         let mut outcome = Ok(Left::Early);
         let mut supervisor = self.supervisor;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// An inode number. Never reused while a file system is open.
+/// An inode number. It is never reused while a file system is open.
 pub type Ino = u64;
 /// The root directory.
 pub const ROOT: Ino = 1;

@@ -11,7 +11,7 @@
 //! anywhere in the tree.
 //!
 //! The copy has the state that was committed when the call began. Hard links among the copied files
-//! stay links among the copies, also if several trees are copied together; links to files outside
+//! stay links among the copies, even if several trees are copied together; links to files outside
 //! of the tree are not kept, except for a file that comes back to its own place (`same_file`).
 //!
 //! A view that a server holds is copied by `served`.

@@ -181,8 +181,8 @@ impl Fs {
         }
     }
 
-    /// Like `apply`, and puts values by reference after the changes of the batch. Not for the
-    /// mainline.
+    /// Like `apply`, and puts values by reference after the changes of the batch. The mainline does
+    /// not use this.
     pub(crate) fn apply_with(&self, batch: Batch, references: Vec<Reference>) -> Result<()> {
         self.core.counters.commits.fetch_add(1, Ordering::Relaxed);
         Ok(self.core.scope.apply_with(batch, references, Durability::Buffered)?)

@@ -385,7 +385,7 @@ impl InodeAllocator {
     }
 
     /// Returns whether the number was given by this view, so that no other view sees the inode
-    /// before a commit. On a mainline this holds for every number, also where a server lends it.
+    /// before a commit. On a mainline this holds for every number, even where a server lends it.
     pub fn is_own(&self, ino: Ino) -> bool {
         let Some(blocks) = self.blocks.as_ref().filter(|_| !self.is_lent) else { return true };
         let blocks = blocks.lock();

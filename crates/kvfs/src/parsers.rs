@@ -1,6 +1,6 @@
 //! The decoders of a file system's tuples as functions of bytes, for the fuzz targets under `fuzz/`
 //! and the test below. Each takes any bytes, and must neither panic nor loop. Decoded values are
-//! encoded again, and must decode to the same. Not in normal builds.
+//! encoded again, and must decode to the same. Normal builds do not have them.
 
 use bytes::Bytes;
 

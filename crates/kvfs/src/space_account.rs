@@ -26,10 +26,11 @@ pub(crate) struct SpaceAccount {
     /// Space of the store that is set aside for `dirty_bytes` and `credit`, so that commits of keys
     /// cannot take it.
     promised: PromisedSpace,
-    /// Bytes that can be accepted before the store has to be asked for its free space again. Used
-    /// on the mainline.
+    /// Bytes that can be accepted before the store has to be asked for its free space again. Only
+    /// the mainline uses this.
     credit: AtomicU64,
-    /// The store had less than `TIGHT` bytes left when it was last asked. Used on the mainline.
+    /// The store had less than `TIGHT` bytes left when it was last asked. Only the mainline uses
+    /// this.
     tight: AtomicBool,
 }
 

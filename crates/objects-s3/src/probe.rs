@@ -116,7 +116,7 @@ impl Probe {
 
 /// Finds out whether the place keeps conditions under races, and ranges and lists, with some 500
 /// requests. All objects are below `prefix`, in a folder that no other probe uses, and are deleted
-/// before it returns, also after an error. An error is that of a request and not about these rules:
+/// before it returns, even after an error. An error is that of a request and not about these rules:
 /// no connection, no permission, no bucket.
 pub fn probe(objects: &dyn Objects, prefix: &str) -> Result<Probe> {
     let nonce = Machine::default().random();

@@ -53,7 +53,8 @@ const PROFILE_AT: usize = ROOT_AT + MAX_ROOT;
 /// The kind of device that a store was made for, which decides its defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Profile {
-    /// Not known, as in stores of format versions before 7: treated like solid state.
+    /// The kind is not known, as in stores of format versions before 7. It is treated like solid
+    /// state.
     #[default]
     Unknown,
     /// A seek costs little more than a read.

@@ -65,7 +65,7 @@ pub(super) trait Commit {
     /// Writes the changes, whose numbers begin with `pipeline.next_seq`.
     fn apply(&mut self, version: &Version, pipeline: &mut Pipeline) -> Grown;
 
-    /// Appends the record to [`Pipeline::stream`]. Not called in a store without a journal.
+    /// Appends the record to [`Pipeline::stream`]. It is not called in a store without a journal.
     fn log(&mut self, pipeline: &mut Pipeline);
 
     /// Returns whether the version changes with the commit.

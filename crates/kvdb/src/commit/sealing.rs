@@ -24,7 +24,7 @@ pub(crate) struct Sealed {
     /// The bytes of its memtables.
     pub bytes: usize,
     pub start: JournalStart,
-    /// Pins the values that late binding placed for it, also for dictionaries that are dropped by
+    /// Pins the values that late binding placed for it, even for dictionaries that are dropped by
     /// now.
     pub _kept: Arc<Generation>,
 }

@@ -383,7 +383,7 @@ mod tests {
         device.inject(Fault::always(Operation::Write, FaultKind::Error).of(Purpose::Journal));
         assert!(db.snapshot("s").is_err());
         let (done, outcome) = mpsc::channel();
-        // Not joined, since it may never end.
+        // The thread is not joined, since it may never end.
         std::thread::spawn(move || {
             let settled = db.db.snapshotter.settled().map(drop);
             done.send(settled).unwrap();

@@ -79,10 +79,10 @@ pub(crate) fn reference_len(codec: Compression) -> usize {
 pub(crate) enum Op {
     Put(Bytes, Value),
     /// A large value that is placed when its record is written, compressed if that makes it
-    /// smaller. It shares its buffer with other values. Never read from a journal.
+    /// smaller. It shares its buffer with other values. No journal has it.
     PutDeferred(Bytes, Bytes, Compression),
     /// The put of a discarded value, which a change before this position of the journal's stream
-    /// hides. Only read from a journal.
+    /// hides. It only comes from a journal.
     PutDiscarded(Bytes, u64),
     Update(Bytes, Update),
     Delete(Bytes),

@@ -219,8 +219,8 @@ impl Ahead {
         }
     }
 
-    /// Takes the next tuple from the queue. Returns `Ok(None)` at the end of the range. Called only
-    /// while the queue is in use.
+    /// Takes the next tuple from the queue. Returns `Ok(None)` at the end of the range. It is
+    /// called only while the queue is in use.
     pub fn take(&mut self) -> Result<Option<Queued>> {
         match self.queue.pop_front() {
             Some((tuple, update)) => {

@@ -29,7 +29,7 @@ pub(crate) struct PublishedState {
     pub capacity: Option<u64>,
     pub reserve_zones: u32,
     pub profile: Profile,
-    /// The edits that build the store from nothing. Empty for the note of a publication.
+    /// The edits that build the store from nothing. The note of a publication has none.
     pub edits: Bytes,
     pub known: Known,
     /// The bytes of the zones that a store opened from this state reads first.

@@ -266,7 +266,7 @@ mod tests {
     use super::*;
     use crate::{Durability, Isolation, Kvdb, TransactionOptions};
 
-    /// Ends the sweeps, also when the test fails.
+    /// Ends the sweeps, even when the test fails.
     struct End<'a>(&'a AtomicBool);
 
     impl Drop for End<'_> {

@@ -47,7 +47,7 @@ pub(crate) struct Version {
     pub trees: Trees,
     /// The dictionaries of branches, from which snapshots of them are made. Those of clones that
     /// have numbers only ([`BranchedDictionaries::has_numbers_only`]) are left out, and collected
-    /// when a snapshot is made. Empty in the version of a snapshot.
+    /// when a snapshot is made. The version of a snapshot has none.
     by_branch: PersistentMap<Arc<str>, Trees>,
     /// The dictionaries that have layers.
     in_memory: PersistentMap<DictionaryId, ()>,

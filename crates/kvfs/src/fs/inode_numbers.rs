@@ -40,7 +40,7 @@ impl Fs {
     }
 
     /// Notes in the store that numbers below `end` may be used. In the journal the note precedes
-    /// everything that is made with such a number, also in a durable transaction. (The note of a
+    /// everything that is made with such a number, even in a durable transaction. (The note of a
     /// mark is written in a call of its branch, and so before or after a rollback of that branch.)
     fn note_numbers_below(&self, end: Ino) -> Result<()> {
         let core = &self.core;

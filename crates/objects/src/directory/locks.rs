@@ -26,7 +26,7 @@ pub(super) struct Locks {
     shards: Vec<Mutex<()>>,
 }
 
-/// The lock of a key. The kernel releases the lock of the file with its descriptor, also after a
+/// The lock of a key. The kernel releases the lock of the file with its descriptor, even after a
 /// kill.
 #[derive(Debug)]
 pub(super) struct Locked<'a> {

@@ -65,7 +65,7 @@ pub(crate) struct OpenExtentRun {
     crcs: Vec<u32>,
     /// The bytes that each value takes on the device, if the run is packed.
     stored: Vec<u16>,
-    /// All ways of counting that fit the keys so far. Empty until there is a second key.
+    /// All ways of counting that fit the keys so far. There are none until there is a second key.
     expected: Vec<ExpectedKey>,
 }
 

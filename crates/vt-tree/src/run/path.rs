@@ -7,8 +7,8 @@ use crate::block::Block;
 use crate::index::index_node::{ChildPointer, IndexNode};
 use crate::run::Run;
 
-/// The index nodes from the root down, and the index of the entry taken in each. Empty if there is
-/// no position.
+/// The index nodes from the root down, and the index of the entry taken in each. It is empty if
+/// there is no position.
 #[derive(Clone, Default)]
 pub(crate) struct Path {
     steps: Vec<(Arc<IndexNode>, usize)>,

@@ -21,7 +21,7 @@ use crate::{Error, Purpose, Result};
 const WILL_READ_PIECE: u64 = 512 << 10;
 
 /// A file or block device of the host. It holds an exclusive `flock` (a shared one if read-only),
-/// which the kernel releases with the last descriptor, also after a crash, and the like for other
+/// which the kernel releases with the last descriptor, even after a crash, and the like for other
 /// names of the same bytes.
 #[derive(Debug)]
 pub struct FileDevice {

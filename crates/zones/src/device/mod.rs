@@ -64,8 +64,8 @@ pub trait Device: Send + Sync + 'static {
         self.read_at(purpose, offset, buf)
     }
 
-    /// Writes all of `buf`, which must lie inside the device. Not durable before the next
-    /// [`Device::sync`].
+    /// Writes all of `buf`, which must lie inside the device. The write is not durable before the
+    /// next [`Device::sync`].
     fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()>;
 
     /// Writes all of `buf`, and may return before that is done. Other calls see the write as done:

@@ -63,8 +63,8 @@ impl Zones {
         self.device.host_memory()
     }
 
-    /// Writes `bytes` at `addr`, in a zone from [`Zones::take_zone`]. Not durable before the next
-    /// [`Zones::sync`].
+    /// Writes `bytes` at `addr`, in a zone from [`Zones::take_zone`]. The write is not durable
+    /// before the next [`Zones::sync`].
     pub fn write(&self, purpose: Purpose, addr: u64, bytes: &[u8]) -> Result<()> {
         self.healthy()?;
         self.check_range(addr, bytes.len() as u64)?;

@@ -17,7 +17,7 @@ const FEW: usize = 16;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OfBranch {
     dictionaries: Dictionaries,
-    /// The index by name. Empty while there are few dictionaries.
+    /// The index by name. It is empty while there are few dictionaries.
     names: PersistentMap<String, DictionaryId>,
 }
 

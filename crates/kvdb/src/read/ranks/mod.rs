@@ -80,8 +80,8 @@ impl Ranks {
     }
 
     /// Records the changes of a commit whose last number is `to`. For the changes at the positions
-    /// `known`, a put is known to be of a key without a value, and a deletion of a key with one.
-    /// Called under the pipeline's lock.
+    /// `known`, a put is known to be of a key without a value, and a deletion of a key with one. It
+    /// is called under the pipeline's lock.
     pub(crate) fn note(&self, changes: &Ops, known: &[u32], to: Seq) {
         if !self.is_on() {
             return;
@@ -118,8 +118,8 @@ impl Ranks {
     }
 
     /// Records a commit without a list of its changes, to the given dictionaries or, if these are
-    /// `None`, to any: the affected ranges are counted again at their next query. Called under the
-    /// pipeline's lock.
+    /// `None`, to any: the affected ranges are counted again at their next query. It is called
+    /// under the pipeline's lock.
     pub(crate) fn note_unlisted(&self, dicts: Option<&[DictionaryId]>, to: Seq) {
         if !self.is_on() {
             return;

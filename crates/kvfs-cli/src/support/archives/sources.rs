@@ -362,7 +362,7 @@ fn host_xattrs(path: &Path) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
         let mut value = vec![0; 64 << 10];
         match rustix::fs::lgetxattr(path, name, &mut value[..]) {
             Ok(len) => all.push((name.to_vec(), value[..len].to_vec())),
-            // Not readable for this user, or removed.
+            // This user cannot read it, or it was removed.
             Err(_) => continue,
         }
     }

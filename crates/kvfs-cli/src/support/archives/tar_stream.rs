@@ -117,9 +117,9 @@ impl<R: Read> TarStream<R> {
 }
 
 impl<R: BufRead> TarStream<R> {
-    /// Appends the next `len` bytes to `into`, or as many as there are, past the crate. Only for
-    /// bytes that the crate will skip. The crate itself would zero each byte before it is read, and
-    /// copy it once more.
+    /// Appends the next `len` bytes to `into`, or as many as there are, past the crate. This is
+    /// only for bytes that the crate will skip. The crate itself would zero each byte before it is
+    /// read, and copy it once more.
     pub fn read_content(&self, len: usize, into: &mut Vec<u8>) -> io::Result<()> {
         let mut stream = self.0.borrow_mut();
         let mut left = len;

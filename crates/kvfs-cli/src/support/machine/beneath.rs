@@ -1,5 +1,5 @@
-//! Opens paths strictly beneath a directory. Used for paths that come from a store, in directories
-//! that others may write to.
+//! Opens paths strictly beneath a directory. It is used for paths that come from a store, in
+//! directories that others may write to.
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};

@@ -240,7 +240,7 @@ pub fn judge_standard_output() -> Outcome {
 }
 
 /// Removes an incomplete output file, since half of it must not pass for the whole. Anything but a
-/// regular file stays, and so does a symbolic link, whose target is truncated.
+/// regular file stays. So does a symbolic link, but its target is truncated.
 pub fn discard(file: &File, path: &Path) {
     if !file.metadata().is_ok_and(|meta| meta.is_file()) {
         return;

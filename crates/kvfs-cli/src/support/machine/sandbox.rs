@@ -1,18 +1,18 @@
-//! Runs a program in a view: for it and its children alone, a directory (the transaction's view of
-//! the files) is mounted in place of the store. The program is waited for such that signals, stops
-//! and the exit code pass through.
+//! Runs a program in a view: a directory (the transaction's view of the files) is mounted in place
+//! of the store, and only the program and its children see this. The caller waits for the program,
+//! and passes on signals, stops and the exit code.
 //!
 //! The child gets a private mount name space of its own, in which the view replaces the store:
 //! every mount of the store, or of a directory of it, is unmounted and replaced by the view, or the
 //! same directory of it. So there is nothing beneath the view that could be uncovered. That takes
 //! CAP_SYS_ADMIN. Without it, the child also gets a user name space in which it has that
-//! capability, with unchanged user and group, if the kernel lets users make such. Mounts of the
-//! parent name space cannot be removed there; the view covers them, and the program, which has no
-//! privilege, cannot uncover them (see `docs/security.md`). Alternatively, the child gets the view
-//! as its root (`chroot`), which takes CAP_SYS_CHROOT and programs in the view.
+//! capability, with unchanged user and group, if the kernel lets users make such a name space.
+//! Mounts of the parent name space cannot be removed there; the view covers them, and the program,
+//! which has no privilege, cannot uncover them (see `docs/security.md`). Alternatively, the child
+//! gets the view as its root (`chroot`), which takes CAP_SYS_CHROOT and programs in the view.
 //!
 //! The waiting process blocks the signals that it forwards and accepts them one by one, together
-//! with SIGCHLD, so there is no handler and no other thread.
+//! with SIGCHLD. So it needs neither a handler nor another thread.
 
 use std::ffi::{CString, OsString};
 use std::io;

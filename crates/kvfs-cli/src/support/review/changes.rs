@@ -300,8 +300,8 @@ impl Changes {
                 writer.remark('=', &anchor);
             }
             let below = renames.below(file);
-            // The path is too long to open in one call, also for `git apply`: it gets a remark
-            // only.
+            // The path is too long to open in one call, which holds for `git apply`, too: it gets a
+            // remark only.
             let is_deep = [Some(&file.path), file.from.as_ref()];
             let is_deep = is_deep.into_iter().flatten().any(|path| Anchors::is_deep(path));
             if !renames.is_implied(file)

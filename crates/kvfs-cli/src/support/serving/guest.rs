@@ -442,8 +442,8 @@ pub fn taken_up(record: &Record, key: &str) -> String {
     format!("kvfs mount {store} DIR --txn --key {key}")
 }
 
-/// Describes what happens to an open transaction when its mount ends. The end of a lease is told by
-/// the daemon alone.
+/// Describes what happens to an open transaction when its mount ends. Only the daemon reports the
+/// end of a lease.
 pub fn left_by(record: &Record, status: &Value) -> Option<String> {
     if status["result"] != "open" {
         return None;

@@ -1,6 +1,6 @@
 //! Tells a client what its transaction has changed, for a review before the commit. Changes are
 //! listed by the commands of the socket, run in this process, so that a review over a wire shows
-//! the same as one of a mounted store. `docs/wire.md` has the words.
+//! the same as one of a mounted store. `docs/wire.md` specifies the messages.
 
 use std::sync::Arc;
 
