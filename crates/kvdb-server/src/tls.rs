@@ -82,9 +82,10 @@ impl Tls {
         Ok(served)
     }
 
-    /// Agrees on keys with a client, which may take a while, has `serve` take the end of the
-    /// connection that is to be served, with the certificate that the client has proved to own, and
-    /// relays until it has ended. A client that takes nothing for as long as `stall` is given up.
+    /// Agrees on keys with a client, which may take a while. Then passes the end of the connection
+    /// that is to be served to `serve`, with the certificate that the client has proved to own, and
+    /// relays until the connection has ended. A client that takes nothing for as long as `stall` is
+    /// disconnected.
     pub fn serve<T>(
         &self,
         mut client: TcpStream,

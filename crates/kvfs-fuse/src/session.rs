@@ -135,8 +135,8 @@ impl Session {
         let dispatcher = Arc::new(dispatcher);
         let blocking_pool = Arc::new(BlockingPool::new()?);
         if sharing == Sharing::Kept {
-            // This precedes the first request that a thread takes: that one would be sent a second
-            // time.
+            // This precedes the first request that a thread takes. Otherwise that request would be
+            // sent a second time.
             match send(&remains.connection, 0, wire::NOTIFY_RESEND, &[]) {
                 // The file system was unmounted in the meantime.
                 Ok(()) | Err(Os::NODEV | Os::CONNABORTED | Os::NOTCONN) => {}

@@ -41,8 +41,8 @@ impl ServedTransaction {
         matches!(self.begun, Begun::Lease(_))
     }
 
-    /// Gives the lease back, with all changes made before this call on the disk there. Later
-    /// changes are lost.
+    /// Returns the lease. All changes made before this call are on the disk of the server then;
+    /// later changes are lost.
     pub fn give_back(&self) -> kvdb::Result<()> {
         match self.commit(true)? {
             Outcome::Committed => Ok(()),

@@ -1,4 +1,4 @@
-//! Values put by reference through a scope: as large as they may be, only their keys are passed. A
+//! Values put by reference through a scope: however large they are, only their keys are passed. A
 //! local store refers to the place of a large value ([`Batch::put_stored`]); a server that holds
 //! the store does the same when it gets the keys.
 
