@@ -47,53 +47,10 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let full = paths::full_path(&args.target)
         .map_err(|e| Failure::io(format!("cannot find {}", args.target.display()), &e))?;
     let record = Record::all().into_iter().find(|r| r.store == full || r.mount_point == full);
-    let mut all = Map::new();
     place::must_be_the_store(&args.target)?;
-    match (sockets::socket_of(&args.target)?, record) {
-        (Some(socket), record) => {
-            let cannot = |e| {
-                Failure::io(format!("cannot ask the store's daemon at {}", socket.display()), &e)
-            };
-            let _waiting = waiting::on(&socket);
-            let mut client = Client::connect(&socket).map_err(cannot)?;
-            let reply = client.call(&[b"KVFS.STAT"]).map_err(cannot)?;
-            let listed = client.call(&clones::LIST.map(str::as_bytes)).map_err(cannot)?;
-            let stat: Option<Value> = match &reply {
-                Reply::Bulk(json) => serde_json::from_slice(json).ok(),
-                _ => None,
-            };
-            let Some(mut stat) = stat else {
-                return Err(Failure::new(
-                    Exit::Failed,
-                    format!("the daemon at {} gave no statistics", socket.display()),
-                ));
-            };
-            if let Value::Object(store) = stat["store"].take() {
-                all.extend(store);
-            }
-            all.insert("clients".into(), stat["server"].take());
-            all.insert("clones".into(), json!(clones::of_reply(listed)?));
-            all.insert(
-                "daemon".into(),
-                record.map_or(text::with_paths(json!({}), &[("socket", Some(&socket))]), |r| {
-                    daemon(&r)
-                }),
-            );
-        }
-        (None, Some(record)) => {
-            all.insert("daemon".into(), daemon(&record));
-            if let Some(mut status) = guest::ask(&record, "status")? {
-                // A client that knows the key may use the transaction, so it is not shown.
-                status.as_object_mut().and_then(|status| status.remove("key"));
-                all.insert("server".into(), status["server"].take());
-                let what = match status["result"].as_str() {
-                    Some("lease" | "lost") => "lease",
-                    _ if status["id"].is_null() => "snapshot",
-                    _ => "transaction",
-                };
-                all.insert(what.into(), status);
-            }
-        }
+    let all = match (sockets::socket_of(&args.target)?, record) {
+        (Some(socket), record) => of_daemon(&socket, record.as_ref())?,
+        (None, Some(record)) => of_client(&record)?,
         (None, None) if args.target.is_dir() => {
             let what = format!(
                 "{} is neither a store nor the directory of a mounted one",
@@ -102,20 +59,70 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             return Err(Failure::new(Exit::NotFound, what)
                 .hint("mount the store there, or give the store's file"));
         }
-        (None, None) => {
-            let store = store::open_waiting(&args.target, Access::ReadOnly, None)?;
-            all.extend(figures::engine(&store.db.stats()));
-            if let Some(remote) = store.db.remote_stats() {
-                all.insert("remote".into(), figures::remote(&remote));
-            }
-            let losses = kvfs::losses(&store.db).unwrap_or_default();
-            all.insert("lost".into(), statistics::lost(losses));
-            all.insert("clones".into(), json!(clones::of_store(&store.db)));
-            store.close()?;
-        }
-    }
+        (None, None) => of_file(&args.target)?,
+    };
     let all = Value::Object(all);
     output.print(show(&all), &all)
+}
+
+/// Returns the statistics of a mounted store, from its daemon.
+fn of_daemon(socket: &Path, record: Option<&Record>) -> Outcome<Map<String, Value>> {
+    let cannot =
+        |e| Failure::io(format!("cannot ask the store's daemon at {}", socket.display()), &e);
+    let _waiting = waiting::on(socket);
+    let mut client = Client::connect(socket).map_err(cannot)?;
+    let reply = client.call(&[b"KVFS.STAT"]).map_err(cannot)?;
+    let listed = client.call(&clones::LIST.map(str::as_bytes)).map_err(cannot)?;
+    let stat: Option<Value> = match &reply {
+        Reply::Bulk(json) => serde_json::from_slice(json).ok(),
+        _ => None,
+    };
+    let Some(mut stat) = stat else {
+        let what = format!("the daemon at {} gave no statistics", socket.display());
+        return Err(Failure::new(Exit::Failed, what));
+    };
+    let mut all = Map::new();
+    if let Value::Object(store) = stat["store"].take() {
+        all.extend(store);
+    }
+    all.insert("clients".into(), stat["server"].take());
+    all.insert("clones".into(), json!(clones::of_reply(listed)?));
+    let unknown = || text::with_paths(json!({}), &[("socket", Some(socket))]);
+    all.insert("daemon".into(), record.map_or_else(unknown, daemon));
+    Ok(all)
+}
+
+/// Returns the statistics of a mount whose store a server has.
+fn of_client(record: &Record) -> Outcome<Map<String, Value>> {
+    let mut all = Map::new();
+    all.insert("daemon".into(), daemon(record));
+    if let Some(mut status) = guest::ask(record, "status")? {
+        // A client that knows the key may use the transaction, so it is not shown.
+        status.as_object_mut().and_then(|status| status.remove("key"));
+        all.insert("server".into(), status["server"].take());
+        let what = match status["result"].as_str() {
+            Some("lease" | "lost") => "lease",
+            _ if status["id"].is_null() => "snapshot",
+            _ => "transaction",
+        };
+        all.insert(what.into(), status);
+    }
+    Ok(all)
+}
+
+/// Returns the statistics of a store that is not mounted, after opening it.
+fn of_file(target: &Path) -> Outcome<Map<String, Value>> {
+    let mut all = Map::new();
+    let store = store::open_waiting(target, Access::ReadOnly, None)?;
+    all.extend(figures::engine(&store.db.stats()));
+    if let Some(remote) = store.db.remote_stats() {
+        all.insert("remote".into(), figures::remote(&remote));
+    }
+    let losses = kvfs::losses(&store.db).unwrap_or_default();
+    all.insert("lost".into(), statistics::lost(losses));
+    all.insert("clones".into(), json!(clones::of_store(&store.db)));
+    store.close()?;
+    Ok(all)
 }
 
 /// Returns the clone that a path names. Returns `None` for a path within a clone, and for a mount
