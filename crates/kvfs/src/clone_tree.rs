@@ -272,7 +272,7 @@ impl Views {
         self.shared.watchers.write_back(Wait::ForAll)?;
         let (fs, number) = (self.fs(view)?, self.number(view)?);
         let parent = fs.resolve(parent)?.ino;
-        let note = |changes: &ChangeSet| self.will_tell(number, changes);
+        let note = |changes: &ChangeSet| self.shared.notes.will_tell(number, changes);
         let (copied, untold) = match earlier {
             None => fs.clone_of(None, fs.resolve(from)?.ino, parent, name, linked, &note)?,
             Some(earlier) => {

@@ -162,7 +162,7 @@ impl Views {
         fs.peek(parent, name)?.ok_or(Error::NotFound)?;
         // Inodes that programs do not use need not be kept for them.
         self.shared.watchers.goes(view, number, &fs, (parent, name), &names.join(&b'/'))?;
-        let note = |changes: &ChangeSet| self.will_tell(number, changes);
+        let note = |changes: &ChangeSet| self.shared.notes.will_tell(number, changes);
         let (stats, changes, untold) = fs.remove_and_list(parent, name, &note)?;
         self.shared.watchers.tell(|watcher| watcher.changed(number, &fs, &changes));
         drop(untold);

@@ -244,7 +244,7 @@ impl Views {
         let turn = fs.core.superseded.turn();
         let (mut begun, mut untold) = (Vec::new(), Untold::default());
         let changes = fs.revert(&turn, |known| {
-            untold = self.will_tell_of_all(number, known);
+            untold = self.shared.notes.will_tell_of_all(number, known);
             self.shared.db.rollback(snapshot)?;
             // A transaction that has begun in the meantime sees a state that no longer exists.
             begun.extend(self.list().into_iter().filter(|t| t.branch == info.branch));

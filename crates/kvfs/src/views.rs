@@ -82,6 +82,7 @@ mod watcher;
 mod watchers;
 
 pub use in_use::{InUse, Pause};
+use notes::KeptNotes;
 pub use notes::{Untold, ViewNotes};
 pub(crate) use open_views::OpenView;
 use open_views::OpenViews;
@@ -129,7 +130,7 @@ pub(crate) struct Shared {
     pub ticking: Mutex<()>,
     pub down: AtomicBool,
     /// Notes for a process that follows this one when it is killed.
-    pub notes: Option<Arc<ViewNotes>>,
+    pub notes: KeptNotes,
 }
 
 impl Drop for Shared {
@@ -169,14 +170,14 @@ impl Views {
 
     /// Returns the views of the file system `mainline`, which is the one in `db`.
     pub fn new(db: Kvdb, mainline: Fs) -> Views {
-        Views::with(db, mainline, None, |_| ())
+        Views::with(db, mainline, KeptNotes::default(), |_| ())
     }
 
     /// Like [`Views::new`], with views that `reopen` opens first.
     pub(crate) fn with(
         db: Kvdb,
         mainline: Fs,
-        notes: Option<Arc<ViewNotes>>,
+        notes: KeptNotes,
         reopen: impl FnOnce(&Views),
     ) -> Views {
         db.set_merge(mainline.core.layout.imap, Arc::new(Join));

@@ -21,7 +21,7 @@ use env::Env;
 use env::sync::MutexGuard;
 use kvdb::Kvdb;
 
-use super::notes::ViewNotes;
+use super::notes::{KeptNotes, ViewNotes};
 use super::open_views::NumbersInUse;
 use super::{ViewId, Views};
 use crate::attr::Ino;
@@ -92,13 +92,13 @@ impl Views {
     /// Like [`Views::new`], for a file system that another process has served until now: its views
     /// continue under their numbers. `mainline` comes from [`Fs::take_over`].
     pub fn take_over(db: Kvdb, mainline: Fs, in_use: &InUse) -> Views {
-        Views::with(db, mainline, None, |views| views.reopen_all(in_use))
+        Views::with(db, mainline, KeptNotes::default(), |views| views.reopen_all(in_use))
     }
 
     /// Like [`Views::take_over`]. From now on this process, which may be killed, keeps notes for a
     /// process that follows it.
     pub fn take_over_noted(db: Kvdb, mainline: Fs, in_use: &InUse, notes: Arc<ViewNotes>) -> Views {
-        let views = Views::with(db, mainline, Some(notes.clone()), |views| {
+        let views = Views::with(db, mainline, KeptNotes::new(notes.clone()), |views| {
             views.reopen_all(in_use);
         });
         notes.keep_alone(|number, view| {

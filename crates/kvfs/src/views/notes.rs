@@ -96,6 +96,36 @@ struct Log {
     ended: Vec<(u16, NotedView)>,
 }
 
+/// The notes that this process keeps for one that follows it, if it keeps any.
+#[derive(Clone, Default)]
+pub(crate) struct KeptNotes(Option<Arc<ViewNotes>>);
+
+impl KeptNotes {
+    pub fn new(notes: Arc<ViewNotes>) -> KeptNotes {
+        KeptNotes(Some(notes))
+    }
+
+    /// Notes that a view is about to get a number.
+    pub fn opened(&self, db: &Kvdb, number: u16, view: &ViewId) {
+        self.0.iter().for_each(|notes| notes.opened(db, number, view));
+    }
+
+    /// Notes that a number is free.
+    pub fn freed(&self, number: u16) {
+        self.0.iter().for_each(|notes| notes.freed(number));
+    }
+
+    /// Notes that watchers are going to be told of these changes of a view.
+    pub fn will_tell(&self, number: u16, changes: &ChangeSet) -> Untold {
+        self.0.as_ref().map(|notes| notes.begin(number, changes, false)).unwrap_or_default()
+    }
+
+    /// Like [`KeptNotes::will_tell`], for a change of names that are not known in advance.
+    pub fn will_tell_of_all(&self, number: u16, changes: &ChangeSet) -> Untold {
+        self.0.as_ref().map(|notes| notes.begin(number, changes, true)).unwrap_or_default()
+    }
+}
+
 /// A change of a view of which caches are told later. It is noted until this is dropped, after they
 /// were told or if nothing was changed.
 #[derive(Default)]
@@ -352,25 +382,15 @@ impl Log {
 }
 
 impl Views {
-    /// Notes that watchers are going to be told of these changes of a view.
-    pub(crate) fn will_tell(&self, number: u16, changes: &ChangeSet) -> Untold {
-        self.shared.notes.as_ref().map(|n| n.begin(number, changes, false)).unwrap_or_default()
-    }
-
-    /// Like [`Views::will_tell`], for a change of names that are not known in advance.
-    pub(crate) fn will_tell_of_all(&self, number: u16, changes: &ChangeSet) -> Untold {
-        self.shared.notes.as_ref().map(|n| n.begin(number, changes, true)).unwrap_or_default()
-    }
-
     /// Notes a change that a caller makes to a view directly. The caller adds names and inodes one
     /// by one ([`Untold::add`]), and later tells the watchers ([`Views::tell_changed`]).
     pub fn untold(&self, view: &ViewId) -> Result<Untold> {
-        Ok(self.will_tell(self.number(view)?, &ChangeSet::default()))
+        Ok(self.shared.notes.will_tell(self.number(view)?, &ChangeSet::default()))
     }
 
     /// Tells the watchers of the changes that a killed process has made without telling them.
     pub fn tell_left(&self) {
-        let Some(notes) = &self.shared.notes else { return };
+        let Some(notes) = &self.shared.notes.0 else { return };
         let left = std::mem::take(&mut notes.log.lock().left);
         for Left { id, number, all, mut changes } in left {
             let fs = match number {
@@ -394,7 +414,7 @@ impl Views {
     /// Makes caches forget the views that have ended with a killed process. `forget` is called with
     /// the number and the name of each view, and its inodes to which caches refer.
     pub fn forget_ended(&self, forget: impl Fn(u16, &ViewId, Vec<Ino>)) {
-        let Some(notes) = &self.shared.notes else { return };
+        let Some(notes) = &self.shared.notes.0 else { return };
         let ended = std::mem::take(&mut notes.log.lock().ended);
         for (number, noted) in ended {
             forget(number, &noted.view, self.shared.open.left_of(number));

@@ -11,7 +11,7 @@ use kvdb::{Kvdb, Transaction};
 
 use self::retired::Retired;
 use super::ViewId;
-use super::notes::ViewNotes;
+use super::notes::KeptNotes;
 use crate::attr::Ino;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
@@ -54,12 +54,12 @@ pub(crate) struct NumbersInUse {
 pub(crate) struct OpenViews {
     db: Kvdb,
     /// Notes for a process that follows this one when it is killed.
-    notes: Option<Arc<ViewNotes>>,
+    notes: KeptNotes,
     table: RwLock<Table>,
 }
 
 impl OpenViews {
-    pub fn new(db: Kvdb, notes: Option<Arc<ViewNotes>>) -> OpenViews {
+    pub fn new(db: Kvdb, notes: KeptNotes) -> OpenViews {
         OpenViews { db, notes, table: RwLock::default() }
     }
 
@@ -104,9 +104,7 @@ impl OpenViews {
             number = number % MAX_NUMBER + 1;
         }
         table.last = number;
-        if let Some(notes) = &self.notes {
-            notes.opened(&self.db, number, &view);
-        }
+        self.notes.opened(&self.db, number, &view);
         let entry = Arc::new(OpenView { view: view.clone(), number, fs, transaction });
         table.by_number.insert(number, entry.clone());
         table.numbers.insert(view, number);

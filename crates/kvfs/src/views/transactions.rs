@@ -262,7 +262,7 @@ impl Views {
                 untold: Untold::default(),
             });
         }
-        let untold = self.will_tell(*number, &changes);
+        let untold = self.shared.notes.will_tell(*number, &changes);
         // A serializable transaction may have locked keys that this one changes. Its end needs the
         // parent's freeze lock and a turn, so both are released before each attempt.
         let attempt = || {
@@ -374,7 +374,7 @@ impl Views {
         let within = self.all_within(id);
         let mut untold = Untold::default();
         let changes = entry.fs.revert(&turn, |known| {
-            untold = self.will_tell_of_all(entry.number, known);
+            untold = self.shared.notes.will_tell_of_all(entry.number, known);
             Ok(transaction.rollback_to(savepoint)?)
         })?;
         self.shared.watchers.tell(|watcher| watcher.changed(entry.number, &entry.fs, &changes));

@@ -89,9 +89,7 @@ impl OpenViews {
         entry.fs.core.space.release_promised_space();
         entry.fs.core.promises.give_back();
         let mut table = self.table.write();
-        if let Some(notes) = &self.notes {
-            notes.freed(entry.number);
-        }
+        self.notes.freed(entry.number);
         let left = entry.fs.core.inode_cache.take_references();
         match left.is_empty() {
             true => drop(table.retired.remove(&entry.number)),
