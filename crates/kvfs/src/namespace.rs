@@ -69,7 +69,7 @@ impl Fs {
     /// Returns the inode and kind of an entry, without adding a reference.
     pub fn peek(&self, parent: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
         let _call = self.enter()?;
-        self.core.names.find((parent, name))
+        self.entry(parent, name)
     }
 
     /// Adds one reference. Fails with ENOENT if the inode has no name: it was unlinked since its
@@ -363,7 +363,7 @@ impl Fs {
         let _call = self.enter()?;
         let dir = self.inode(parent)?;
         let mut dir_state = self.lock_dir(&dir)?;
-        let (ino, kind) = self.core.names.find((parent, name))?.ok_or(Error::NotFound)?;
+        let (ino, kind) = self.entry(parent, name)?.ok_or(Error::NotFound)?;
         if kind == FileKind::Dir {
             return Err(Error::IsDirectory);
         }
@@ -388,7 +388,7 @@ impl Fs {
         let _tree = self.core.names.lock_tree();
         let dir = self.inode(parent)?;
         let mut dir_state = self.lock_dir(&dir)?;
-        let (ino, kind) = self.core.names.find((parent, name))?.ok_or(Error::NotFound)?;
+        let (ino, kind) = self.entry(parent, name)?.ok_or(Error::NotFound)?;
         if kind != FileKind::Dir {
             return Err(Error::NotDirectory);
         }
@@ -426,6 +426,11 @@ impl Fs {
         self.mark_committed(dir_state, dir_attr);
         self.unlinked(inode, state, dropped);
         Ok(())
+    }
+
+    /// Returns the inode and kind of an entry.
+    pub(crate) fn entry(&self, parent: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
+        self.core.names.find((parent, name))
     }
 
     /// Adds to `batch` the removal of one name of an inode. With the last name the node is removed

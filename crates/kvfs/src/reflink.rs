@@ -101,9 +101,7 @@ impl Fs {
             return Ok(Written::default());
         }
         self.commit_dirty(&target, &mut state)?;
-        let (first, to_first) = (from_offset / PAGE, to_offset / PAGE);
-        let blocks = layout::blocks_of(len);
-        let shared = self.stage_shared(view, (from, first), (to, to_first), blocks, &state)?;
+        let shared = self.stage_shared(view, (from, from_offset), (to, to_offset), len, &state)?;
         let lost_privileges =
             self.commit_shared(&target, &mut state, shared, to_offset + len, hints)?;
         self.core.superseded.rewritten(to, to_offset, to_offset + len);
@@ -118,20 +116,21 @@ impl Fs {
     fn stage_shared(
         &self,
         view: Option<View>,
-        (from, first): (Ino, u64),
-        (to, to_first): (Ino, u64),
-        blocks: u64,
+        (from, from_offset): (Ino, u64),
+        (to, to_offset): (Ino, u64),
+        len: u64,
         state: &InodeState,
     ) -> Result<Shared> {
         let dmap = self.core.layout.dmap;
-        let (pages, references) = match view {
-            Some(view) => {
-                let start = layout::page_key(from, first);
-                let end = layout::page_key(from, first + blocks);
-                (view.scan_stored(dmap, &start, &end, blocks as usize)?, Vec::new())
-            }
-            None => (Vec::new(), self.references((from, first), (to, to_first), blocks)?),
-        };
+        let (first, blocks) = (from_offset / PAGE, layout::blocks_of(len));
+        let (start, end) = (layout::page_key(from, first), layout::page_key(from, first + blocks));
+        let (mut pages, mut references) = (Vec::new(), Vec::new());
+        match view {
+            Some(view) => pages = view.scan_stored(dmap, &start, &end, blocks as usize)?,
+            None => references = self.references((from, first), (to, to_offset / PAGE), blocks)?,
+        }
+
+        let to_first = to_offset / PAGE;
         let mut batch = Batch::new();
         let mut count = match state.attr.body {
             Body::Paged(count) => count,

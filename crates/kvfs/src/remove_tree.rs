@@ -81,7 +81,7 @@ impl Fs {
         if let Some(transaction) = self.core.locks.transaction() {
             // Waits for all locks before the freeze, while others can work in the view.
             let _call = self.enter()?;
-            let (ino, kind) = self.core.names.find((parent, name))?.ok_or(Error::NotFound)?;
+            let (ino, kind) = self.entry(parent, name)?.ok_or(Error::NotFound)?;
             match kind {
                 FileKind::Dir => drop(self.tree_below(ino, Some(transaction), Locked::ToRemove)?),
                 _ => self.core.locks.in_store(ino, true)?,
@@ -94,7 +94,7 @@ impl Fs {
         }
         let dir = self.inode(parent)?;
         let mut dir_state = self.lock_dir(&dir)?;
-        let (ino, kind) = self.core.names.find((parent, name))?.ok_or(Error::NotFound)?;
+        let (ino, kind) = self.entry(parent, name)?.ok_or(Error::NotFound)?;
         let corrupt = |what: &str| Error::Corrupt {
             ino: parent,
             what: format!("the entry `{}` {what}", name.escape_ascii()),

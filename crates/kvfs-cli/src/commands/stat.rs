@@ -4,8 +4,6 @@
 //! The statistics of a mounted store come from the running daemon, through its socket. For a store
 //! that is not mounted, they are those after opening it for reading.
 
-mod shown;
-
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -27,6 +25,8 @@ use crate::support::stores::{clones, tree};
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::sizes::human_size;
 use crate::support::terminal::text;
+
+mod shown;
 
 /// Show space, dictionaries, runs and amplification of a store, or the attributes of a file in it.
 #[derive(clap::Args)]

@@ -69,7 +69,7 @@ impl Fs {
         inode_allocator: InodeAllocator,
         options: FsOptions,
     ) -> Fs {
-        let inode_cache = Arc::new(InodeCache::new(options.inode_memory));
+        let inode_cache = InodeCache::new(options.inode_memory);
         let pages = Pages::new(scope.clone(), layout);
         let reading_ahead = ReadingAhead::new(scope.clone(), layout);
         let space = Arc::new(SpaceAccount::new(db.promised_space()));
@@ -83,6 +83,7 @@ impl Fs {
         let accepting =
             parent.as_ref().map(|parent| Arc::new(parent.fs.clone()) as Arc<dyn Accepting>);
         let locks = Arc::new(Locks::new(scope.clone(), layout.imap, env.clone(), accepting));
+        let inode_cache = Arc::new(inode_cache);
         let inodes = Inodes::new(scope.clone(), layout.imap, locks.clone(), inode_cache.clone());
         let inodes = Arc::new(inodes);
         let names = Names::new(scope.clone(), layout.nmap, inodes.clone(), listings.clone());

@@ -21,7 +21,7 @@ pub struct MergeOptions {
     /// The codec of the tuple blocks written. Stitched blocks keep theirs.
     pub compression: Compression,
     /// The codec of large values that arrive as bytes. A value that already has a place keeps its
-    /// codec, even when it moves.
+    /// codec, also when it moves.
     pub compress_values: Compression,
     /// The rate of false positives of the filters written, in ten thousandths: 80 is 0.8%. With 0
     /// the blocks written have no filter.
