@@ -102,7 +102,6 @@ impl TransactionState {
     /// began.
     fn apply(&self, open: &mut Open) -> Result<Option<Applied>> {
         let registry = &*self.registry;
-        let parts = &registry.parts;
         registry.engine.health.writable()?;
         let dependencies = reads::dependencies(open, self.since);
         if open.write_set.is_empty() && open.log.is_none() {
@@ -175,7 +174,6 @@ impl TransactionState {
                 let now = Now::Locked(registry);
                 Ok(!checks || !conflicts::any(registry, &mine, Others::Store(seen), only, now)?)
             };
-            let owner = (self.options.isolation == Isolation::Serializable).then_some(self.id.0);
             let outcome = match bound || undoable {
                 true => {
                     match write_set.spill(&registry.engine, &BTreeMap::new()) {
@@ -185,36 +183,9 @@ impl TransactionState {
                         }
                         spilled => spilled?,
                     }
-                    let runs = runs(&write_set);
-                    registry.engine.zones.sync().map_err(|e| {
-                        registry.engine.health.fail("syncing a transaction", &e.into())
-                    })?;
-                    let listed = (!bound && parts.commits.wants_changes())
-                        .then(|| changes(&registry.engine.cache, &mine).map(|(changes, _)| changes))
-                        .transpose()?;
-                    let TransactionOptions { branch, label, .. } = &self.options;
-                    let around = undoable.then(|| StatesAround::new(registry, branch, label));
-                    let around = around.as_ref().map(|around| Around {
-                        maker: around as &dyn SnapshotMaker,
-                        naming: &registry.engine.snapshots.naming,
-                    });
-                    let touched = || touched(&mine);
-                    parts.commits.add_runs(&runs, listed.as_ref(), touched, owner, around, still)?
+                    self.bind(&write_set, &mine, (bound, undoable), still)?
                 }
-                false => {
-                    let (changes, deletes_only) = changes(&registry.engine.cache, &write_set)?;
-                    let pin = parts.commits.keep_places(&changes)?;
-                    let claim = SpaceClaim { removes: deletes_only, promised: false };
-                    let valid = Valid { changes, claim, pin, note: None, known: Vec::new() };
-                    let still = |visible: Seq, _: &Ops| still(visible);
-                    parts.commits.commit_changes(
-                        &*parts.admission,
-                        valid,
-                        Durability::Buffered,
-                        owner,
-                        still,
-                    )?
-                }
+                false => self.commit_small(&write_set, still)?,
             };
             match outcome {
                 Outcome::Applied(applied) => return Ok(Some(applied)),
@@ -222,6 +193,63 @@ impl TransactionState {
             }
         }
         Ok(None)
+    }
+
+    /// Returns the owner of the locks that the commit need not wait for.
+    fn owner(&self) -> Option<u64> {
+        (self.options.isolation == Isolation::Serializable).then_some(self.id.0)
+    }
+
+    /// Commits a write set that is spilled, by binding its runs. `mine` is the same one before it
+    /// was spilled. `bound`: there are too many changes to list them.
+    fn bind(
+        &self,
+        write_set: &WriteSet,
+        mine: &WriteSet,
+        (bound, undoable): (bool, bool),
+        still: impl FnOnce(Seq) -> Result<bool>,
+    ) -> Result<Outcome> {
+        let registry = &*self.registry;
+        let commits = &registry.parts.commits;
+        let runs = runs(write_set);
+        registry
+            .engine
+            .zones
+            .sync()
+            .map_err(|e| registry.engine.health.fail("syncing a transaction", &e.into()))?;
+        let listed = (!bound && commits.wants_changes())
+            .then(|| changes(&registry.engine.cache, mine).map(|(changes, _)| changes))
+            .transpose()?;
+        let TransactionOptions { branch, label, .. } = &self.options;
+        let around = undoable.then(|| StatesAround::new(registry, branch, label));
+        let around = around.as_ref().map(|around| Around {
+            maker: around as &dyn SnapshotMaker,
+            naming: &registry.engine.snapshots.naming,
+        });
+        let touched = || touched(mine);
+        commits.add_runs(&runs, listed.as_ref(), touched, self.owner(), around, still)
+    }
+
+    /// Commits a write set as a batch is committed.
+    fn commit_small(
+        &self,
+        write_set: &WriteSet,
+        still: impl Fn(Seq) -> Result<bool>,
+    ) -> Result<Outcome> {
+        let registry = &*self.registry;
+        let parts = &registry.parts;
+        let (changes, deletes_only) = changes(&registry.engine.cache, write_set)?;
+        let pin = parts.commits.keep_places(&changes)?;
+        let claim = SpaceClaim { removes: deletes_only, promised: false };
+        let valid = Valid { changes, claim, pin, note: None, known: Vec::new() };
+        let still = |visible: Seq, _: &Ops| still(visible);
+        parts.commits.commit_changes(
+            &*parts.admission,
+            valid,
+            Durability::Buffered,
+            self.owner(),
+            still,
+        )
     }
 
     /// Fails if the changes exceed the limit of the clone that they are made in, as others may have
