@@ -184,32 +184,7 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     without_server(&args, &store)?;
     args.options.extend(args.snapshot.take().map(|name| format!("snapshot={name}").into()));
     let address = Address::parse(&store)?;
-    let is_started = args.serving || args.kept.is_some() || args.resume.is_some() || args.fits;
-    args.options.extend(args.write.then(|| "write".into()));
-    args.options.extend(args.take.then(|| "take".into()));
-    args.options.extend(args.offline.then(|| "offline".into()));
-    let asked = mount_options::parse(&args.options)?;
-    match &address {
-        Some(address) => args.options.extend(words_for(address, &asked)?),
-        // A process that serves the mount is started with the path of the local file.
-        None if asked.writing.is_some() && !is_started => {
-            let refused =
-                format!("{} is a local store, which is written as it is", store.display());
-            return Err(Failure::new(Exit::Usage, refused).hint("leave out --write and --take"));
-        }
-        None => {}
-    }
-    let mut options = mount_options::parse(&args.options)?;
-    options.memory = args.memory.or(options.memory);
-    options.cache_size = args.cache_size.or(options.cache_size);
-    options.log = args.log.or(options.log);
-    options.metrics = args.metrics.or(options.metrics);
-    options.check()?;
-    if let Some(publish) = &options.publish {
-        // A process that continues the mount works in another directory.
-        let word = mount_words::escaped(format!("publish={}", publish.to).as_bytes());
-        args.options.push(word);
-    }
+    let mut options = options_of(&mut args, &store, address.as_ref())?;
     if args.fits {
         return handover::fits(&options.policy, options.keeper).map_err(tell);
     }
@@ -282,6 +257,38 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         output.note(warning);
     }
     announce(output, &record)
+}
+
+/// Returns the options of the mount, and completes the words of them that a process in the
+/// background is started with.
+fn options_of(args: &mut Args, store: &Path, address: Option<&Address>) -> Outcome<Options> {
+    let is_started = args.serving || args.kept.is_some() || args.resume.is_some() || args.fits;
+    args.options.extend(args.write.then(|| "write".into()));
+    args.options.extend(args.take.then(|| "take".into()));
+    args.options.extend(args.offline.then(|| "offline".into()));
+    let asked = mount_options::parse(&args.options)?;
+    match address {
+        Some(address) => args.options.extend(words_for(address, &asked)?),
+        // A process that serves the mount is started with the path of the local file.
+        None if asked.writing.is_some() && !is_started => {
+            let refused =
+                format!("{} is a local store, which is written as it is", store.display());
+            return Err(Failure::new(Exit::Usage, refused).hint("leave out --write and --take"));
+        }
+        None => {}
+    }
+    let mut options = mount_options::parse(&args.options)?;
+    options.memory = args.memory.or(options.memory);
+    options.cache_size = args.cache_size.or(options.cache_size);
+    options.log = args.log.take().or(options.log);
+    options.metrics = args.metrics.take().or(options.metrics);
+    options.check()?;
+    if let Some(publish) = &options.publish {
+        // A process that continues the mount works in another directory.
+        let word = mount_words::escaped(format!("publish={}", publish.to).as_bytes());
+        args.options.push(word);
+    }
+    Ok(options)
 }
 
 /// Fails if options are given that only an address of a server takes.
