@@ -61,8 +61,12 @@ impl KeyLocks {
         Held::One(self.stripes[self.stripe(dict, key)].lock())
     }
     pub fn keys<'k>(&self, dict: DictionaryId, keys: impl Iterator<Item = &'k [u8]>) -> Held<'_> {
+        self.places(keys.map(|key| (dict, key)))
+    }
+    /// Takes the locks of keys of several dictionaries.
+    pub fn places<'k>(&self, places: impl Iterator<Item = (DictionaryId, &'k [u8])>) -> Held<'_> {
         let mut wanted = [false; STRIPES];
-        for key in keys {
+        for (dict, key) in places {
             wanted[self.stripe(dict, key)] = true;
         }
         Held::Many(

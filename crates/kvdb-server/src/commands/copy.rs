@@ -22,10 +22,20 @@ pub fn to_other(
         copied = copy(s, (from, to), other, replace)?;
         Ok(())
     };
-    if s.exec.is_running() || matches!(s.place, Place::Snapshot(..)) {
+    if matches!(s.place, Place::Snapshot(..)) {
+        work(s, out)?;
+    } else if s.exec.is_running() {
+        // The locks of an `EXEC` and of a script are those of keys of the selected dictionary, so
+        // they run again under all locks: without the lock of `to`, its events could come in
+        // another order than its commits.
+        if !s.exec.are_all_locked() {
+            return Err(Failure::again_and_again());
+        }
         work(s, out)?;
     } else {
-        atomically(s, &[], Locks::Keys(&[from]), out, work)?;
+        let selected = s.dictionary.clone();
+        let places = [(&selected, from), (other, to)];
+        atomically(s, &[], Locks::Places(&places), out, work)?;
     }
     Ok(copied)
 }

@@ -19,6 +19,7 @@ use kvdb::{Batch, Durability, Transaction, TransactionOptions};
 
 use super::row::InMulti;
 use super::{COMMANDS, Command, find, monitor, run_one, tracking};
+use crate::dictionaries::Selected;
 use crate::error_code::ErrorCode;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::Kind;
@@ -164,6 +165,8 @@ pub enum Locks<'a> {
     Queue(&'a Queue),
     /// These keys.
     Keys(&'a [&'a [u8]]),
+    /// These keys of dictionaries that need not be the selected one.
+    Places(&'a [(&'a Selected, &'a [u8])]),
 }
 
 /// Runs `work` in one transaction of the store, unless a watched key has changed, and retries it
@@ -226,6 +229,7 @@ fn attempt(
             Some(space) => shared.locks.keys(space.strings, keys.iter().copied()),
             None => Held::Already,
         },
+        (None, Locks::Places(places)) => hold_places(s, &shared, places)?,
     };
     s.exec.set_all_locked(held.is_all());
     tracking::begin_reading(s)?;
@@ -341,4 +345,21 @@ fn hold<'a>(s: &mut Session, shared: &'a Shared, queue: &Queue) -> Result<Held<'
         Some(space) => shared.locks.keys(space.strings, keys.into_iter()),
         None => Held::Already,
     })
+}
+
+/// Takes the locks of keys of several dictionaries; those of all keys if a dictionary does not
+/// exist, since the command may create it.
+fn hold_places<'a>(
+    s: &Session,
+    shared: &'a Shared,
+    places: &[(&Selected, &[u8])],
+) -> Result<Held<'a>, Failure> {
+    let mut found = Vec::with_capacity(places.len());
+    for (dictionary, key) in places {
+        match s.existing_of(dictionary)? {
+            Some(space) => found.push((space.strings, *key)),
+            None => return Ok(shared.locks.all()),
+        }
+    }
+    Ok(shared.locks.places(found.into_iter()))
 }

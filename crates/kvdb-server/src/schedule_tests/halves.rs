@@ -1,5 +1,6 @@
 //! Operations of two steps are never observed between them: the drop of a dictionary with its
-//! types, a savepoint with the number of effects before it, a command that reads two keys.
+//! types, a savepoint with the number of effects before it, a command that reads two keys. A copy
+//! to another dictionary changes its target under the lock of that.
 
 use std::sync::Arc;
 
@@ -107,5 +108,49 @@ fn compared() {
 fn two_strings_are_compared_as_they_were_at_one_moment_whatever_the_schedule() {
     for seed in seeds(100) {
         schedule::run(seed, compared).unwrap_or_else(|e| panic!("KVFS_SEED={seed}: {e}"));
+    }
+}
+
+/// A key is copied to another dictionary, alone and in a `MULTI`, while the lock of the target is
+/// held now and then.
+fn copied() {
+    let shared = shared();
+    let mut client = Client::of(shared.clone());
+    ask(&mut client, &["SET", "k", "0"]);
+    ask(&mut client, &["SELECT", "1"]);
+    ask(&mut client, &["HSET", "h", "f", "v"]);
+    let one = shared.db.dictionary("1").expect("it was made");
+    let copies = |mut other: Client| {
+        for value in 1..=ATTEMPTS {
+            let value = value.to_string();
+            ask(&mut other, &["SET", "k", &value]);
+            let copy = ["COPY", "k", "k", "DB", "1", "REPLACE"];
+            if value.ends_with(['1', '3']) {
+                assert_eq!(ask(&mut other, &copy), Reply::Integer(1));
+                continue;
+            }
+            ask(&mut other, &["MULTI"]);
+            ask(&mut other, &copy);
+            assert_eq!(ask(&mut other, &["EXEC"]), Reply::Array(vec![Reply::Integer(1)]));
+        }
+    };
+    let there = |shared: &Shared| shared.db.view().get(one, b"k").expect("read");
+    beside(&shared, copies, || {
+        for _ in 0..ATTEMPTS {
+            let held = shared.locks.key(one, b"k");
+            let before = there(&shared);
+            (0..50).for_each(|_| thread::yield_now());
+            assert_eq!(before, there(&shared), "the target changed under the lock of another");
+            drop(held);
+            (0..50).for_each(|_| thread::yield_now());
+        }
+    });
+    assert_eq!(there(&shared).as_deref(), Some(ATTEMPTS.to_string().as_bytes()));
+}
+
+#[test]
+fn a_key_is_copied_under_the_lock_of_its_target_whatever_the_schedule() {
+    for seed in seeds(100) {
+        schedule::run(seed, copied).unwrap_or_else(|e| panic!("KVFS_SEED={seed}: {e}"));
     }
 }

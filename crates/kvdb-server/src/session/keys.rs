@@ -69,7 +69,7 @@ impl Session {
     }
 
     /// Returns another dictionary if it exists.
-    fn existing_of(&self, dictionary: &Selected) -> Result<Option<Keyspace>, Failure> {
+    pub fn existing_of(&self, dictionary: &Selected) -> Result<Option<Keyspace>, Failure> {
         let db = &self.shared.db;
         let found = match &self.place {
             Place::Store => dictionary
