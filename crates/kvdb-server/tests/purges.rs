@@ -1,5 +1,6 @@
 //! Collections that are much larger than the store's memory are purged, copied, stored and read
-//! whole, and memory stays bounded. One test, since the memory is that of the process.
+//! whole, and one of many small elements is restored; memory stays bounded. One test, since the
+//! memory is that of the process.
 
 #[allow(dead_code, reason = "this program uses a part of it")]
 #[path = "it/served/mod.rs"]
@@ -8,7 +9,7 @@ mod served;
 use std::io::{BufRead, Read};
 
 use kvdb::{CreateOptions, Kvdb, OpenOptions};
-use kvdb_server::ServerOptions;
+use kvdb_server::{Reply, ServerOptions};
 use served::{Raw, serve_db};
 
 /// The memory that the store is told to take, and the bytes that a command may take in addition.
@@ -17,6 +18,8 @@ const BESIDE: u64 = 48 << 20;
 /// Elements, and bytes of each: 100 MiB.
 const ELEMENTS: usize = 51_200;
 const LENGTH: usize = 2048;
+/// Elements of a few bytes, whose changes take many times their bytes.
+const SMALL: usize = 400_000;
 
 fn bytes_of(what: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("read");
@@ -75,6 +78,28 @@ impl Purged {
         let more = bytes_of("VmHWM:").saturating_sub(before);
         println!("{command}: {} MiB more", more >> 20);
         assert!(more < BESIDE, "{command} takes {} MiB", more >> 20);
+    }
+}
+
+/// Adds elements of a few bytes to a collection, and returns its payload.
+fn payload_of_small(c: &mut Raw, command: &str) -> Vec<u8> {
+    for start in (0..SMALL).step_by(25_000) {
+        let mut words: Vec<String> = command.split(' ').map(str::to_owned).collect();
+        for i in start..start + 25_000 {
+            words.push(format!("{i:06}"));
+            if command.starts_with("HSET") {
+                words.push(String::new());
+            }
+        }
+        let mut request = format!("*{}\r\n", words.len());
+        words.iter().for_each(|w| request += &format!("${}\r\n{w}\r\n", w.len()));
+        c.send(request.as_bytes());
+        pass(c);
+    }
+    c.send(b"DUMP small\r\n");
+    match c.reply().expect("a reply") {
+        Reply::Bulk(payload) => payload,
+        other => panic!("{command}: {other:?}"),
     }
 }
 
@@ -155,6 +180,27 @@ fn collections_beyond_memory_are_purged_and_copied_within_it() {
     p.counts("EXISTS list", 0);
     assert_eq!(p.run("LTRIM list2 5 9"), 1);
     p.counts("LLEN list2", 5);
+    for command in ["SADD small", "HSET small", "RPUSH small"] {
+        let payload = payload_of_small(&mut p.c, command);
+        assert!(payload.len() >= 10 * SMALL, "{}", payload.len());
+        let begin =
+            format!("*4\r\n$7\r\nRESTORE\r\n$5\r\nagain\r\n$1\r\n0\r\n${}\r\n", payload.len());
+        let request = [begin.as_bytes(), &payload, b"\r\n"].concat();
+        let before = bytes_of("VmRSS:");
+        std::fs::write("/proc/self/clear_refs", "5").expect("the most is forgotten");
+        p.c.send(&request);
+        assert_eq!(pass(&mut p.c), 1);
+        let more = bytes_of("VmHWM:").saturating_sub(before);
+        println!("RESTORE after {command}: {} MiB more", more >> 20);
+        assert!(more < BESIDE, "RESTORE after {command} takes {} MiB", more >> 20);
+        let count = match command {
+            "SADD small" => "SCARD again",
+            "HSET small" => "HLEN again",
+            _ => "LLEN again",
+        };
+        p.counts(count, SMALL);
+        p.counts("DEL small again", 2);
+    }
     // In a transaction, too.
     let id = p.number("TXN BEGIN");
     assert_eq!(p.c.run(&format!("TXN JOIN {id}")), "OK");

@@ -1,5 +1,6 @@
 //! `DUMP` and `RESTORE`: the value of a key as bytes, which can be stored under a key again, in
-//! this or another store.
+//! this or another store. What is stored is put in portions, so that the changes of a payload of
+//! many small elements are not all in memory.
 
 use bytes::Bytes;
 use kvdb::Batch;
@@ -38,7 +39,8 @@ impl Content<'_> {
         }
     }
 
-    /// Stores the content under a key, replacing its previous value.
+    /// Stores the content under a key, replacing its previous value. The changes are made in
+    /// portions (see [`Seen::relieve`]): each element takes many times its bytes in a batch.
     fn put(
         &self,
         s: &Session,
@@ -66,6 +68,7 @@ impl Content<'_> {
                 let of = begin(Kind::Hash, batch)?;
                 for (name, value) in fields {
                     seen.put_member(key, &of, name, Bytes::copy_from_slice(value), batch);
+                    seen.relieve(batch, name.len() + value.len())?;
                 }
                 (of, fields.len())
             }
@@ -75,7 +78,9 @@ impl Content<'_> {
                     seen.put_member(key, &of, name, Bytes::copy_from_slice(value), batch);
                     if *deadline > 0 {
                         seen.put_deadline(&of, name, &Field::default(), *deadline, batch);
+                        seen.relieve(batch, 2 * name.len())?;
                     }
+                    seen.relieve(batch, name.len() + value.len())?;
                 }
                 let first = fields.iter().map(|field| field.0).filter(|at| *at > 0).min();
                 seen.name_deadline(key, &of, first.unwrap_or(0), batch)?;
@@ -88,8 +93,9 @@ impl Content<'_> {
             Content::Stream(elements) => {
                 let of = begin(Kind::Stream, batch)?;
                 for (name, value) in elements {
-                    let value = Bytes::copy_from_slice(value);
-                    batch.put(of.types, element_key(of.id, name), value);
+                    let own = Bytes::copy_from_slice(value);
+                    batch.put(of.types, element_key(of.id, name), own);
+                    seen.relieve(batch, name.len() + value.len())?;
                 }
                 (of, elements.len())
             }
@@ -97,6 +103,7 @@ impl Content<'_> {
                 let of = begin(Kind::Set, batch)?;
                 for member in members {
                     seen.put_member(key, &of, member, Bytes::new(), batch);
+                    seen.relieve(batch, member.len())?;
                 }
                 (of, members.len())
             }
@@ -104,6 +111,7 @@ impl Content<'_> {
                 let of = begin(Kind::SortedSet, batch)?;
                 for (member, score) in members {
                     sorted_sets::put(seen, (key, &of), member, (None, *score), batch);
+                    seen.relieve(batch, 2 * member.len())?;
                 }
                 (of, members.len())
             }

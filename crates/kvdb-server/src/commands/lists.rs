@@ -45,7 +45,7 @@ fn push_all<'k>(
     Ok(of.live.count + pushed)
 }
 
-/// Stores a list of these values under a key that the batch has removed.
+/// Stores a list of these values, of any number, under a key that the batch has removed.
 pub fn put_all(
     s: &Session,
     seen: &Seen<'_>,
@@ -60,7 +60,9 @@ pub fn put_all(
         if count > 0 {
             at = End::Right.beyond(at);
         }
+        let bytes = value.len();
         batch.put(of.types, place(&of, at), value);
+        seen.relieve(batch, bytes)?;
         count += 1;
     }
     set_bound(&of, End::Right, at, batch);
