@@ -499,6 +499,16 @@ fn what_is_too_much_is_refused() {
         let reply = c.run(command);
         assert!(reply.starts_with("(error) LIMIT more than 65536 bytes"), "{command}: {reply}");
     }
+    // The values of fields are gathered with their names, whether the reply has them or not.
+    let value = "v".repeat(1500);
+    for i in 0..50 {
+        assert_eq!(c.run(&format!("HSET hash f{i:02} {value}")), "(integer) 1");
+    }
+    for command in ["HRANDFIELD hash 50", "HRANDFIELD hash 50 WITHVALUES"] {
+        let reply = c.run(command);
+        assert!(reply.starts_with("(error) LIMIT more than 65536 bytes"), "{command}: {reply}");
+    }
+    assert_eq!(c.run("HRANDFIELD hash 20").matches("\"f").count(), 20);
     // Results that go into the store, or come in an order that is there, are not gathered.
     c.expect(&[
         ("SCARD s", "(integer) 1200"),

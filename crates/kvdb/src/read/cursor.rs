@@ -129,6 +129,16 @@ impl Tuple {
         }
     }
 
+    /// Returns the bytes of key and value that the tuple keeps in memory. Of a large value it keeps
+    /// the place alone.
+    pub fn bytes_in_memory(&self) -> usize {
+        let value = match &self.value {
+            TupleValue::Small(bytes) => bytes.len(),
+            TupleValue::Large(..) | TupleValue::Updated(..) => 0,
+        };
+        self.key.len() + value
+    }
+
     /// Reads the value.
     pub fn value(&self) -> Result<Bytes> {
         match &self.value {

@@ -16,7 +16,8 @@ use crate::session::seen::{Collection, Seen};
 /// probability.
 const DRAWN_FROM_WHOLE: i64 = 4096;
 
-/// Draws `wanted` random elements: different ones, or with `again` each from all of them.
+/// Draws `wanted` random elements: different ones, or with `again` each from all of them. They are
+/// gathered with the values that are stored next to their names, which count for the limit, too.
 pub fn draw(
     s: &Session,
     seen: &Seen<'_>,
@@ -41,8 +42,9 @@ pub fn draw(
             passed += 1;
             let missing = wanted - drawn.len().min(wanted);
             if below(rest) < missing {
-                room.take(tuple.key.len())?;
-                drawn.push(tuple.to_tuple());
+                let tuple = tuple.to_tuple();
+                room.take(tuple.bytes_in_memory())?;
+                drawn.push(tuple);
             }
             Ok(true)
         })?;
@@ -72,7 +74,7 @@ pub fn draw(
                 .unwrap_or_else(|| first.clone()),
         };
         if again || known.insert(near.key.clone()) {
-            room.take(near.key.len())?;
+            room.take(near.bytes_in_memory())?;
             drawn.push(near);
         }
     }
@@ -80,7 +82,7 @@ pub fn draw(
     if drawn.len() < wanted && !again {
         visit(s, seen, of, (&start, &end), false, |tuple| {
             if known.insert(tuple.key.clone()) {
-                room.take(tuple.key.len())?;
+                room.take(tuple.bytes_in_memory())?;
                 drawn.push(tuple.clone());
             }
             Ok(drawn.len() < wanted)
@@ -132,8 +134,8 @@ fn draw_by_rank(
     let (mut rank, mut left) = (0, ranks.as_slice());
     visit_refs(s, seen, of, (&start, &end), false, |tuple| {
         if left.first().is_some_and(|first| first.0 == rank) {
-            room.take(tuple.key.len())?;
             let tuple = tuple.to_tuple();
+            room.take(tuple.bytes_in_memory())?;
             while let Some(((_, at), others)) = left.split_first().filter(|(l, _)| l.0 == rank) {
                 drawn[*at] = Some(tuple.clone());
                 left = others;
