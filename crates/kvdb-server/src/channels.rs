@@ -24,6 +24,11 @@ use crate::mailbox::{Delivery, Via};
 /// Approximate size of a subscription in addition to its name, bytes.
 const OVERHEAD: usize = 128;
 
+/// Bytes of a pattern that are compared with one channel, with those that are compared again, in
+/// addition to some for each byte of both. A message is compared with all patterns under the lock,
+/// so a pattern may not take the product of its length and that of the channel.
+const COMPARED: usize = 1 << 16;
+
 /// The kind of name that a connection subscribes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
@@ -85,11 +90,13 @@ impl Subscriptions {
         }
     }
 
+    /// Visits the connections that a message reaches, with the way that leads there. The way is
+    /// `None` for those whose pattern takes too long to compare.
     fn each(
         &self,
         (to, among): (To, Among<'_>),
         channel: &[u8],
-        mut visit: impl FnMut(Via, &Arc<Connection>),
+        mut visit: impl FnMut(Option<Via>, &Arc<Connection>),
     ) {
         let among = |one: &&Subscriber| one.is(among);
         let (all, via) = match to {
@@ -97,13 +104,17 @@ impl Subscriptions {
             To::Shard => (&self.shards, Via::Shard),
         };
         for one in all.get(channel).into_iter().flat_map(BTreeMap::values).filter(among) {
-            visit(via.clone(), &one.connection);
+            visit(Some(via.clone()), &one.connection);
         }
         for (pattern, subscribers) in self.patterns.iter().filter(|_| to == To::Channel) {
-            if glob::matches(pattern, channel) {
-                for one in subscribers.values().filter(among) {
-                    visit(Via::Pattern(pattern.clone()), &one.connection);
-                }
+            let mut most = COMPARED + 16 * (pattern.len() + channel.len());
+            let via = match glob::matches_within(pattern, channel, &mut most) {
+                Some(true) => Some(Via::Pattern(pattern.clone())),
+                Some(false) => continue,
+                None => None,
+            };
+            for one in subscribers.values().filter(among) {
+                visit(via.clone(), &one.connection);
             }
         }
     }
@@ -197,7 +208,9 @@ impl Channels {
         self.subscriptions.load(Relaxed) > 0
     }
 
-    /// Puts a message into the mailboxes of all subscribers, and returns their number.
+    /// Puts a message into the mailboxes of all subscribers, and returns their number. A subscriber
+    /// whose pattern takes too long to compare is disconnected, as one whose mailbox overflows: it
+    /// may have missed the message.
     pub fn publish(&self, to: To, channel: &Bytes, payload: &Bytes) -> usize {
         self.publish_among((to, Among::All), channel, payload)
     }
@@ -212,9 +225,12 @@ impl Channels {
             return 0;
         }
         let mut receivers = 0;
-        self.state.lock().each(to, channel, |via, connection| {
-            receivers += 1;
-            self.put(channel, via, payload, connection);
+        self.state.lock().each(to, channel, |via, connection| match via {
+            Some(via) => {
+                receivers += 1;
+                self.put(channel, via, payload, connection);
+            }
+            None => connection.close(),
         });
         receivers
     }
@@ -240,16 +256,17 @@ impl Channels {
     pub fn receivers(&self, to: To, channel: &[u8]) -> usize {
         let mut receivers = 0;
         if self.are_used() {
-            self.state.lock().each((to, Among::All), channel, |_, _| receivers += 1);
+            let counted = |via: Option<Via>, _: &Arc<Connection>| {
+                receivers += usize::from(via.is_some());
+            };
+            self.state.lock().each((to, Among::All), channel, counted);
         }
         receivers
     }
 
-    /// Returns the channels that have subscribers and match the pattern, in order.
-    pub fn matching(&self, by: By, pattern: Option<&[u8]>) -> Vec<Bytes> {
-        let mut state = self.state.lock();
-        let all = state.of(by).keys();
-        all.filter(|name| pattern.is_none_or(|p| glob::matches(p, name))).cloned().collect()
+    /// Returns the channels that have subscribers, in order.
+    pub fn names(&self, by: By) -> Vec<Bytes> {
+        self.state.lock().of(by).keys().cloned().collect()
     }
     /// Returns how many connections have subscribed to a channel by its name.
     pub fn subscribers(&self, by: By, channel: &[u8]) -> usize {

@@ -7,13 +7,14 @@
 
 /// Returns whether the whole of `text` matches `pattern`.
 pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
-    matches_within(pattern, text, usize::MAX).unwrap_or(false)
+    let mut left = usize::MAX;
+    matches_within(pattern, text, &mut left).unwrap_or(false)
 }
 
-/// Returns the same, or `None` if more than `most` bytes of the pattern would have to be compared,
-/// each time that one is compared again included.
-pub fn matches_within(pattern: &[u8], text: &[u8], most: usize) -> Option<bool> {
-    let (mut p, mut t, mut left) = (0, 0, most);
+/// Returns the same, or `None` if more than `left` bytes of the pattern would have to be compared,
+/// each time that one is compared again included. Takes those that were compared from `left`.
+pub fn matches_within(pattern: &[u8], text: &[u8], left: &mut usize) -> Option<bool> {
+    let (mut p, mut t) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
     loop {
         if pattern.get(p) == Some(&b'*') {
@@ -27,7 +28,7 @@ pub fn matches_within(pattern: &[u8], text: &[u8], most: usize) -> Option<bool> 
         if t < text.len()
             && let Some((is_it, len)) = one(&pattern[p..], text[t])
         {
-            left = left.checked_sub(len)?;
+            *left = left.checked_sub(len)?;
             if is_it {
                 p += len;
                 t += 1;
@@ -174,12 +175,15 @@ mod tests {
     #[test]
     fn a_match_takes_no_more_steps_than_it_is_given() {
         let (pattern, text) = (format!("*{}b*", "a".repeat(100)), "a".repeat(1000));
-        let within = |most| matches_within(pattern.as_bytes(), text.as_bytes(), most);
+        let within = |mut most| matches_within(pattern.as_bytes(), text.as_bytes(), &mut most);
         assert_eq!((within(10_000), within(100_000)), (None, Some(false)));
         let class = format!("*[{}]", "b".repeat(100));
-        assert_eq!(matches_within(class.as_bytes(), b"aaaaaaaaaa", 500), None, "a class is read");
-        assert_eq!(matches_within(b"a*c", b"abbbc", 10), Some(true));
-        assert_eq!(matches_within(b"*", text.as_bytes(), 0), Some(true));
+        let read = matches_within(class.as_bytes(), b"aaaaaaaaaa", &mut 500);
+        assert_eq!(read, None, "a class is read");
+        let mut left = 10;
+        assert_eq!(matches_within(b"a*c", b"abbbc", &mut left), Some(true));
+        assert_eq!(left, 5, "one byte for each of the text");
+        assert_eq!(matches_within(b"*", text.as_bytes(), &mut 0), Some(true));
     }
 
     #[test]

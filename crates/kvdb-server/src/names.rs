@@ -124,21 +124,37 @@ fn split_long(part: &[u8], value: &Bytes) -> Result<(Bytes, Bytes), Failure> {
     })
 }
 
-/// Bytes of a pattern that are compared with one name, with those that are compared again, in
-/// addition to some for each byte of the name. A name that is in its key takes no more, unless the
-/// pattern has escapes or classes.
+/// Bytes of a pattern that one command compares with names, with those that are compared again, in
+/// addition to [`EACH`] for each byte of a name.
 const COMPARED: usize = 1 << 27;
+/// Bytes of a pattern that are compared with one byte of a name. Few patterns take more than one;
+/// a class takes its length.
+const EACH: usize = 64;
 
-/// Returns whether a pattern matches a name. Both may have megabytes, so it is an error if that
-/// takes the product of their lengths.
-pub fn matches(pattern: &[u8], name: &[u8]) -> Result<bool, Failure> {
-    let most = COMPARED + 16 * name.len();
-    glob::matches_within(pattern, name, most).ok_or_else(|| {
-        let (pattern, name) = (pattern.len(), name.len());
-        Failure::Limit(format!(
-            "comparing a pattern of {pattern} bytes with a name of {name} bytes takes too long"
-        ))
-    })
+/// The work that one command may still do to compare names with patterns. Patterns may have
+/// megabytes, and so may names of elements: together they must not take the product of their
+/// lengths.
+pub struct Compared {
+    left: usize,
+}
+
+impl Default for Compared {
+    fn default() -> Self {
+        Compared { left: COMPARED }
+    }
+}
+
+impl Compared {
+    /// Returns whether a pattern matches a name, or an error if the command has compared too much.
+    pub fn matches(&mut self, pattern: &[u8], name: &[u8]) -> Result<bool, Failure> {
+        self.left = self.left.saturating_add(EACH * (name.len() + 1));
+        glob::matches_within(pattern, name, &mut self.left).ok_or_else(|| {
+            let (pattern, name) = (pattern.len(), name.len());
+            Failure::Limit(format!(
+                "comparing a pattern of {pattern} bytes with a name of {name} bytes takes too long"
+            ))
+        })
+    }
 }
 
 /// Compares names in the order of their parts of keys.

@@ -17,6 +17,7 @@ use kvdb::{Cursor, DictionaryId, Tuple};
 use crate::failure::{Failure, Outcome};
 use crate::glob;
 use crate::keyspace::{Head, Kind, head_key};
+use crate::names::Compared;
 use crate::output::Output;
 use crate::session::Session;
 use crate::session::seen::Seen;
@@ -160,6 +161,7 @@ impl KeyRange {
             seen,
             left: self.limit,
             steps: 0,
+            compared: Compared::default(),
         })
     }
 
@@ -195,6 +197,7 @@ pub struct Walk<'s> {
     seen: &'s Seen<'s>,
     left: u64,
     steps: u32,
+    compared: Compared,
 }
 
 impl Walk<'_> {
@@ -206,7 +209,11 @@ impl Walk<'_> {
             }
             let Some(item) = self.meet()? else { break };
             let Some(item) = item else { continue };
-            if self.range.pattern.as_ref().is_none_or(|p| glob::matches(p, &item.key)) {
+            let fits = match &self.range.pattern {
+                Some(pattern) => self.compared.matches(pattern, &item.key)?,
+                None => true,
+            };
+            if fits {
                 self.left -= 1;
                 return Ok(Some(item));
             }

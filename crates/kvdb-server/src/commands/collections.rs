@@ -10,7 +10,7 @@ use kvdb::{Cursor, Tuple, TupleRef, View};
 use super::is;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{ELEMENT, Kind, elements};
-use crate::names;
+use crate::names::{self, Compared};
 use crate::notifications::Classes;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
@@ -372,6 +372,7 @@ pub fn scan(
     };
     let seen = s.see()?;
     let (position, mut found, mut next) = (out.position(), 0, None);
+    let mut compared = Compared::default();
     if let Some(of) = seen.roughly(key, kind)? {
         let (mut start, end) = elements(of.id);
         start.extend_from_slice(&from);
@@ -384,7 +385,7 @@ pub fn scan(
             count -= 1;
             s.check_stopping()?;
             let chosen = match pattern {
-                Some(pattern) => names::matches(pattern, &member(tuple)?)?,
+                Some(pattern) => compared.matches(pattern, &member(tuple)?)?,
                 None => true,
             };
             if chosen {

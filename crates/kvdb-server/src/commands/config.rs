@@ -4,7 +4,7 @@
 use super::connection::yes;
 use super::{is, keys, unknown_subcommand};
 use crate::failure::{Failure, Outcome};
-use crate::glob;
+use crate::names::Compared;
 use crate::notifications::Classes;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
@@ -28,10 +28,15 @@ pub fn config(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         (c, 3..) if is(c, "get") => {
             let known = known(s);
             let lower: Vec<Vec<u8>> = args.from(2).map(<[u8]>::to_ascii_lowercase).collect();
-            let found: Vec<_> = known
-                .iter()
-                .filter(|(name, _)| lower.iter().any(|p| glob::matches(p, name.as_bytes())))
-                .collect();
+            let (mut found, mut compared) = (Vec::new(), Compared::default());
+            for (name, value) in &known {
+                for pattern in &lower {
+                    if compared.matches(pattern, name.as_bytes())? {
+                        found.push((name, value));
+                        break;
+                    }
+                }
+            }
             out.map(found.len());
             for (name, value) in found {
                 out.bulk(name.as_bytes());

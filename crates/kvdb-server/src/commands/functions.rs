@@ -13,7 +13,7 @@ use super::multi::{Locks, atomically};
 use super::row::Handler;
 use super::{is, unknown_subcommand, wrong_arity};
 use crate::failure::{Failure, Outcome};
-use crate::glob;
+use crate::names::Compared;
 use crate::output::Output;
 use crate::request::Arguments;
 use crate::session::Session;
@@ -227,12 +227,18 @@ fn list(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         }
     }
     let pattern = pattern.map(<[u8]>::to_ascii_lowercase);
-    let fits = |library: &&Library| {
-        let name = library.name.to_ascii_lowercase();
-        pattern.as_ref().is_none_or(|pattern| glob::matches(pattern, name.as_bytes()))
-    };
     let all = libraries::all(s)?;
-    let listed: Vec<&Library> = all.values().filter(fits).collect();
+    let (mut listed, mut compared): (Vec<&Library>, _) = (Vec::new(), Compared::default());
+    for library in all.values() {
+        let name = library.name.to_ascii_lowercase();
+        let fits = match &pattern {
+            Some(pattern) => compared.matches(pattern, name.as_bytes())?,
+            None => true,
+        };
+        if fits {
+            listed.push(library);
+        }
+    }
     out.array(listed.len());
     for library in listed {
         out.map(if with_code { 4 } else { 3 });

@@ -3,7 +3,7 @@
 use super::specs::{self, Begin, Find, Keys};
 use super::{COMMANDS, Command, find, is, unknown_subcommand};
 use crate::failure::{Failure, Outcome};
-use crate::glob;
+use crate::names::Compared;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
@@ -90,8 +90,12 @@ fn list(args: Arguments<'_>, out: &mut Output) -> Outcome {
         _ => return Err(Failure::SYNTAX),
     };
     let pattern = pattern.to_ascii_lowercase();
-    let found: Vec<_> =
-        COMMANDS.iter().filter(|c| glob::matches(&pattern, c.name.as_bytes())).collect();
+    let (mut found, mut compared) = (Vec::new(), Compared::default());
+    for command in COMMANDS.iter() {
+        if compared.matches(&pattern, command.name.as_bytes())? {
+            found.push(command);
+        }
+    }
     out.array(found.len());
     found.into_iter().for_each(|c| out.bulk(c.name.as_bytes()));
     Ok(())

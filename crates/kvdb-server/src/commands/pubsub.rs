@@ -6,6 +6,7 @@ use super::{is, unknown_subcommand};
 use crate::channels::{By, To};
 use crate::effects::Effect;
 use crate::failure::{Failure, Outcome};
+use crate::names::Compared;
 use crate::output::Output;
 use crate::request::Arguments;
 use crate::session::Session;
@@ -88,6 +89,7 @@ pub fn spublish(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
 }
 
 fn send(s: &Session, args: Arguments<'_>, to: To, out: &mut Output) -> Outcome {
+    s.check_channel(args.at(1))?;
     let [channel, payload] = [1, 2].map(|at| Bytes::copy_from_slice(args.at(at)));
     if !s.exec.is_running() && s.joined.is_none() {
         out.integer(s.shared.channels.publish(to, &channel, &payload) as i64);
@@ -109,7 +111,17 @@ pub fn pubsub(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     match (args.at(1), args.len()) {
         (c, 2 | 3) if is(c, "channels") || is(c, "shardchannels") => {
             let by = if is(c, "channels") { By::Channel } else { By::Shard };
-            let found = channels.matching(by, args.get(2));
+            let (mut found, mut compared) = (Vec::new(), Compared::default());
+            for name in channels.names(by) {
+                s.check_stopping()?;
+                let fits = match args.get(2) {
+                    Some(pattern) => compared.matches(pattern, &name)?,
+                    None => true,
+                };
+                if fits {
+                    found.push(name);
+                }
+            }
             out.array(found.len());
             for name in found {
                 out.bulk(&name);

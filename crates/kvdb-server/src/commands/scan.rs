@@ -2,7 +2,7 @@
 
 use super::is;
 use crate::failure::{Failure, Outcome};
-use crate::glob;
+use crate::names::Compared;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
@@ -44,7 +44,7 @@ pub fn scan(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             (Some(c), s.shared.cursors.resume(c, s.dictionary.name()).ok_or_else(gone)?)
         }
     };
-    let (mut keys, mut next) = (Vec::new(), None);
+    let (mut keys, mut next, mut compared) = (Vec::new(), None, Compared::default());
     let mut range = KeyRange::matching(pattern.unwrap_or(b"*"));
     // The page size counts the keys visited, so that a page ends even if no key matches.
     range.pattern = None;
@@ -58,9 +58,11 @@ pub fn scan(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             break;
         }
         count -= 1;
-        if kind.is_none_or(|kind| is(kind, item.kind.name()))
-            && pattern.is_none_or(|p| glob::matches(p, &item.key))
-        {
+        let fits = match pattern {
+            Some(pattern) => compared.matches(pattern, &item.key)?,
+            None => true,
+        };
+        if fits && kind.is_none_or(|kind| is(kind, item.kind.name())) {
             bytes += item.key.len();
             keys.push(item.key);
         }

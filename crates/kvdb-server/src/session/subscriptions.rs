@@ -42,11 +42,17 @@ impl Session {
         self.subscriptions.count() > 0
     }
 
-    pub fn subscribe(&mut self, by: By, name: &[u8]) -> Outcome {
-        if name.len() > self.shared.limits.key {
-            let most = self.shared.limits.key;
-            return Err(Failure::request(format!("a channel's name has up to {most} bytes")));
+    /// Checks the length of a channel's name, or a pattern's. Each message is compared with all
+    /// patterns, which takes the longer, the longer its channel's name is.
+    pub fn check_channel(&self, name: &[u8]) -> Outcome {
+        let most = self.shared.limits.key;
+        match name.len() > most {
+            true => Err(Failure::request(format!("a channel's name has up to {most} bytes"))),
+            false => Ok(()),
         }
+    }
+    pub fn subscribe(&mut self, by: By, name: &[u8]) -> Outcome {
+        self.check_channel(name)?;
         let name = Bytes::copy_from_slice(name);
         let branch = self.place.branch().unwrap_or_default();
         self.shared.channels.subscribe(by, &name, &self.connection, branch)?;

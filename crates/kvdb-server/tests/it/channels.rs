@@ -5,7 +5,7 @@ use std::io::Read;
 use std::time::Duration;
 
 use crate::served::{Raw, Served, serve, show};
-use kvdb_server::{Limits, Reply, ServerOptions};
+use kvdb_server::{Client, Limits, Reply, ServerOptions};
 
 /// The next message, without quotation marks.
 #[track_caller]
@@ -87,6 +87,44 @@ fn messages_reach_those_who_have_subscribed() {
     ]);
     b.expect(&[("RESET", "RESET"), ("GET key", "(nil)")]);
     other.expect(&[("PUBLISH one hello", "(integer) 0"), ("PUBSUB CHANNELS", "[]")]);
+}
+
+#[test]
+fn a_pattern_that_takes_too_long_to_compare_ends_its_own_connection_alone() {
+    let served = serve(ServerOptions::default());
+    let mut other = served.connect();
+    let (mut slow, mut there) = (served.connect(), served.connect());
+    there.send(b"PSUBSCRIBE a*\r\n");
+    message(&mut there);
+    slow.send(format!("PSUBSCRIBE *{}b*\r\n", "a".repeat(8000)).as_bytes());
+    message(&mut slow);
+    // Short channels are compared with it at once.
+    other.expect(&[("PUBLISH aaaa one", "(integer) 1"), ("PUBSUB NUMPAT", "(integer) 2")]);
+    assert_eq!(message(&mut there), "pmessage a* aaaa one");
+    let channel = "a".repeat(16 << 10);
+    assert_eq!(other.run(&format!("PUBLISH {channel} two")), "(integer) 1");
+    assert!(message(&mut there).ends_with(" two"));
+    assert!(slow.reply().is_err(), "it is disconnected, since it may have missed a message");
+    let longer = format!("PUBLISH {channel}a three");
+    assert_eq!(other.run(&longer), "(error) ERR a channel's name has up to 16384 bytes");
+}
+
+#[test]
+fn patterns_of_megabytes_are_refused_where_they_take_too_long() {
+    let served = serve(ServerOptions::default());
+    let mut client = Client::connect(&served.path).expect("connected");
+    let key = "a".repeat(100);
+    client.call(&[b"SET", key.as_bytes(), b"v"]).expect("a reply");
+    // Each byte of a name is compared with all of the class.
+    let pattern = format!("*[{}]", "b".repeat(4 << 20));
+    for words in ["KEYS", "SCAN 0 MATCH", "COMMAND LIST FILTERBY PATTERN"] {
+        let mut words: Vec<&[u8]> = words.split(' ').map(str::as_bytes).collect();
+        words.push(pattern.as_bytes());
+        let refused = show(&client.call(&words).expect("a reply"));
+        assert!(refused.starts_with("(error) LIMIT comparing a pattern"), "{refused}");
+    }
+    let all = show(&client.call(&[b"KEYS", b"*[a]*[a]"]).expect("a reply"));
+    assert_eq!(all, format!("[\"{key}\"]"));
 }
 
 #[test]
