@@ -247,6 +247,16 @@ fn multi_queues_debug_and_the_sweeper_waits_for_no_locks_of_its_own_exec() {
              (error) MINE no OK]",
         ),
         ("DEBUG SWEEP", "(integer) 0"),
+        // A sleep there holds locks.
+        ("MULTI", "OK"),
+        ("SET key value", "QUEUED"),
+        ("DEBUG SLEEP 2", "QUEUED"),
+        ("DEBUG SLEEP 0.01", "QUEUED"),
+        (
+            "EXEC",
+            "[OK (error) ERR DEBUG SLEEP takes at most 1 s in MULTI and in scripts, where it \
+             holds locks OK]",
+        ),
     ]);
 }
 
