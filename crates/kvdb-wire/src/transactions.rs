@@ -128,6 +128,8 @@ struct State {
     former: VecDeque<u64>,
     savepoints: BTreeMap<u64, Savepoint>,
     refused: Option<Refused>,
+    /// The marks of the last answers about its changes of which the client has read the beginning.
+    reviewed: VecDeque<u64>,
     is_over: bool,
 }
 

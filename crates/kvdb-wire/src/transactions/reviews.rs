@@ -1,25 +1,43 @@
 //! Questions about the changes of a transaction. The host answers them, since it knows the files of
 //! which the changes are; the client and the host agree on words and answers between them.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use bytes::Bytes;
 use env::sync::MutexGuard;
+use kvdb::Error;
 
 use super::{Answer, Held, State, Transactions};
 use crate::body::ANSWER_BYTES;
 use crate::reply::Reply;
 
+/// Number of answers to one transaction whose parts are told from those of others. A client may
+/// read several at a time.
+const MARKS: usize = 16;
+
 impl Transactions {
     /// Returns the part of the host's answer that begins at `offset`. The answer is made again for
-    /// each part, so that nothing is kept for a client that does not ask for the rest.
+    /// each part, so that nothing but a mark of it is kept for a client that does not ask for the
+    /// rest. If it is another one than that of which the client has the beginning, the parts would
+    /// not fit together, and this fails.
     pub fn review(&self, opened: &Held, words: &[Bytes], offset: u64) -> Answer<Reply> {
         // No batch changes the transaction while it is looked at.
-        let (_reviewing, _state) = self.turn_to_review(opened)?;
+        let (_reviewing, mut state) = self.turn_to_review(opened)?;
         let one = &opened.transaction;
         // The client cannot renew the lease while the state is locked.
         let found = one.in_use(|| self.host.review(one, words));
         // Changes may have been taken out, by others that undo them.
         opened.measure();
         let found = Bytes::from(found.map_err(|e| self.failed(opened, e))?);
+        let mark = mark_of(words, &found);
+        if offset > 0 && !state.reviewed.contains(&mark) {
+            let what = "the transaction was changed while its changes were read: try it again";
+            return Err(self.failed(opened, Error::Invalid(what.into())));
+        }
+        if offset == 0 && !state.reviewed.contains(&mark) {
+            state.reviewed.truncate(MARKS - 1);
+            state.reviewed.push_front(mark);
+        }
         let length = found.len() as u64;
         let from = usize::try_from(offset).unwrap_or(usize::MAX).min(found.len());
         let to = found.len().min(from.saturating_add(ANSWER_BYTES));
@@ -43,4 +61,12 @@ impl Transactions {
             }
         }
     }
+}
+
+/// Returns a number that tells an answer from others, in this process.
+fn mark_of(words: &[Bytes], answer: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    words.hash(&mut hasher);
+    answer.hash(&mut hasher);
+    hasher.finish()
 }

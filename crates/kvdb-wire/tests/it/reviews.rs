@@ -2,6 +2,7 @@
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use bytes::Bytes;
 use kvdb::{DictionaryId, Kvdb, Scope, Transaction, TransactionOptions};
@@ -83,6 +84,59 @@ impl Host for Asked {
         }
         Ok(Vec::new())
     }
+}
+
+/// A host of keys that answers each question with twice the number of the question, one byte each.
+struct Counting {
+    db: Kvdb,
+    questions: AtomicU8,
+    /// Answers stay the same while this is set.
+    stays: AtomicBool,
+}
+
+impl Host for Counting {
+    fn begin(&self, options: TransactionOptions) -> kvdb::Result<Transaction> {
+        Host::begin(&self.db, options)
+    }
+
+    fn commit(&self, transaction: &Transaction, synced: bool) -> kvdb::Result<()> {
+        Host::commit(&self.db, transaction, synced)
+    }
+
+    fn abort(&self, transaction: &Transaction) -> kvdb::Result<()> {
+        Host::abort(&self.db, transaction)
+    }
+
+    fn review(&self, _: &Transaction, _: &[Bytes]) -> kvdb::Result<Vec<u8>> {
+        let more = u8::from(!self.stays.load(Ordering::Relaxed));
+        let number = self.questions.fetch_add(more, Ordering::Relaxed) + more;
+        Ok(vec![number; 2])
+    }
+}
+
+#[test]
+fn parts_of_answers_that_differ_are_not_put_together() {
+    let db = Kvdb::in_memory();
+    let (questions, stays) = (AtomicU8::new(0), AtomicBool::new(false));
+    let host = Arc::new(Counting { db: db.clone(), questions, stays });
+    let server = Server::without_socket(db, Some(host.clone()), ServerOptions::default()).unwrap();
+    let mut raw = connected(&server);
+    let transaction = begun(&mut raw, [1; 16]);
+    let mut from = |offset, word: &str| {
+        ask(&mut raw, &Request::Review { transaction, offset, words: words(&[word]) })
+    };
+    let part = |bytes: &'static [u8]| Reply::Part { length: 2, bytes: Bytes::from_static(bytes) };
+    assert_eq!(from(0, "files"), part(b"\x01\x01"));
+    // The second answer has the length of the first.
+    let Reply::Failed(refused) = from(1, "files") else { panic!("the halves of two answers") };
+    assert_eq!(refused.code, FailureCode::Invalid);
+    assert!(refused.what.contains("was changed while its changes were read"), "{refused}");
+    assert_eq!(from(0, "files"), part(b"\x03\x03"));
+    host.stays.store(true, Ordering::Relaxed);
+    assert_eq!(from(1, "files"), part(b"\x03"));
+    assert_eq!(from(1, "files"), part(b"\x03"), "a part may be asked for again");
+    // The beginning was that of another question.
+    assert!(matches!(from(1, "changes"), Reply::Failed(_)));
 }
 
 fn asked(options: ServerOptions) -> (Arc<Asked>, Server) {
