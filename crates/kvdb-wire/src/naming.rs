@@ -35,7 +35,7 @@ impl Naming {
     }
 
     /// Makes a snapshot of a branch. A client that does not administer the store makes none if the
-    /// store has `most`.
+    /// store has `most`, and one alone of a clone that has a limit.
     pub fn make_snapshot(
         &self,
         role: &Role,
@@ -56,9 +56,30 @@ impl Naming {
                 let what = format!("the store has {most} snapshots: have some of them dropped");
                 return Err(Error::Limit(what));
             }
+            if !role.administers {
+                self.check_uncounted(branch)?;
+            }
             self.host.make_snapshot(branch, name, durability)
         };
         self.once.run(key, durability, &Wanted::snapshot(branch, name), make).map_err(of_store)
+    }
+
+    /// Fails if a clone has a limit, and a snapshot. What a snapshot keeps does not count towards
+    /// the limit, so a client that made one after each change would take any space. With one
+    /// snapshot it takes at most twice the limit.
+    fn check_uncounted(&self, branch: &str) -> kvdb::Result<()> {
+        let mut all = self.db.branches().into_iter();
+        if !all.any(|info| info.name == branch && info.limit.is_some()) {
+            return Ok(());
+        }
+        match self.db.snapshot_labels().into_iter().find(|label| label.branch == branch) {
+            Some(label) => Err(Error::Limit(format!(
+                "the clone '{branch}' has a limit, towards which its snapshots do not count, and \
+                 the snapshot '{}': have that one dropped by who administers the store",
+                label.name
+            ))),
+            None => Ok(()),
+        }
     }
 
     /// Drops a snapshot.

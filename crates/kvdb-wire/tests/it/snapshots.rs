@@ -437,6 +437,26 @@ fn a_clone_that_is_made_of_a_limited_one_has_its_limits_unless_who_makes_it_admi
 }
 
 #[test]
+fn a_client_that_a_limit_holds_does_not_get_around_it_by_snapshots() {
+    let served = Served::new(ServerOptions::default());
+    let (maker, root) = (served.client("maker"), served.client("root"));
+    maker.make_snapshot("attempt-1", "first", false).unwrap();
+    maker.make_snapshot("attempt-1", "second", false).unwrap();
+    served.db.limit_branch("attempt-1", Some(1 << 20)).unwrap();
+    is_refused(maker.make_snapshot("attempt-1", "third", false), FailureCode::Limit);
+    root.make_snapshot("attempt-1", "third", false).unwrap();
+    for name in ["first", "second", "third"] {
+        is_refused(maker.make_snapshot("attempt-1", "more", false), FailureCode::Limit);
+        root.drop_snapshot(name).unwrap();
+    }
+    // With one of them it takes twice its limit, at most.
+    maker.make_snapshot("attempt-1", "more", false).unwrap();
+    is_refused(maker.make_snapshot("attempt-1", "again", false), FailureCode::Limit);
+    served.db.limit_branch("attempt-1", None).unwrap();
+    maker.make_snapshot("attempt-1", "again", false).unwrap();
+}
+
+#[test]
 fn a_store_with_many_snapshots_gets_more_from_those_alone_who_administer_it() {
     let served = Served::new(ServerOptions { snapshots: 2, ..ServerOptions::default() });
     let (writer, root) = (served.client("writer"), served.client("root"));
