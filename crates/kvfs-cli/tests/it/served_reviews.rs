@@ -1,6 +1,8 @@
 //! Changes of a transaction of a server, shown before its commit, as those of a store that is
 //! mounted here.
 
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::process::{Command, Output};
 
 use crate::asked::Asked;
@@ -159,4 +161,51 @@ fn a_program_does_not_find_the_key_of_what_a_person_is_asked_about() {
     assert!(shown.contains("\"key\":null"), "{shown}");
     serving.ends_when_asked();
     place.has("/file", None);
+}
+
+/// Sends a request to the daemon of the mount on `one`, as commands do.
+fn requested(place: &Place, request: &str) -> serde_json::Value {
+    let at = place.path("one").display().to_string();
+    let all = std::fs::read_dir("/run/kvfs").expect("records");
+    let mut texts = all.flatten().filter_map(|entry| std::fs::read_to_string(entry.path()).ok());
+    let own = texts.find(|text| text.contains(&at)).expect("that of the mount");
+    let record: serde_json::Value = serde_json::from_str(&own).expect("JSON");
+    let socket = format!("/run/kvfs/{}.sock", record["pid"]);
+    let mut stream = UnixStream::connect(socket).expect("the daemon listens");
+    writeln!(stream, "{request}").expect("asked");
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).expect("answered");
+    serde_json::from_str(&answer).expect("JSON")
+}
+
+#[test]
+fn files_end_once_the_server_has_taken_changes_out_past_them_and_the_rest_can_be_committed() {
+    let Some(place) = Place::new() else { return };
+    let serving = place.serve();
+    succeeds(&mut place.mount("one"));
+    runs(&place, "echo new >made; rm a/file3; echo more >>a/file4; ls a >/dev/null; cat made");
+    let file = std::fs::File::open(place.path("one/a/file4")).expect("it is there");
+    let digits = |word: &str| word.bytes().map(|b| format!("{b:02x}")).collect::<String>();
+    let words = ["take-out", "remove", "made", "restore", "a/file3"].map(digits).join(" ");
+    let answer = requested(&place, &format!("review {words}"));
+    assert_eq!(answer["result"], "reviewed", "{answer}");
+    // Neither the memory of the daemon nor that of the kernel shows what is no more.
+    let of_stale = Some(rustix::io::Errno::STALE.raw_os_error());
+    let stale = |e: std::io::Error| e.raw_os_error() == of_stale;
+    assert!(stale(std::fs::read(place.path("one/made")).expect_err("it was taken out")));
+    assert!(stale(std::fs::metadata(place.path("one/a/file4")).expect_err("stat")));
+    let list = std::fs::read_dir(place.path("one/a")).and_then(|mut all| all.next().transpose());
+    assert!(stale(list.map(drop).expect_err("a list")));
+    let mut content = String::new();
+    assert!(stale((&file).read_to_string(&mut content).expect_err("an open file")));
+    assert!(stale(std::fs::write(place.path("one/a/other"), "x").expect_err("a new file")));
+    // What is left of the transaction is shown, and committed.
+    let diff = text(&succeeds(kvfs().arg("diff").arg(place.path("one"))));
+    assert!(diff.contains("M  a/file4") && !diff.contains("made"), "{diff}");
+    let output = place.end("commit", "one");
+    assert!(output.status.success(), "{}", said(&output));
+    serving.ends_when_asked();
+    place.has("/made", None);
+    place.has("/a/file3", Some(&"3 ".repeat(21)));
+    place.has("/a/file4", Some(&format!("{}more\n", "4 ".repeat(28))));
 }

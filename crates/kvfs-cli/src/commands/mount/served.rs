@@ -318,35 +318,38 @@ fn serve(
     let views = Views::new(Kvdb::in_memory(), fs.clone());
     let attached = Arc::new(AtomicBool::new(asked.attached.is_some()));
     let sealed_for = asked.attached.filter(|_| asked.sealed);
-    let guest = Guest {
-        client,
-        transaction,
-        fs,
-        views: views.clone(),
-        attached: attached.clone(),
-        sealed_for,
-    };
     let source = options.source.clone().unwrap_or_else(|| address.clone());
     let mount_options = MountOptions {
         source: source.clone(),
-        read_only: guest.transaction.is_none(),
+        read_only: transaction.is_none(),
         ..options.mount.clone()
     };
-    let adapter = Arc::new(FuseAdapter::new(views).open_views(options.open_views));
+    let adapter = Arc::new(FuseAdapter::new(views.clone()).open_views(options.open_views));
     let mounted = kvfs_fuse::mount(adapter, dir, &mount_options, &options.policy);
     let mut mounted = mounted.map_err(failures::of_mount)?;
     let mut record =
         Record::of_this_process(mounted.device(), Path::new(&address), mounted.mount_point());
     record.source = source.into();
     record.log = log;
-    let durable = guest.transaction.as_ref().filter(|open| open.is_durable() && !open.is_lease());
+    let durable = transaction.as_ref().filter(|open| open.is_durable() && !open.is_lease());
     let key = durable.map(|open| guest::key_text(&open.key()));
     // The program in a sealed mount can read the record, and could commit the transaction by the
     // key, in a mount of its own.
     record.key = key.clone().filter(|_| sealed_for.is_none());
     record.write().map_err(|e| Failure::io("cannot write the record of the mount", &e))?;
     let invalidator = mounted.invalidator();
-    let _told = invalidator.map(|invalidator| ToldKernel::start(&guest.views, invalidator));
+    let told = invalidator.map(|invalidator| ToldKernel::start(&views, invalidator));
+    let (attached_too, outdated) = (attached.clone(), Arc::default());
+    let guest = Guest {
+        client,
+        transaction,
+        fs,
+        views,
+        attached: attached_too,
+        sealed_for,
+        outdated,
+        told,
+    };
     let listening = guest.clone().listen()?;
     let unmounter = mounted.unmounter();
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])

@@ -25,6 +25,7 @@ use serde_json::{Value, json};
 use crate::support::mounts::daemons::{self, Record};
 use crate::support::mounts::mounted::refused;
 use crate::support::serving::figures;
+use crate::support::serving::told_kernel::ToldKernel;
 use crate::support::terminal::output::{Exit, Failure, Outcome};
 use crate::support::terminal::text;
 
@@ -103,6 +104,10 @@ pub struct Guest {
     pub attached: Arc<AtomicBool>,
     /// The process that alone may end the transaction, as long as the mount ends with it.
     pub sealed_for: Option<i32>,
+    /// Set once the server has taken changes out of the transaction, past the files of the mount.
+    pub outdated: Arc<AtomicBool>,
+    /// Tells the kernel what this process changes by itself.
+    pub told: Option<Arc<ToldKernel>>,
 }
 
 impl Guest {
@@ -234,10 +239,17 @@ impl Guest {
             let found = kvdb_server::read_reply(&mut &found[..], 0).map_err(kvdb::Error::Io)?;
             Ok(found == Reply::Bulk(state.into()))
         };
-        let committed = self
-            .views
-            .hand_over_written()
-            .and_then(|()| places::served::commit_if(&self.fs, transaction, synced, is_shown));
+        let committed = match self.is_outdated() {
+            // The files have ended, and all that was written in them is with the server.
+            true => is_shown().and_then(|is_shown| match is_shown {
+                true => Ok(Some(transaction.commit(synced)?)),
+                false => Ok(None),
+            }),
+            false => self
+                .views
+                .hand_over_written()
+                .and_then(|()| places::served::commit_if(&self.fs, transaction, synced, is_shown)),
+        };
         let id = transaction.id().0;
         let committed = match committed {
             Ok(None) => return json!({"result": "changed", "id": id}),
@@ -285,11 +297,46 @@ impl Guest {
         let Some(words) = words.collect::<Option<Vec<Bytes>>>() else {
             return json!({"result": "failed", "why": "these are no words"});
         };
-        let written = self.views.hand_over_written().and_then(|()| self.fs.sync_all());
-        match written.and_then(|()| Ok(transaction.review(&words)?)) {
+        let found = match (self.is_outdated(), words.first()) {
+            (true, _) => transaction.review(&words).map_err(kvfs::Error::from),
+            (false, Some(verb)) if verb == TAKE_OUT => self.take_out(transaction, &words),
+            (false, _) => {
+                let written = self.views.hand_over_written().and_then(|()| self.fs.sync_all());
+                written.and_then(|()| Ok(transaction.review(&words)?))
+            }
+        };
+        match found {
             Ok(reply) => json!({"result": "reviewed", "reply": digits_of(&reply)}),
             Err(e) => json!({"result": "failed", "why": why(transaction, &e)}),
         }
+    }
+
+    /// Has the server take changes out of the transaction. It does that past this mount, whose
+    /// memory, and that of the kernel, have the files as they were. So the files end: programs get
+    /// ESTALE. Another mount takes the transaction up; if none does, it can still be asked about,
+    /// committed and aborted here.
+    fn take_out(&self, transaction: &ServedTransaction, words: &[Bytes]) -> kvfs::Result<Vec<u8>> {
+        self.views.hand_over_written()?;
+        let (taken_out, is_outdated) = self.fs.end_served(|| {
+            let taken_out = transaction.review(words);
+            let is_outdated = match &taken_out {
+                Ok(reply) => !reply.starts_with(b"-"),
+                // Without an answer it may be done.
+                Err(error) => matches!(error, kvdb::Error::Io(_)),
+            };
+            Ok(((taken_out, is_outdated), is_outdated))
+        })?;
+        if is_outdated {
+            self.outdated.store(true, Ordering::Relaxed);
+            if let Some(told) = &self.told {
+                told.drop_all(&self.fs);
+            }
+        }
+        Ok(taken_out?)
+    }
+
+    fn is_outdated(&self) -> bool {
+        self.outdated.load(Ordering::Relaxed)
     }
 
     fn abort(&self, transaction: &ServedTransaction) -> Value {
@@ -321,6 +368,9 @@ impl Guest {
             return Ok(());
         }
         if kvdb::ServedView::is_durable(&**transaction) {
+            if self.is_outdated() {
+                return Ok(());
+            }
             let key = key_text(&transaction.key());
             return self.fs.shutdown().map_err(|e| {
                 let what = format!("what was written last in transaction {key} is lost: {e}");

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use kvfs::{ChangeSet, CommittedTo, Fs, ViewId, Views, Wait, Watcher};
+use kvfs::{ChangeSet, CommittedTo, Fs, ROOT, ViewId, Views, Wait, Watcher};
 use kvfs_fuse::{Invalidator, NodeId};
 
 /// Follows the changes of the view until it is dropped.
@@ -15,6 +15,14 @@ impl ToldKernel {
         let watcher: Arc<dyn Watcher> = told.clone();
         views.watch(&watcher);
         told
+    }
+
+    /// Makes the kernel ask again about everything that it knows of these files.
+    pub fn drop_all(&self, fs: &Fs) {
+        for ino in fs.referenced().into_iter().chain([ROOT]) {
+            // Inodes that the kernel has forgotten in the meantime are no error.
+            let _ = self.0.invalidate_inode(NodeId(ino));
+        }
     }
 }
 
