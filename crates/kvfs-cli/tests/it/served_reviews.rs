@@ -209,3 +209,25 @@ fn files_end_once_the_server_has_taken_changes_out_past_them_and_the_rest_can_be
     place.has("/a/file3", Some(&"3 ".repeat(21)));
     place.has("/a/file4", Some(&format!("{}more\n", "4 ".repeat(28))));
 }
+
+#[test]
+fn directories_around_what_is_left_out_over_the_wire_keep_their_times() {
+    let Some(place) = Place::new() else { return };
+    let serving = place.serve();
+    let script = "rm a/file3; echo 1 >a/added; mkdir -p new/deep; echo 1 >new/deep/1; \
+                  touch -d @1000000000 a new/deep new .; echo 1 >kept; touch -d @1000000000 .";
+    // a/added, a/file3, kept, new: all but `kept` are left out.
+    let (shown, code) = asked(&place, script, &["s", "n", "n", "y", "n", "y"]);
+    assert_eq!(code, 0, "{shown}");
+    serving.ends_when_asked();
+    place.has("/kept", Some("1\n"));
+    place.has("/a/added", None);
+    place.has("/a/file3", Some(&"3 ".repeat(21)));
+    place.has("/new/deep/1", None);
+    succeeds(kvfs().arg("mount").arg(place.path("store")).arg(place.path("local")));
+    for name in ["local/a", "local"] {
+        let time = std::fs::metadata(place.path(name)).and_then(|of| of.modified()).expect("stat");
+        let seconds = time.duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_secs();
+        assert_eq!(seconds, 1_000_000_000, "{name}");
+    }
+}

@@ -160,6 +160,8 @@ impl Reviewed for There {
         }
         let words = changes.words_of(choices)?;
         let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
+        // The files of this mount end when the server takes something out.
+        let times = changes.times_around(&self.dir, choices);
         guest::review(&self.record, &words)?;
         let status = self.ask("status")?;
         let key = status["key"].as_str().and_then(|key| guest::parse_key(key).ok());
@@ -168,7 +170,7 @@ impl Reviewed for There {
         let (dir, record) = mounted_on_new(|dir| self.mounts.take_up(dir, key))?;
         self.take_down();
         (self.dir, self.record) = (dir, record);
-        changes.revert_directories(&self.dir, choices)
+        changes.revert_directories(&self.dir, &times, choices)
     }
 
     fn served_by(&self) -> Option<i32> {

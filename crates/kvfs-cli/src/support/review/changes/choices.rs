@@ -29,6 +29,9 @@ use crate::support::terminal::text;
 /// The savepoint to which a transaction rolls back if a part of it cannot be taken out.
 const SAVEPOINT: &str = "kvfs-revert";
 
+/// The times of directories around what is taken out, each with a change in the directory.
+pub struct Times<'a>(BTreeMap<Vec<u8>, (SystemTime, &'a File)>);
+
 /// Changes that are accepted or rejected together.
 pub struct Choice {
     /// Indices into the list of files; empty if the choice is a key.
@@ -302,8 +305,19 @@ impl Changes {
     }
 
     /// Gives the directories that stay the attributes back that they had, as far as they are in
-    /// these choices.
-    pub fn revert_directories(&self, view: &Path, choices: &[Choice]) -> Outcome {
+    /// these choices. The other ones around what was taken out get the times of before, as far as
+    /// the user may set them: otherwise they would differ by what was taken out alone.
+    pub fn revert_directories(
+        &self,
+        view: &Path,
+        times: &Times<'_>,
+        choices: &[Choice],
+    ) -> Outcome {
+        for (path, (time, file)) in &times.0 {
+            if let Ok(directory) = opened(view, path, file) {
+                let _ = fs::File::from(directory).set_modified(*time);
+            }
+        }
         for file in self.tops(choices).filter(|file| !whole(file)) {
             self.revert_attributes(view, file)?;
         }
@@ -318,7 +332,7 @@ impl Changes {
     fn take_out(&self, mounted: &mut Mounted, id: u64, choices: &[Choice]) -> Outcome {
         let (number, view) = (id.to_string(), &mounted.view(id));
         let tops = || self.tops(choices);
-        let times = self.times_around(view, tops().filter(|file| whole(file)));
+        let times = self.times_around(view, choices);
         for file in tops().filter(|file| whole(file) && file.after.is_some()) {
             let path = self.anchors.whole(&file.path);
             mounted.call(&[b"RMTREE", &path, b"TXN", number.as_bytes()])?;
@@ -337,14 +351,7 @@ impl Changes {
             words.extend([&b"TXN"[..], number.as_bytes()]);
             mounted.call(&words)?;
         }
-        // A directory that is not among the choices keeps its time, as far as the user may set it:
-        // otherwise it would differ by what was taken out alone.
-        for (path, (time, file)) in &times {
-            if let Ok(directory) = opened(view, path, file) {
-                let _ = fs::File::from(directory).set_modified(*time);
-            }
-        }
-        self.revert_directories(view, choices)?;
+        self.revert_directories(view, &times, choices)?;
         choices.iter().filter_map(|choice| choice.key).try_for_each(|key| {
             // Revert a key with its elements and its deadline. If others have changed it since the
             // transaction began, the commit reports a conflict.
@@ -355,14 +362,11 @@ impl Changes {
         })
     }
 
-    /// Returns the directories that contain these files, with the times of their last changes.
-    fn times_around<'a>(
-        &self,
-        view: &Path,
-        files: impl Iterator<Item = &'a File>,
-    ) -> BTreeMap<Vec<u8>, (SystemTime, &'a File)> {
+    /// Returns the directories that contain what is taken out with these choices, with the times of
+    /// their last changes.
+    pub fn times_around<'a>(&'a self, view: &Path, choices: &'a [Choice]) -> Times<'a> {
         let mut times = BTreeMap::new();
-        for file in files {
+        for file in self.tops(choices).filter(|file| whole(file)) {
             let path = self.anchors.whole(&file.path);
             let end = path.iter().rposition(|byte| *byte == b'/').unwrap_or_default();
             if times.contains_key(&path[..end]) {
@@ -375,7 +379,7 @@ impl Changes {
                 times.insert(path[..end].to_vec(), (time, file));
             }
         }
-        times
+        Times(times)
     }
 
     /// Restores mode, owner and extended attributes of a directory that stays.
