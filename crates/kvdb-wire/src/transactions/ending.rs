@@ -38,13 +38,15 @@ impl Transactions {
             let what = format!("{batches} batches are to be committed, and {have} have come");
             return Err(Failure { code: FailureCode::Invalid, what });
         }
-        // Held until the commit is done, so that no client gets the lease of the branch before.
-        let _unlent = self.lending.without_lease(opened.transaction.branch())?;
-        let noted = self.records.note_commit(&opened.transaction, key, state.noted);
-        // It may take longer than the lease, which the client cannot renew while the state is
-        // locked.
         let one = &opened.transaction;
-        let committed = noted.and_then(|()| one.in_use(|| self.host.commit(one, synced)));
+        // It may take longer than the client's lease of the transaction, which the client cannot
+        // renew while the state is locked.
+        let (_unlent, committed) = one.in_use(|| {
+            // Held until the commit is done, so that no client gets the lease of the branch before.
+            let unlent = self.lending.without_lease(one.branch())?;
+            let noted = self.records.note_commit(one, key, state.noted);
+            Ok::<_, Failure>((unlent, noted.and_then(|()| self.host.commit(one, synced))))
+        })?;
         match committed {
             Ok(()) | Err(kvdb::Error::NotSynced(_)) => {
                 state.is_over = true;

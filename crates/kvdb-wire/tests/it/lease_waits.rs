@@ -1,6 +1,7 @@
 //! Requests that take long while a client asks for the lease of the main branch or holds it: which
 //! others wait for them, and which do not.
 
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -197,4 +198,48 @@ fn a_lease_does_not_end_while_a_request_of_its_client_takes_longer_than_that() {
         assert!(matches!(served.join().unwrap(), Reply::Reserved { .. }));
     });
     assert_eq!(ask(&mut holder, &Request::Sync { transaction }), Reply::Done);
+}
+
+#[test]
+fn a_transaction_does_not_end_while_its_commit_waits_for_a_client_that_gets_the_lease() {
+    let (host, server) = lends(ServerOptions::default());
+    let short = |stream: &mut UnixStream, key| {
+        let mut asked = request(key);
+        let Request::Begin { lease, .. } = &mut asked else { unreachable!("it is one") };
+        *lease = 100;
+        match ask(stream, &asked) {
+            Reply::Begun { id, .. } => id,
+            answer => panic!("{answer:?}"),
+        }
+    };
+    let commits = || {
+        let all = server.counts_by_request();
+        all.iter().find(|(kind, _)| *kind == "COMMIT").map_or(0, |(_, counts)| counts.requests)
+    };
+    let is_open = |id| host.db.transactions().iter().any(|info| info.id.0 == id);
+    let (mut first, mut second) = (connected(&server), connected(&server));
+    let used = short(&mut first, [2; 16]);
+    std::thread::scope(|threads| {
+        let closed = host.lending.close();
+        let holds = threads.spawn(|| ask(&mut connected(&server), &hold(HOLDER, 0)));
+        host.lending.awaits_calls(1);
+        let commit = Request::Commit { key: [2; 16], synced: false, batches: 0 };
+        let waits = threads.spawn(move || ask(&mut first, &commit));
+        awaits("it has come", || commits() == 1);
+        let later = short(&mut second, [3; 16]);
+        awaits("the time of the later one is over", || {
+            // The store has no threads of its own: a step ends idle transactions.
+            host.db.step().unwrap();
+            !is_open(later)
+        });
+        assert!(is_open(used) && !waits.is_finished());
+        drop(closed);
+        assert!(is_begun(&holds.join().unwrap()));
+        let refused = waits.join().unwrap();
+        assert!(
+            matches!(&refused, Reply::Failed(failure) if failure.code == FailureCode::Locked),
+            "{refused:?}"
+        );
+        assert!(is_open(used), "it can be committed after the lease");
+    });
 }
