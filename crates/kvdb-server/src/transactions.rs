@@ -305,7 +305,9 @@ impl Transactions for Kvdb {
         Ok(self.begin_with(options)?.id())
     }
     fn commit(&self, id: TransactionId, options: CommitOptions) -> Result<()> {
-        self.transaction(id)?.commit_with(options)
+        // It may wait for longer than its idle limit.
+        let transaction = self.transaction(id)?;
+        transaction.in_use(|| transaction.commit_with(options))
     }
     fn revision(&self, id: TransactionId) -> Result<Revision> {
         self.transaction(id)?.revision()

@@ -155,7 +155,8 @@ pub fn of_transaction(s: &mut Session, args: Arguments<'_>, out: &mut Output) ->
     out.whole(|out| {
         let position = out.position();
         let mut rows = Rows { s, out, count: 0 };
-        list(&transaction, before, fields, &mut rows)?;
+        // The list may take longer than its idle limit.
+        transaction.in_use(|| list(&transaction, before, fields, &mut rows))?;
         let count = rows.count;
         out.insert_array_header(position, count);
         Ok(())

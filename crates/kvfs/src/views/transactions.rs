@@ -130,6 +130,13 @@ impl Views {
     /// ([`Views::revision`]), or keep it open after a conflict.
     pub fn commit_with(&self, id: TransactionId, options: CommitOptions) -> Result<()> {
         let transaction = self.transaction(id)?;
+        // Caches may take longer than its idle limit to hand over what they hold, and so may other
+        // commits that come first.
+        transaction.in_use(|| self.commit_in_use(&transaction, options))
+    }
+
+    fn commit_in_use(&self, transaction: &Transaction, options: CommitOptions) -> Result<()> {
+        let id = transaction.id();
         let nested = transaction.nested()?;
         if !nested.is_empty() && !options.aborts_nested {
             return Err(kvdb::Error::Nested { id, nested }.into());
@@ -145,7 +152,7 @@ impl Views {
         // While watchers are told of another commit, they may need threads that serve calls of this
         // view, and those would wait for its freeze lock. So this waits for the other commit before
         // the view is frozen, and takes a turn for its own commit afterwards.
-        let parent = self.parent(&transaction)?;
+        let parent = self.parent(transaction)?;
         drop(parent.fs.core.superseded.turn());
         let core = &entry.fs.core;
         let mut frozen = core.freeze_lock.freeze();
@@ -161,7 +168,7 @@ impl Views {
             }
         }
         let mut before = None;
-        let committed = self.commit_frozen(&entry, &parent, &transaction, &mut before, options);
+        let committed = self.commit_frozen(&entry, &parent, transaction, &mut before, options);
         match &committed {
             Err(Error::Store(kvdb::Error::Conflict { .. })) if !options.stays => {
                 transaction.abort()
@@ -435,10 +442,12 @@ impl Views {
     /// Returns the changes of a transaction to the files, by path, relative to the state that it
     /// reads. A commit adds nothing else: if others have changed the same since, it conflicts.
     pub fn difference(&self, id: TransactionId, listing: Listing) -> Result<Difference> {
-        let transaction = self.as_written(id)?;
-        let view = transaction.view()?;
-        let layout = self.parent(&transaction)?.fs.core.layout;
-        difference_in(layout, view.beneath(), view, listing)
+        self.transaction(id)?.in_use(|| {
+            let transaction = self.as_written(id)?;
+            let view = transaction.view()?;
+            let layout = self.parent(&transaction)?.fs.core.layout;
+            difference_in(layout, view.beneath(), view, listing)
+        })
     }
 
     /// Returns the files as they were before a transaction's own changes, read-only. They are not

@@ -2,14 +2,19 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::world::{USER, World, around, fails, fs_of_branch, of_branch};
+use env::Simulated;
 use env::sync::Mutex;
-use kvdb::{DictionaryId, Durability, Isolation, TransactionId, TransactionOptions};
+use kvdb::{
+    CreateOptions, DictionaryId, Durability, Isolation, Kvdb, TransactionId, TransactionOptions,
+};
 use kvfs::{
     ChangeSet, CommittedTo, Error, FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr,
     Timestamp, ViewId, Views, Wait, Watcher, Whole,
 };
+use zones::MemoryDevice;
 
 struct Both {
     w: World,
@@ -537,6 +542,42 @@ fn files_and_keys_commit_together() {
     b.insert(rows.id(), "f", "theirs");
     b.conflicts(id);
     assert!(!b.w.exists("g"));
+}
+
+/// A cache that takes a minute to hand over what it holds.
+struct Slow(Arc<Simulated>, Kvdb);
+
+impl Watcher for Slow {
+    fn write_back(&self, _: Wait) -> Result<(), String> {
+        self.0.advance(Duration::from_secs(60));
+        // The store has no threads of its own: a step ends idle transactions.
+        self.1.step().map(drop).map_err(|e| e.to_string())
+    }
+    fn appeared(&self, _: &ViewId) {}
+    fn ended(&self, _: &ViewId, _: u16, _: &Fs, _: Option<CommittedTo<'_>>) {}
+    fn changed(&self, _: u16, _: &Fs, _: &ChangeSet) {}
+}
+
+#[test]
+fn a_transaction_does_not_end_by_its_idle_limit_while_it_is_reviewed_or_commits() {
+    let env = Arc::new(Simulated::new(1));
+    let device = Arc::new(MemoryDevice::new());
+    let db = Kvdb::create(device, env.clone(), CreateOptions::default()).unwrap();
+    let fs = Fs::open(db.clone(), env.clone(), FsOptions::default()).unwrap();
+    let views = Views::new(db.clone(), fs.clone());
+    let limited = || TransactionOptions {
+        idle_limit: Some(Duration::from_secs(10)),
+        detached: true,
+        ..TransactionOptions::default()
+    };
+    let (id, other) = (views.begin(limited()).unwrap(), views.begin(limited()).unwrap());
+    make(&views.fs(&ViewId::Transaction(id)).unwrap(), ROOT, "made", b"content");
+    let watcher: Arc<dyn Watcher> = Arc::new(Slow(env, db));
+    views.watch(&watcher);
+    assert_ne!(views.difference(id, Default::default()).unwrap().len(), 0);
+    assert!(views.transaction(other).is_err(), "it was idle");
+    views.commit(id, Durability::Buffered).unwrap();
+    assert_eq!(read(&fs, "/made").as_deref(), Some(&b"content"[..]));
 }
 
 /// Notes what it is told.
