@@ -110,6 +110,18 @@ pub fn visit_refs(
     }
 }
 
+/// Visits the elements in `[start, end)` in order, with the fields whose deadlines have passed.
+fn visit_all(
+    s: &Session,
+    seen: &Seen<'_>,
+    of: &Collection,
+    (start, end): (&[u8], &[u8]),
+    visit: impl FnMut(TupleRef<'_>) -> Result<bool, Failure>,
+) -> Outcome {
+    let cursor = if start < end { seen.cursor(of.types, start, end)? } else { None };
+    cursor.map_or(Ok(()), |cursor| go(s, cursor, false, visit))
+}
+
 /// Visits the elements of a cursor in one direction.
 fn go(
     s: &Session,
@@ -335,6 +347,10 @@ pub fn answer_all(
     Ok(())
 }
 
+/// Number of fields whose deadlines have passed after which a page ends, however few of its elements
+/// it has found by then.
+const PASSED: usize = 1024;
+
 /// `HSCAN`, `SSCAN`, `ZSCAN`: `key cursor [MATCH pattern] [COUNT count] [NOVALUES]`. The pages
 /// visit the elements in the order of their names.
 pub fn scan(
@@ -376,14 +392,22 @@ pub fn scan(
     if let Some(of) = seen.roughly(key, kind)? {
         let (mut start, end) = elements(of.id);
         start.extend_from_slice(&from);
-        let mut bytes = 0;
-        let done = visit(s, &seen, &of, (&start, &end), false, |tuple| {
-            if count == 0 || bytes >= s.shared.limits.reply {
-                next = Some(name(tuple).to_vec());
+        let mut deadlines = seen.deadlines_of(&of, (&start, &end), false)?;
+        let (mut bytes, mut passed) = (0, 0);
+        let done = visit_all(s, &seen, &of, (&start, &end), |tuple| {
+            if count == 0 || bytes >= s.shared.limits.reply || passed == PASSED {
+                next = Some(tuple.key[ELEMENT..].to_vec());
                 return Ok(false);
+            }
+            if let Some(deadlines) = &mut deadlines
+                && deadlines.has_passed(tuple.key)?
+            {
+                passed += 1;
+                return Ok(true);
             }
             count -= 1;
             s.check_stopping()?;
+            let tuple = &tuple.to_tuple();
             let chosen = match pattern {
                 Some(pattern) => compared.matches(pattern, &member(tuple)?)?,
                 None => true,

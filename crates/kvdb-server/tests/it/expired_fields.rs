@@ -63,6 +63,25 @@ fn a_hash_of_which_many_fields_have_expired_is_read_and_changed_as_any_other() {
 }
 
 #[test]
+fn a_page_passes_a_bounded_number_of_expired_fields() {
+    let mut c = clocked();
+    set_to_expire(&mut c, "h", 1000..4000);
+    c.expect(&[("HSET h a v z v", "(integer) 2"), ("wait 6", "")]);
+    let (mut cursor, mut pages, mut found) = ("0".to_owned(), 0, Vec::new());
+    loop {
+        let page = c.run(&format!("HSCAN h {cursor} COUNT 100 NOVALUES"));
+        let words: Vec<String> = page.split('"').skip(1).step_by(2).map(str::to_owned).collect();
+        pages += 1;
+        found.extend_from_slice(&words[1..]);
+        cursor = words[0].clone();
+        if cursor == "0" {
+            break;
+        }
+    }
+    assert_eq!((found, pages), (vec!["a".to_owned(), "z".to_owned()], 3));
+}
+
+#[test]
 fn a_transaction_that_sees_a_hash_of_expired_fields_keeps_none_that_exists_from_others() {
     let mut c = clocked();
     let mut other = Client::local(c.db.clone());
