@@ -45,7 +45,6 @@ pub(crate) use content::{same as same_content, same_xattrs};
 use links::Linked;
 use marks::Marks;
 pub(crate) use numbering::Numbering;
-use room::MOST_LISTED;
 pub(crate) use room::Room;
 pub(crate) use side::{Named, Side, StoredNode, joined};
 
@@ -204,14 +203,14 @@ struct Comparison {
 }
 
 pub(crate) fn between(old: Side, new: Side, listing: Listing) -> Result<Difference> {
-    between_within(old, new, listing, MOST_LISTED)
+    between_within(old, new, listing, Room::of_list())
 }
 
-fn between_within(old: Side, new: Side, listing: Listing, most: usize) -> Result<Difference> {
+fn between_within(old: Side, new: Side, listing: Listing, room: Room) -> Result<Difference> {
     let marks = Marks::of(&old, &new)?;
     let mut comparison = Comparison {
         listing,
-        room: Room::of(most),
+        room,
         anchors: Anchors::default(),
         old,
         new,
@@ -312,6 +311,7 @@ impl Comparison {
                 return Ok(());
             }
         }
+        self.room.take_change()?;
         self.room.take(change.path.len())?;
         self.room.take(change.bytes())?;
         self.changes.insert(change.path.clone(), change);
@@ -381,6 +381,7 @@ impl Comparison {
                     links: true,
                     ..FileChange::of(path.clone(), Some(&was), Some(&is))
                 };
+                self.room.take_change()?;
                 self.room.take(path.len())?;
                 self.room.take(change.bytes())?;
                 self.changes.insert(path, change);

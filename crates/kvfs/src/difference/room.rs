@@ -4,7 +4,9 @@ use crate::error::Result;
 
 /// Limit of the bytes of paths, targets and attributes in one list, which is kept in memory several
 /// times while it is reported. A file with many names adds a path for each of them.
-pub(super) const MOST_LISTED: usize = 256 << 20;
+const MOST_LISTED: usize = 256 << 20;
+/// Limit of the changes in one list: each takes some hundreds of bytes apart from its path.
+const MOST_CHANGES: usize = 1 << 21;
 /// The longest path that a call takes, in bytes. Longer ones can be made step by step.
 pub(super) const LONGEST_USABLE: usize = 4096;
 /// Limit of the bytes that whole paths may have beyond `LONGEST_USABLE`, added up over a list
@@ -16,6 +18,8 @@ const MOST_BEYOND: usize = 32 << 20;
 pub(crate) struct Room {
     left: usize,
     pub(super) most: usize,
+    /// The changes that a list may still have.
+    changes: usize,
     /// The part of `left` that whole paths may use beyond the length that a call takes.
     beyond: usize,
 }
@@ -27,7 +31,26 @@ impl Room {
     }
 
     pub(super) fn of(most: usize) -> Room {
-        Room { left: most, most, beyond: MOST_BEYOND }
+        Room { left: most, most, changes: MOST_CHANGES, beyond: MOST_BEYOND }
+    }
+
+    /// Returns the room of a list of at most `changes` changes.
+    #[cfg(test)]
+    pub(super) fn of_changes(changes: usize) -> Room {
+        Room { changes, ..Room::of_list() }
+    }
+
+    /// Takes room for one more change.
+    pub(super) fn take_change(&mut self) -> Result<()> {
+        let more = || {
+            kvdb::Error::Limit(
+                "more has changed than one list names: list it without what lies below \
+                 directories that were added or removed"
+                    .into(),
+            )
+        };
+        self.changes = self.changes.checked_sub(1).ok_or_else(more)?;
+        Ok(())
     }
 
     pub fn take(&mut self, bytes: usize) -> Result<()> {

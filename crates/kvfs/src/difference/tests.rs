@@ -13,6 +13,10 @@ const MIB: usize = 1 << 20;
 
 /// Lists the changes of `make` to an empty file system, with a limit of `most` bytes.
 fn listed(make: impl FnOnce(&Fs), listing: Listing, most: usize) -> Result<Difference> {
+    listed_within(make, listing, Room::of(most))
+}
+
+fn listed_within(make: impl FnOnce(&Fs), listing: Listing, room: Room) -> Result<Difference> {
     let (db, env) = (Kvdb::in_memory(), Arc::new(Simulated::new(1)));
     let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
     fs.sync_all().unwrap();
@@ -20,7 +24,7 @@ fn listed(make: impl FnOnce(&Fs), listing: Listing, most: usize) -> Result<Diffe
     make(&fs);
     fs.sync_all().unwrap();
     let side = |view| Side::new(view, fs.core.layout);
-    between_within(side(before), side(db.view()), listing, most)
+    between_within(side(before), side(db.view()), listing, room)
 }
 
 fn is_refused(listed: Result<Difference>) -> bool {
@@ -48,6 +52,20 @@ fn a_deep_tree_takes_room_for_its_names_and_not_for_the_square_of_its_depth() {
     let deepest = list.iter().map(|change| list.whole(&change.path).len()).max();
     assert_eq!(deepest, Some(2000 * 201 - 1));
     assert_eq!(listed(deep, Listing::Collapsed, MIB).unwrap().len(), 1);
+}
+
+#[test]
+fn a_list_has_a_bounded_number_of_changes_however_short_their_paths_are() {
+    let made = |fs: &Fs| {
+        let dir = fs.mkdir(ROOT, b"d", 0o755, Caller::default()).unwrap().ino;
+        for n in 0..20_u8 {
+            file(fs, dir, &[b'a' + n]);
+        }
+    };
+    let within = |listing, changes| listed_within(made, listing, Room::of_changes(changes));
+    assert!(is_refused(within(Listing::All, 20)));
+    assert!(within(Listing::All, 22).unwrap().len() >= 21);
+    assert!(within(Listing::Collapsed, 2).is_ok());
 }
 
 #[test]
