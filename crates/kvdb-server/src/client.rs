@@ -174,15 +174,37 @@ impl Client {
                 }
             }
             Transport::Local { conversation, replies } => {
-                let gone =
-                    || io::Error::new(io::ErrorKind::ConnectionAborted, "the conversation is over");
-                conversation.input().ok_or_else(gone)?.extend_from_slice(&request);
-                conversation.process();
-                let bytes = std::mem::take(&mut *replies.lock());
-                read_reply(&mut bytes.as_slice(), 0)
+                read_reply(&mut run(conversation, replies, &request)?.as_slice(), 0)
             }
         }
     }
+
+    /// Runs one command on a store in this process, and returns its reply, or its error reply, as
+    /// the bytes of RESP2. So a long reply is in memory once, where one that is parsed takes many
+    /// times its bytes.
+    pub fn call_unparsed(&mut self, args: &[&[u8]]) -> io::Result<Vec<u8>> {
+        match &mut self.transport {
+            Transport::Local { conversation, replies } => {
+                run(conversation, replies, &encoded(args))
+            }
+            Transport::Socket(_) => Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "a server's replies are parsed to find their ends",
+            )),
+        }
+    }
+}
+
+/// Runs a request in this process, and returns the bytes of the reply.
+fn run(
+    conversation: &mut Conversation,
+    replies: &Mutex<Vec<u8>>,
+    request: &[u8],
+) -> io::Result<Vec<u8>> {
+    let gone = || io::Error::new(io::ErrorKind::ConnectionAborted, "the conversation is over");
+    conversation.input().ok_or_else(gone)?.extend_from_slice(request);
+    conversation.process();
+    Ok(std::mem::take(&mut *replies.lock()))
 }
 
 /// Longest argument that is copied into the request's buffer, bytes.

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use crate::served::{Served, serve};
-use kvdb_server::ServerOptions;
+use kvdb_server::{Client, ServerOptions};
 use redis::{Commands, ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
 
 fn connection(served: &Served, protocol: ProtocolVersion) -> redis::Connection {
@@ -203,4 +203,16 @@ fn redis_py_works() {
         "{}",
         String::from_utf8_lossy(&done.stderr)
     );
+}
+
+#[test]
+fn a_reply_in_this_process_comes_as_its_bytes_where_that_is_asked() {
+    let served = serve(ServerOptions::default());
+    let mut client = Client::local(served.db.clone());
+    let mut bytes = |words: &[&[u8]]| client.call_unparsed(words).expect("a reply");
+    assert_eq!(bytes(&[b"SET", b"key", b"value"]), b"+OK\r\n");
+    assert_eq!(bytes(&[b"MGET", b"key", b"none"]), b"*2\r\n$5\r\nvalue\r\n$-1\r\n");
+    assert!(bytes(&[b"NOSUCHCOMMAND"]).starts_with(b"-ERR unknown command"));
+    let mut other = Client::connect(&served.path).expect("connected");
+    assert!(other.call_unparsed(&[b"PING"]).is_err(), "a socket has no end of a reply");
 }

@@ -27,12 +27,13 @@ pub fn answer(
     let id = transaction.id().0.to_string();
     let id = id.as_bytes();
     let words: Vec<&[u8]> = words.iter().map(|word| &word[..]).collect();
+    let run = |words: &[&[u8]]| local(db, views).call_unparsed(words).map_err(Error::Io);
     let reply = match words[..] {
-        [b"state"] => run(db, views, &[b"TXN", b"STATE", id])?,
-        [b"files"] => run(db, views, &[b"TXN", b"FILES", id])?,
-        [b"files", b"collapsed"] => run(db, views, &[b"TXN", b"FILES", id, b"COLLAPSED"])?,
-        [b"changes"] => run(db, views, &[b"TXN", b"CHANGES", id, b"BEFORE"])?,
-        [b"changes", b"fields"] => run(db, views, &[b"TXN", b"CHANGES", id, b"BEFORE", b"FIELDS"])?,
+        [b"state"] => return run(&[b"TXN", b"STATE", id]),
+        [b"files"] => return run(&[b"TXN", b"FILES", id]),
+        [b"files", b"collapsed"] => return run(&[b"TXN", b"FILES", id, b"COLLAPSED"]),
+        [b"changes"] => return run(&[b"TXN", b"CHANGES", id, b"BEFORE"]),
+        [b"changes", b"fields"] => return run(&[b"TXN", b"CHANGES", id, b"BEFORE", b"FIELDS"]),
         [b"read", path, most] => {
             let most = std::str::from_utf8(most).ok().and_then(|most| most.parse().ok());
             let most = most.ok_or_else(|| Error::Invalid("a number of bytes is missing".into()))?;
@@ -131,11 +132,6 @@ fn revert_keys(db: &Kvdb, views: &Views, id: u64, keys: &[(&[u8], &[u8])]) -> Re
         }
     }
     Ok(last)
-}
-
-/// Runs a command of the socket in this process.
-fn run(db: &Kvdb, views: &Views, words: &[&[u8]]) -> Result<Reply> {
-    local(db, views).call(words).map_err(Error::Io)
 }
 
 fn local(db: &Kvdb, views: &Views) -> Client {
