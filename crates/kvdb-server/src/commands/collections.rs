@@ -347,8 +347,8 @@ pub fn answer_all(
     Ok(())
 }
 
-/// Number of fields whose deadlines have passed after which a page ends, however few of its elements
-/// it has found by then.
+/// Number of fields whose deadlines have passed after which a page ends, however few elements it
+/// has found by then.
 const PASSED: usize = 1024;
 
 /// `HSCAN`, `SSCAN`, `ZSCAN`: `key cursor [MATCH pattern] [COUNT count] [NOVALUES]`. The pages

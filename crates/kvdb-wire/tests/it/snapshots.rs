@@ -449,7 +449,7 @@ fn a_client_that_a_limit_holds_does_not_get_around_it_by_snapshots() {
         is_refused(maker.make_snapshot("attempt-1", "more", false), FailureCode::Limit);
         root.drop_snapshot(name).unwrap();
     }
-    // With one of them it takes twice its limit, at most.
+    // It takes twice its limit at most, with one of them.
     maker.make_snapshot("attempt-1", "more", false).unwrap();
     is_refused(maker.make_snapshot("attempt-1", "again", false), FailureCode::Limit);
     served.db.limit_branch("attempt-1", None).unwrap();

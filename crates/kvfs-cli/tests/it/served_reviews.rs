@@ -199,7 +199,7 @@ fn files_end_once_the_server_has_taken_changes_out_past_them_and_the_rest_can_be
     let mut content = String::new();
     assert!(stale((&file).read_to_string(&mut content).expect_err("an open file")));
     assert!(stale(std::fs::write(place.path("one/a/other"), "x").expect_err("a new file")));
-    // What is left of the transaction is shown, and committed.
+    // The rest of the transaction is shown, and committed.
     let diff = text(&succeeds(kvfs().arg("diff").arg(place.path("one"))));
     assert!(diff.contains("M  a/file4") && !diff.contains("made"), "{diff}");
     let output = place.end("commit", "one");
