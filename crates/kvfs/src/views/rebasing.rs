@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use kvdb::{Isolation, TransactionId, TransactionOptions};
+use kvdb::{Isolation, Transaction, TransactionId, TransactionOptions};
 
 use super::merging::{Rules, State, Three};
 use super::{ViewId, Views};
@@ -50,6 +50,18 @@ impl Views {
         finish: &FinishRebase<'_>,
     ) -> Result<Rebased> {
         let old = self.transaction(id)?;
+        // It may take longer than the idle limit of both transactions.
+        old.in_use(|| self.rebase_in_use(&old, choices, settle, finish))
+    }
+
+    fn rebase_in_use(
+        &self,
+        old: &Transaction,
+        choices: &[(Vec<u8>, Choice)],
+        settle: &SettleKeys<'_>,
+        finish: &FinishRebase<'_>,
+    ) -> Result<Rebased> {
+        let id = old.id();
         if old.isolation() == Isolation::Serializable {
             let why = "a serializable transaction locks what it reads and changes: no other one \
                        changes that, so there is nothing to rebase onto";
@@ -96,7 +108,7 @@ impl Views {
             }
             Ok((conflicts, done))
         };
-        let (conflicts, done) = merged().inspect_err(|_| transaction.abort())?;
+        let (conflicts, done) = transaction.in_use(merged).inspect_err(|_| transaction.abort())?;
         let Conflicts { named: conflicts, more: more_conflicts } = conflicts;
         if !done {
             transaction.abort();
