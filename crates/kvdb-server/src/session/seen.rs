@@ -506,12 +506,12 @@ impl<'a> Seen<'a> {
         self.announce(dict, key)?;
         Ok(self.view()?.value_len(dict, key)?.is_some())
     }
-    /// Returns the collection of this kind under a key, if it exists. For a hash this visits all
+    /// Returns the collection of this kind under a key, if it exists. For a hash this passes all
     /// fields that have expired and were not removed yet.
     pub fn collection(&self, key: &[u8], kind: Kind) -> Result<Option<Collection>, Failure> {
         match self.roughly(key, kind)? {
             Some(of) if !of.exact => {
-                let count = self.all_living(of.types, of.id, self.count(of.id)?)?;
+                let count = self.living_of(&of)?;
                 Ok(Some(Collection { live: Live { count, ..of.live }, exact: true, ..of }))
             }
             of => Ok(of),

@@ -7,6 +7,7 @@
 //! field or the sweeper removes them.
 
 use std::cmp::Ordering;
+use std::ops::ControlFlow;
 
 use bytes::Bytes;
 use kvdb::{Batch, Cursor, DictionaryId, TransactionId, Tuple, Update};
@@ -46,6 +47,8 @@ struct Due<'a> {
 /// A walk over entries that have passed announces each read up to this number of them, and then
 /// reads of the whole hash. Commands that need not know how many fields exist visit fewer.
 const FEW: u32 = 64;
+/// A field that is looked up takes as long as this many that are passed in order.
+const EACH_LOOKED_UP: i64 = 8;
 /// The length of a hash is exact in any case if fewer entries than this have passed.
 const COUNTED: u32 = 4096;
 
@@ -307,6 +310,29 @@ impl Seen<'_> {
         stored: i64,
     ) -> Result<i64, Failure> {
         Ok(stored - self.count_due(types, id, u32::MAX)?.unwrap_or(stored))
+    }
+    /// Returns how many fields of a hash exist of which many have expired. If these are not few of
+    /// the stored fields, all fields are passed in the order of their names, next to their
+    /// deadlines: a visit of those that have expired looks up each, which takes longer for one.
+    pub(super) fn living_of(&self, of: &Collection) -> Result<i64, Failure> {
+        let stored = self.count(of.id)?;
+        let (start, end) = elements(of.id);
+        if stored - of.live.count < stored / EACH_LOOKED_UP {
+            return self.all_living(of.types, of.id, stored);
+        }
+        let deadlines = self.deadlines_of(of, (&start, &end), false)?;
+        let cursor = self.cursor(of.types, &start, &end)?;
+        let Some((mut deadlines, mut cursor)) = deadlines.zip(cursor) else { return Ok(stored) };
+        let (mut living, mut steps) = (0, 0u32);
+        cursor.visit(false, |tuple| {
+            steps = steps.wrapping_add(1);
+            if steps.is_multiple_of(256) {
+                self.session.check_stopping()?;
+            }
+            living += i64::from(!deadlines.has_passed(tuple.key)?);
+            Ok::<_, Failure>(ControlFlow::Continue(()))
+        })?;
+        Ok(living)
     }
     /// Returns how many of the `stored` fields of a hash exist, and whether that is exact. If many
     /// have expired they are not visited. The number of entries that have passed is known by their
