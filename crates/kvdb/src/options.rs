@@ -50,10 +50,19 @@ pub struct OpenOptions {
     pub flush_interval: Duration,
     /// A batch with at least this many bytes of values that are to lie outside their blocks (or 256
     /// KiB, if that is less: deferring more would take more memory) writes them to their final
-    /// place before it commits. A buffered commit with fewer bytes defers its values, so that they
-    /// are placed together with others. In both cases the journal carries their places only.
-    /// `u64::MAX` logs all values in the journal instead.
+    /// place before it commits, unless they are held ([`OpenOptions::hold_values`]). A buffered
+    /// commit with fewer bytes defers its values, so that they are placed together with others. In
+    /// all cases the journal carries their places only. `u64::MAX` logs all values in the journal
+    /// instead.
     pub late_bind_at: u64,
+    /// Large values wait in memory, up to this many bytes, until the next sync or the end of the
+    /// flush interval, so that those that are overwritten or deleted before then are never written.
+    /// At most a quarter of `memory` is used, less while memtables are large, and the oldest values
+    /// are written when more come. A sync writes all that waits; while callers wait for syncs now
+    /// and then, values are written early as without this option. 0 turns it off; a sixteenth of
+    /// the memory, in values of batches that `late_bind_at` does not place, waits all the same. It
+    /// has no effect on a store with a mirror.
+    pub hold_values: usize,
     /// A merge is installed in parts of this many written bytes, or less when space is short. It
     /// bounds the space that a merge holds twice for a while.
     pub merge_part: u64,
@@ -109,6 +118,7 @@ impl Default for OpenOptions {
             memory: 256 << 20,
             flush_interval: Duration::from_secs(1),
             late_bind_at: 64 << 10,
+            hold_values: 0,
             merge_part: 64 << 20,
             seek_bytes: 0,
             journal: true,
@@ -193,6 +203,9 @@ pub(crate) struct Shares {
     pub seal_at: usize,
     /// Deferred values are placed once they take this many bytes; commits wait at twice that.
     pub window: usize,
+    /// Values are held until they take this many bytes, see [`OpenOptions::hold_values`]; 0 if they
+    /// are not held, otherwise at least `window`.
+    pub hold: usize,
     /// Deferred values are placed once they take this many bytes while syncs are expected.
     pub early_values: u64,
     /// The size at which the journal's buffer is written out.
@@ -218,10 +231,15 @@ impl Shares {
         // A memtable addresses 32 GiB.
         let (memtables, seal_at) = (memory / 2, (memory / 4).min(8 << 30));
         let journal_write_at = (memory / 256).clamp(16 << 10, 1 << 20);
+        let hold = match options.hold_values {
+            0 => 0,
+            bytes => bytes.clamp(memory / 16, memory / 4),
+        };
         Shares {
             memtables,
             seal_at,
             window: memory / 16,
+            hold,
             early_values: EARLY_VALUES.min(memory / 16) as u64,
             journal_write_at,
             journal_buffer: 4 * journal_write_at,
@@ -231,6 +249,13 @@ impl Shares {
             journal_device: (4 * seal_at as u64).max(4 * zones::ZONE_SIZE),
             largest_record: memtables.max(4 << 20).min(u32::MAX as usize / 2),
         }
+    }
+
+    /// Returns how many bytes of values may be held next to memtables of `memtables` bytes, values
+    /// excluded: no more than half of what these leave of their share, and at least a window.
+    pub(crate) fn hold_next_to(&self, memtables: usize) -> usize {
+        let left = self.memtables.saturating_sub(memtables) / 2;
+        self.hold.min(left.max(self.window))
     }
 }
 
@@ -259,6 +284,22 @@ mod tests {
                 "{memory}: {s:?}"
             );
             assert!(s.seal_at * 2 <= s.memtables);
+        }
+    }
+
+    #[test]
+    fn held_values_leave_room_for_memtables() {
+        let shares = |hold_values| {
+            Shares::of(&OpenOptions { memory: 64 << 20, hold_values, ..Default::default() })
+        };
+        assert_eq!(shares(0).hold_next_to(0), 0);
+        let s = shares(usize::MAX);
+        assert_eq!(s.hold, 16 << 20, "a quarter");
+        assert_eq!(shares(1).hold, s.window, "no less than what waits anyway");
+        for memtables in (0..=s.seal_at).step_by(1 << 20) {
+            let held = s.hold_next_to(memtables);
+            assert!(held >= s.window, "{memtables}: {held}");
+            assert!(memtables + held + s.window <= s.memtables, "{memtables}: {held}");
         }
     }
 }

@@ -76,12 +76,12 @@ impl Admission {
     fn debt(&self) -> f64 {
         let part = |value, from, to| square(value, from, to).min(1.0);
         let memory =
-            part(self.commits.memtable_bytes(), self.shares.memtables / 2, self.shares.memtables);
+            part(self.commits.pressing_bytes(), self.shares.memtables / 2, self.shares.memtables);
         let fan = self.engine.options.compaction.sane().runs_per_level;
         let runs = debt_of_runs(self.engine.counters.young_runs.get() as usize, fan);
         let dead = part(self.engine.counters.dead_percent.get() as usize, DEAD_FROM, DEAD_TO);
-        let window = self.commits.log.window();
-        let deferred = part(self.commits.log.deferred_bytes(), window, 2 * window);
+        let log = &self.commits.log;
+        let deferred = part(log.deferred_bytes(), log.window(), log.most_deferred());
         memory.max(runs).max(dead).max(deferred)
     }
 
@@ -89,14 +89,23 @@ impl Admission {
     fn admit_deferred(&self, bytes: usize) -> Result<()> {
         let full = || {
             let waiting = self.commits.log.deferred_bytes();
-            waiting > 0 && waiting + bytes > 2 * self.commits.log.window()
+            waiting > 0 && waiting + bytes > self.commits.log.most_deferred()
         };
         if !full() {
             return Ok(());
         }
         self.engine.counters.stops.add(1);
+        let mut asked = false;
         while full() {
             self.engine.health.writable()?;
+            // The journal's thread makes room for a window of values. A commit with more of them
+            // relies on the bound of held values, which falls while memtables grow.
+            if std::mem::replace(&mut asked, true) && bytes > self.shares.window {
+                match self.commits.log.write_out() {
+                    Ok(_) | Err(Error::NoSpace) => {}
+                    Err(e) => return Err(e),
+                }
+            }
             self.engine.signals.journal_wanted(None);
             self.engine.signals.wait_for_memory(Duration::from_millis(100), full);
             if full() && self.engine.signals.blocked() {
@@ -243,6 +252,10 @@ impl CommitEnv for Admission {
         if !self.engine.signals.reclaimable.swap(false, Ordering::AcqRel) {
             return false;
         }
+        // Values that are held and hidden keep zones reserved.
+        if self.commits.log.holds() {
+            Self::warn_of_failed_work(self.commits.log.write_out());
+        }
         self.commits.log.return_reserved_zones();
         match self.reclaim() {
             Ok(true) => self.engine.signals.reclaimable.store(true, Ordering::Release),
@@ -270,7 +283,7 @@ impl CommitEnv for Admission {
                 self.engine.signals.journal_wanted(seal);
             }
             let written = if applied.pending >= self.shares.journal_buffer {
-                self.commits.log.write_out().map(drop)
+                self.commits.log.write_buffer()
             } else if self.commits.log.leaves_much(&applied) {
                 self.commits.log.write_gathered()
             } else {

@@ -357,7 +357,7 @@ impl Flusher {
 
     /// Returns the bytes that the flush of all memtables may take on the device.
     pub(crate) fn unflushed_bytes(&self) -> u64 {
-        self.commits.memtable_bytes() as u64
+        self.commits.pressing_bytes() as u64
     }
 
     /// Returns whether nothing waits for a flush, and nothing was deleted whose space a flush would

@@ -150,12 +150,13 @@ impl Committer {
         let user_bytes: u64 = changes.iter().map(|(_, op)| op.bytes() as u64).sum();
         let (large, total) = self.large(&version, &changes);
         drop(version);
-        if total >= self.engine.options.late_bind_at.min(deferred::LONGEST) {
-            pin.merge(self.bind(services, large, &mut changes, claim)?);
-        } else if !large.is_empty()
-            && (durability == Durability::Buffered || !self.engine.options.journal)
-            && !self.log.is_mirrored()
+        let may_wait = (durability == Durability::Buffered || !self.engine.options.journal)
+            && !self.log.is_mirrored();
+        if total >= self.engine.options.late_bind_at.min(deferred::LONGEST)
+            && !(may_wait && self.may_hold(&large, &changes, total))
         {
+            pin.merge(self.bind(services, large, &mut changes, claim)?);
+        } else if !large.is_empty() && may_wait {
             // Admission precedes the copy, which takes memory.
             services.admit(user_bytes as usize, total as usize, claim)?;
             self.copy_values(&large, &mut changes);

@@ -110,6 +110,7 @@ impl Committer {
     ) -> Applied {
         let count = commit.count();
         let last = pipeline.next_seq + count - 1;
+        self.log.cut_if_due(pipeline);
         let grown = commit.apply(version, pipeline);
         if self.engine.options.journal {
             commit.log(pipeline);
@@ -148,6 +149,7 @@ impl Committer {
         let pending = pipeline.pending.len();
         let gathered = pending - pipeline.pending.looked_at;
         let cost = pipeline.pending.cost;
+        self.log.hold_next_to(active + self.sealed_bytes());
         let (end, sync_follows) = (pipeline.end(), false);
         Applied { end, pending, gathered, cost, deferred, sync_follows, seal }
     }
@@ -280,9 +282,17 @@ impl Committer {
         begin(pipeline.next_seq - 1);
     }
 
-    /// Returns the size of all memtables and deferred values, bytes.
+    /// Returns the memory of all memtables and deferred values, bytes.
     pub(crate) fn memtable_bytes(&self) -> usize {
-        self.active_bytes() + self.sealed_bytes() + self.log.deferred_bytes()
+        self.active_bytes() + self.sealed_bytes() + self.log.deferred_memory()
+    }
+
+    /// Returns the size of all memtables and of the deferred values that would wait if none were
+    /// held, bytes. Held values are no reason to slow down commits: zones are reserved for them, and
+    /// a write of the oldest ones frees memory without a flush.
+    pub(crate) fn pressing_bytes(&self) -> usize {
+        let deferred = self.log.deferred_bytes().min(2 * self.shares.window);
+        self.active_bytes() + self.sealed_bytes() + deferred
     }
 
     /// Returns the size of the active memtables, bytes.

@@ -27,14 +27,19 @@ impl Committer {
         if self.engine.options.late_bind_at == u64::MAX { (Vec::new(), 0) } else { (large, total) }
     }
 
+    /// Returns whether large values, of `total` bytes together, may be held until the next sync.
+    pub(super) fn may_hold(&self, large: &[usize], changes: &Ops, total: u64) -> bool {
+        let longest = large.iter().map(|&i| changes[i].1.bytes()).max().unwrap_or(0);
+        self.log.may_hold(total, longest)
+    }
+
     /// Copies large values into the buffers of deferred values.
     pub(super) fn copy_values(&self, large: &[usize], changes: &mut Ops) {
         let version = self.engine.versions.load();
-        let mut buffers = self.log.value_buffers.lock();
         for &i in large {
             if let (dict, Op::Put(key, Value::Inline(value))) = &changes[i] {
-                changes[i].1 =
-                    Op::PutDeferred(key.clone(), buffers.copy(value), codec(&version, *dict));
+                let copy = self.log.copy_value(value);
+                changes[i].1 = Op::PutDeferred(key.clone(), copy, codec(&version, *dict));
             }
         }
     }

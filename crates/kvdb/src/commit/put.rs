@@ -114,7 +114,7 @@ impl Committer {
             if deferred { value.len() } else { 0 },
             SpaceClaim::default(),
         )?;
-        let copy = deferred.then(|| self.log.value_buffers.lock().copy(value));
+        let copy = deferred.then(|| self.log.copy_value(value));
         let applied = {
             let mut pipeline = self.enter(
                 services,

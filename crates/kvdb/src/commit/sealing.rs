@@ -186,6 +186,13 @@ impl Committer {
         // Write twice, so that little is left to write while commits must wait.
         self.log.write_out_with(writer)?;
         self.log.write_out_with(writer)?;
+        // While values are held, commits may bring many during a long write.
+        for _ in 0..2 {
+            if !self.log.has_many_values() {
+                break;
+            }
+            self.log.write_out_with(writer)?;
+        }
         let mut pipeline = self.log.pipeline.lock();
         let version = self.engine.versions.load_full();
         let agreed = agree(&version, &mut pipeline, writer)?;

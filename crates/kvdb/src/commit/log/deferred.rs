@@ -19,6 +19,7 @@ use vt_tree::{Compression, DEFERRED_OVERHEAD, DeferredSlot, ExtentRef, Packer, S
 use zones::{Priority, Purpose, SECTOR, ZONE_SIZE};
 
 use super::Log;
+use super::hold::Cut;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::{Writer, record};
@@ -48,12 +49,14 @@ pub(crate) fn heap(len: usize) -> usize {
     len + DEFERRED_OVERHEAD
 }
 
-/// The longest value that may be deferred, bytes.
+/// The longest value that may be deferred, bytes, unless values are held.
 pub(crate) const LONGEST: u64 = 256 << 10;
 
-/// Returns the share of [`room`] that a value takes, bytes.
+/// Returns the share of [`room`] that a value takes, bytes. A longer one than [`LONGEST`] counts
+/// twice, for itself and for the end of the zone that it may leave empty.
 pub(crate) fn cost(len: usize) -> u64 {
-    (len as u64).next_multiple_of(SECTOR)
+    let whole = (len as u64).next_multiple_of(SECTOR);
+    if whole > LONGEST { 2 * whole } else { whole }
 }
 
 /// Returns how many bytes of values are guaranteed to fit into `zones` zones. The last value of a
@@ -81,6 +84,10 @@ pub(crate) struct Pending {
     pub looked_at: usize,
     /// The end of the stream, set when it is taken to be written.
     pub end: PendingEnd,
+    /// The places where it can be divided, in their order; none unless values are held.
+    pub(super) cuts: Vec<Cut>,
+    /// The cost of the values since the last cut.
+    pub(super) since_cut: u64,
 }
 
 /// A position of the journal's stream, and the newest commit at that time.
@@ -96,7 +103,16 @@ impl Pending {
         stream.clear();
         stream.resize(HEADER, 0);
         let end = PendingEnd::default();
-        Pending { stream, values: Vec::new(), cost: 0, discarded: 0, looked_at: 0, end }
+        Pending {
+            stream,
+            values: Vec::new(),
+            cost: 0,
+            discarded: 0,
+            looked_at: 0,
+            end,
+            cuts: Vec::new(),
+            since_cut: 0,
+        }
     }
 
     /// Returns the length of the stream, bytes.
@@ -109,7 +125,9 @@ impl Pending {
     }
 
     pub(crate) fn push(&mut self, value: DeferredValue) {
-        self.cost += cost(value.value.len());
+        let cost = cost(value.value.len());
+        self.cost += cost;
+        self.since_cut += cost;
         self.values.push(value);
     }
 
@@ -117,6 +135,7 @@ impl Pending {
     pub(crate) fn append(&mut self, mut later: Pending) {
         let by = self.len();
         later.values.iter_mut().flat_map(|v| &mut v.at).for_each(|at| *at += by);
+        self.append_cuts(&later.cuts, later.since_cut, by);
         self.stream.extend_from_slice(&later.stream[HEADER..]);
         self.values.append(&mut later.values);
         self.cost += later.cost;

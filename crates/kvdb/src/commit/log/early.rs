@@ -98,13 +98,20 @@ impl Log {
     }
 
     /// Returns the memory of deferred values above which commits are slowed down until these are
-    /// placed; at twice as much, commits wait. It is smaller while syncs are expected, since a sync
+    /// placed; for the one above which they wait see [`Log::most_deferred`]. It is smaller while syncs are expected, since a sync
     /// has to wait for all data that is on its way to the device.
     pub(crate) fn window(&self) -> usize {
         match self.writes_early() {
             true => self.shares.window.min(2 * self.shares.early_values as usize),
-            false => self.shares.window,
+            false => self.shares.window.max(self.held_at_most()),
         }
+    }
+
+    /// Returns the memory of deferred values above which commits wait: a window more than
+    /// [`Log::window`], which fills while the oldest values are written.
+    pub(crate) fn most_deferred(&self) -> usize {
+        let window = self.window();
+        window + window.min(self.shares.window)
     }
 }
 
@@ -122,6 +129,7 @@ impl Pipeline {
     /// Puts back the part that was cut off, in front of the commits since.
     pub(super) fn put_back_cut(&mut self, cut: Vec<u8>) {
         self.position -= cut.len() as u64;
+        self.pending.cuts.iter_mut().for_each(|later| later.len += cut.len());
         self.pending.values.iter_mut().flat_map(|v| &mut v.at).for_each(|at| *at += cut.len());
         self.pending.stream.splice(HEADER..HEADER, cut);
     }

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use env::sync::atomic::Ordering;
+
 use super::{Log, Pipeline};
 use crate::error::Result;
 use crate::mirror::Mirror;
@@ -42,6 +44,8 @@ impl Log {
         self.write_rest(&mut writer, &mut pipeline)?;
         mirror.begin(self.engine.zones.superblock().uuid)?;
         let _ = self.mirror.set(mirror.clone());
+        // The mirror has the values of its commits, so these are not held.
+        self.hold.store(0, Ordering::Relaxed);
         Ok(())
     }
 }

@@ -12,7 +12,8 @@
 //! - here: the pending part is taken, its values are placed, and it is written (`early`: before a
 //!   sync asks for it, `tap`: with a copy for the journal in object storage);
 //! - `sync`: a caller waits until the stream is durable up to a position;
-//! - `mirror`: the commits until then, for a store that has a mirror.
+//! - `mirror`: the commits until then, for a store that has a mirror;
+//! - `hold`: values wait until a sync, and the oldest part of a long pending stream is written.
 //!
 //! Invariants:
 //!
@@ -29,6 +30,7 @@
 
 pub(crate) mod deferred;
 mod early;
+mod hold;
 mod mirror;
 mod pipeline;
 mod recycling;
@@ -51,7 +53,7 @@ use self::value_buffers::ValueBuffers;
 use super::Applied;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::journal::{Writer, record};
+use crate::journal::{self, Writer, record};
 use crate::lock_order::{self, MutexGuard, Rank};
 use crate::log::chunk::HEADER;
 use crate::mirror::Mirror;
@@ -69,6 +71,12 @@ pub(crate) struct Log {
     /// Memory of deferred values, overhead included. `Memtable::bytes` counts it too; the
     /// committer's `active_bytes` and `sealed_bytes` do not.
     deferred_bytes: AtomicUsize,
+    /// The memory of values that are held at most, bytes; 0 if they are not held.
+    hold: AtomicUsize,
+    /// The memory that discarded and placed values still take in buffers, while values are held.
+    wasted: AtomicUsize,
+    /// Set when a commit has found no room to hold its values.
+    crowded: AtomicBool,
     /// The buffers that deferred values are copied into.
     pub(in crate::commit) value_buffers: Mutex<ValueBuffers>,
     /// Set once a commit was synced: zones of the journal should be filled with zeros ahead of
@@ -106,6 +114,9 @@ impl Log {
             journal: engine.options.journal,
             zero_journal: engine.options.zero_journal,
             deferred_bytes: AtomicUsize::new(0),
+            hold: AtomicUsize::new(Shares::of(&engine.options).hold),
+            wasted: AtomicUsize::new(0),
+            crowded: AtomicBool::new(false),
             value_buffers: Mutex::default(),
             synced_commits: AtomicBool::new(false),
             expected_syncs: ExpectedSyncs::default(),
@@ -130,10 +141,12 @@ impl Log {
         cost: u64,
         make_room: impl Fn(usize) -> Result<()>,
     ) -> Result<MutexGuard<'_, Pipeline>> {
-        let need = if self.journal { need + record::NUMBER_SIZE } else { 0 };
+        // The commit may begin with a cut.
+        let cut = if self.shares.hold > 0 { journal::cost(0) } else { 0 };
+        let need = if self.journal { need + record::NUMBER_SIZE + cut } else { 0 };
         let pipeline = loop {
             let pipeline = self.pipeline.lock();
-            let journal = need == 0 || pipeline.pending.len() + need <= pipeline.room;
+            let journal = need == 0 || pipeline.pending.room() + need <= pipeline.room;
             if journal && (cost == 0 || pipeline.pending.cost + cost <= pipeline.place_room) {
                 break pipeline;
             }
@@ -161,8 +174,14 @@ impl Log {
     /// are written.
     pub(crate) fn write_gathered(&self) -> Result<()> {
         let mut writer = self.writer.lock();
+        if self.holds() {
+            return self.write_held(&mut writer);
+        }
         if !self.writes_early() {
             return self.write_out_unless(&mut writer, |left| self.is_little(left)).map(drop);
+        }
+        if self.has_cuts() {
+            return self.write_out_with(&mut writer).map(drop);
         }
         let little =
             |left: &Pending| left.len() < EARLY / 2 && left.cost < self.shares.early_values / 2;
@@ -181,12 +200,21 @@ impl Log {
         Ok(())
     }
 
+    /// Writes the journal's buffer, which is full. Values that are held stay if they can.
+    pub(crate) fn write_buffer(&self) -> Result<()> {
+        if self.holds() { self.write_gathered() } else { self.write_out().map(drop) }
+    }
+
     /// Returns whether it is time for [`Log::write_gathered`].
     pub(crate) fn has_gathered(&self, applied: &Applied) -> bool {
         if self.writes_early() && !applied.sync_follows {
             return self.is_early(applied);
         }
-        applied.gathered >= self.shares.journal_write_at || applied.deferred >= self.shares.window
+        let values = match self.holds() {
+            true => self.is_held_too_much(),
+            false => applied.deferred >= self.shares.window,
+        };
+        values || applied.gathered >= self.shares.journal_write_at
     }
 
     /// Returns whether the data that remains after a discard is too little to be written now.
@@ -201,8 +229,9 @@ impl Log {
         writer: &mut Writer,
         little: impl FnOnce(&Pending) -> bool,
     ) -> Result<u64> {
-        let taken = self.take_unless(writer, little)?;
-        if let Some(taken) = taken {
+        if self.shares.hold > 0 {
+            self.write_in_pieces(writer, little)?;
+        } else if let Some(taken) = self.take_unless(writer, little)? {
             self.write_taken(writer, taken.stream)?;
         }
         Ok(writer.position().position)

@@ -67,15 +67,24 @@ impl Pipeline {
         let mut taken = std::mem::replace(&mut self.pending, empty);
         self.position += taken.len() as u64;
         taken.end = PendingEnd { position: self.position, seq: self.next_seq - 1 };
-        self.leave_room(&taken, writer);
+        self.leave_room([&taken], writer);
         taken
     }
 
-    /// Sets the room for commits to that which the write of `taken` is sure to leave.
-    fn leave_room(&mut self, taken: &Pending, writer: &Writer) {
-        self.room = writer.room().saturating_sub(crate::journal::cost(taken.len()));
-        self.place_room =
-            deferred::room(writer.reserved.len().saturating_sub(deferred::zones_for(taken.cost)));
+    /// Sets the room for commits to that which the writes of `taken`, one after the other, are sure
+    /// to leave.
+    pub(super) fn leave_room<'a>(
+        &mut self,
+        taken: impl IntoIterator<Item = &'a Pending>,
+        writer: &Writer,
+    ) {
+        let (mut stream, mut zones) = (0, 0);
+        for part in taken {
+            stream += crate::journal::cost(part.room());
+            zones += deferred::zones_for(part.cost);
+        }
+        self.room = writer.room().saturating_sub(stream);
+        self.place_room = deferred::room(writer.reserved.len().saturating_sub(zones));
     }
 
     /// Appends a record to the data that was just taken, before any other commit. There is room for
@@ -92,7 +101,7 @@ impl Pipeline {
         }
         taken.stream.extend_from_slice(record);
         self.position += (taken.len() - before) as u64;
-        self.leave_room(taken, writer);
+        self.leave_room([&*taken], writer);
     }
 
     /// Undoes [`Pipeline::take`].

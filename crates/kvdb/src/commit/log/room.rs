@@ -25,7 +25,10 @@ impl Log {
         depth: Priority,
     ) -> Result<()> {
         let mut writer = self.writer.lock();
-        self.write_out_unless(&mut writer, |left| self.is_little(left))?;
+        // Values that are held stay, as long as there is room for more.
+        if !self.holds() {
+            self.write_out_unless(&mut writer, |left| self.is_little(left))?;
+        }
         match self.make_room_with(&mut writer, len, values, depth) {
             // Pending data that was kept in memory takes room too.
             Err(Error::NoSpace) => {
@@ -45,7 +48,7 @@ impl Log {
     ) -> Result<()> {
         let (pending, pending_cost) = {
             let pipeline = self.pipeline.lock();
-            (pipeline.pending.len(), pipeline.pending.cost)
+            (pipeline.pending.room(), pipeline.pending.cost)
         };
         while writer.room() < pending + len {
             self.add_segment(writer, depth)?;
@@ -64,12 +67,15 @@ impl Log {
     }
 
     /// Reserves zones in advance if there is plenty of space: for the two windows of deferred
-    /// values that may be pending, and one more.
+    /// values that may be pending, and one more; if values are held, for these as well.
     pub(crate) fn reserve_zones_ahead(&self) -> Result<()> {
-        let cost = 3 * self.shares.window as u64;
-        if self.engine.zones.space().free_for_user < 16 * cost {
+        let windows = 3 * self.shares.window as u64;
+        let held = if self.holds() { self.held_at_most() as u64 } else { 0 };
+        let free = self.engine.zones.space().free_for_user;
+        let Some(cost) = [windows + held, windows].into_iter().find(|cost| free >= 16 * cost)
+        else {
             return Ok(());
-        }
+        };
         let mut writer = self.writer.lock();
         self.reserve_zones(&mut writer, cost, Priority::User)?;
         self.pipeline.lock().update_room(&writer);

@@ -37,6 +37,21 @@ impl ValueBuffers {
         self.filling.split().freeze()
     }
 
+    /// Returns the bytes of the full buffers that values refer to. The others are used next.
+    pub(crate) fn in_use(&mut self) -> usize {
+        let (mut free, mut used) = (VecDeque::new(), VecDeque::new());
+        for mut buffer in self.full.drain(..) {
+            match buffer.try_reclaim(BUFFER) {
+                true => free.push_back(buffer),
+                false => used.push_back(buffer),
+            }
+        }
+        let bytes = used.len() * BUFFER;
+        free.append(&mut used);
+        self.full = free;
+        bytes
+    }
+
     /// Drops the full buffers beyond `bytes` bytes. Values that refer to a buffer keep its memory.
     pub(crate) fn keep(&mut self, bytes: usize) {
         self.full.truncate(bytes / BUFFER);
@@ -63,5 +78,19 @@ mod tests {
         assert!(all.iter().all(|v| v == &[3; 5000][..]));
         buffers.keep(0);
         assert!(all.iter().all(|v| v == &[3; 5000][..]), "what is referred to stays");
+    }
+
+    #[test]
+    fn a_buffer_is_in_use_as_long_as_one_of_its_values_is() {
+        let mut buffers = ValueBuffers::default();
+        let mut all: Vec<Bytes> = (0..1000).map(|_| buffers.copy(&[3; 5000])).collect();
+        let full = buffers.full.len();
+        assert_eq!(buffers.in_use(), full * BUFFER);
+        all.drain(..900);
+        assert!(buffers.in_use() <= BUFFER, "{}", buffers.in_use());
+        assert_eq!(buffers.full.len(), full, "the others are kept");
+        all.extend((0..700).map(|_| buffers.copy(&[4; 5000])));
+        assert!(buffers.full.len() <= full + 1, "the free ones come first");
+        assert!(all[..100].iter().all(|v| v == &[3; 5000][..]));
     }
 }
