@@ -78,5 +78,6 @@ mod transactions;
 mod undo;
 mod updates;
 mod value_order;
+mod values_that_die;
 mod writers;
 mod written;

@@ -13,8 +13,8 @@ use crate::seeded;
 use bytes::Bytes;
 use env::{Random, Simulated};
 use kvdb::{
-    Batch, CollectOptions, DictionaryOptions, Durability, Error, Isolation, Kvdb, Publisher,
-    RemotePlace, RemoteZones, Update, WriterOptions,
+    Batch, CollectOptions, DictionaryOptions, Durability, Error, Isolation, Kvdb, OpenOptions,
+    Publisher, RemotePlace, RemoteZones, Update, WriterOptions,
 };
 use objects::{Condition, Key, Object, Objects, ObjectsError, Page, Part, Rates, Tag};
 use zones::MemoryDevice;
@@ -53,7 +53,9 @@ impl Machine {
         let store = bucket.store("fruit");
         let options = WriterOptions { label: "a machine".into(), take };
         store.writer_to(self.device.clone(), fresh(), &options)?;
-        let db = open_with(self.device.clone(), bucket.zones(), small())?;
+        // One of two machines holds values until a sync.
+        let open = OpenOptions { hold_values: if take { usize::MAX } else { 0 }, ..small() };
+        let db = open_with(self.device.clone(), bucket.zones(), open)?;
         let mut publisher = db.publisher(&store)?;
         publisher.stay_open("a machine");
         self.open = Some((db.clone(), sync_there(&db, publisher)));
