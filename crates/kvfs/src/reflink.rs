@@ -18,6 +18,8 @@ use crate::privileges::CAPABILITY;
 const PER_LOCK: u64 = 16 << 10;
 /// The same over a wire, where all of them are one change, whose size is limited.
 const PER_CHANGE: u64 = 4 << 10;
+/// Bytes of pages without a place from which on a copy has them placed first.
+const WORTH_PLACING: usize = 64 << 10;
 /// Approximate cost of a page in the store, in bytes.
 const COST: u64 = 64;
 
@@ -126,7 +128,16 @@ impl Fs {
         let (start, end) = (layout::page_key(from, first), layout::page_key(from, first + blocks));
         let (mut pages, mut references) = (Vec::new(), Vec::new());
         match view {
-            Some(view) => pages = view.scan_stored(dmap, &start, &end, blocks as usize)?,
+            Some(view) => {
+                let scan = || view.scan_stored(dmap, &start, &end, blocks as usize);
+                pages = scan()?;
+                // Pages that wait in memory for their places would be copied. They get them now,
+                // unless the store is full.
+                let copied: usize = pages.iter().map(|(_, page)| page.copied()).sum();
+                if copied >= WORTH_PLACING && self.core.db.here()?.write_out().is_ok() {
+                    pages = scan()?;
+                }
+            }
             None => references = self.references((from, first), (to, to_offset / PAGE), blocks)?,
         }
 
