@@ -64,6 +64,7 @@ mod remove_tree;
 mod rename;
 mod repair;
 mod schedule;
+mod short_lived_files;
 mod snapshots;
 mod stale_pages;
 mod threads;

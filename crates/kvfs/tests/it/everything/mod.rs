@@ -136,7 +136,7 @@ fn number(name: &str) -> Option<u64> {
 
 /// Everything that may differ from one opening to the next.
 fn store_options(random: &mut Random) -> OpenOptions {
-    OpenOptions {
+    let open = OpenOptions {
         memory: (1 << 20) << random.below(3),
         flush_interval: Duration::from_millis(10),
         late_bind_at: [4 << 10, 16 << 10, u64::MAX][random.below(3) as usize],
@@ -152,7 +152,10 @@ fn store_options(random: &mut Random) -> OpenOptions {
         idle_flush: Duration::from_millis(50),
         flush_on_close: random.one_in(2),
         ..OpenOptions::default()
-    }
+    };
+    // Without a draw of its own, so that a seed makes the same history as before.
+    let hold_values = if open.merge_threads == 2 { usize::MAX } else { 0 };
+    OpenOptions { hold_values, ..open }
 }
 
 fn file_options(random: &mut Random) -> FsOptions {
