@@ -81,7 +81,7 @@ impl Options {
         // Data that is moved in the store would be published again.
         let lay_when_quiet = !self.no_laying && !self.mount.read_only && self.publish.is_none();
         let (memory, cache) = (self.memory, self.cache_size);
-        Budget { memory, cache, offline: self.offline, lay_when_quiet }
+        Budget { memory, cache, offline: self.offline, lay_when_quiet, hold_values: true }
     }
 }
 

@@ -144,6 +144,9 @@ pub struct Budget {
     pub offline: bool,
     /// Lay files in the order of their names while the store is quiet.
     pub lay_when_quiet: bool,
+    /// Data waits in the memory of the database until the interval, as much as may
+    /// ([`OpenOptions::hold_values`]), so that files which are removed before are not written.
+    pub hold_values: bool,
 }
 
 impl From<Option<u64>> for Budget {
@@ -224,6 +227,7 @@ fn open_on(
         read_only: access == Access::ReadOnly,
         memory: shares.database,
         lay_when_quiet: budget.lay_when_quiet,
+        hold_values: if budget.hold_values { usize::MAX } else { 0 },
         mirror,
         remote,
         ..Default::default()
