@@ -87,4 +87,6 @@ pub use salvage::{SalvageCache, SalvageCursor, Salvaged};
 pub use scrub::{Damage, Scrub, scrub_end};
 pub use source::Source;
 pub use update::{LONGEST_UPDATED, Update};
-pub use value::{Compression, ExtentRef, Packer, Value, ValueRef, place_packed, place_value};
+pub use value::{
+    ChooseCodec, Compression, ExtentRef, Packer, Value, ValueRef, place_packed, place_value,
+};

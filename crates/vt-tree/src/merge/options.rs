@@ -1,11 +1,13 @@
 //! The options of a merge: how a run is written, and which items may be dropped.
 
+use std::sync::Arc;
+
 use zones::{Lifetime, Priority};
 
 use super::placement::Placement;
 use crate::filter::FALSE_POSITIVES;
 use crate::item::Seq;
-use crate::value::Compression;
+use crate::value::{ChooseCodec, Compression};
 
 /// The options of a merge: how a run is written, and which items may be dropped.
 #[derive(Clone, Debug)]
@@ -21,8 +23,10 @@ pub struct MergeOptions {
     /// The codec of the tuple blocks written. Stitched blocks keep theirs.
     pub compression: Compression,
     /// The codec of large values that arrive as bytes. A value that already has a place keeps its
-    /// codec, also when it moves.
+    /// codec, also when it moves, and so does a compressed value that an update changes.
     pub compress_values: Compression,
+    /// Chooses the codec of each of these values instead.
+    pub choice: Option<Arc<dyn ChooseCodec>>,
     /// The rate of false positives of the filters written, in ten thousandths: 80 is 0.8%. With 0
     /// the blocks written have no filter.
     pub false_positives: u16,
@@ -45,6 +49,7 @@ impl Default for MergeOptions {
             old_seq: 0,
             compression: Compression::None,
             compress_values: Compression::None,
+            choice: None,
             false_positives: FALSE_POSITIVES,
             priority: Priority::Merge,
             lifetime: Lifetime::Young,

@@ -1,12 +1,14 @@
 //! Values, as bytes or as a reference to a large one on the device; their compression and
 //! placement.
 
+mod choice;
 pub(crate) mod compression;
 mod placing;
 
 use bytes::Bytes;
 use zones::ZoneUse;
 
+pub use choice::ChooseCodec;
 pub use compression::{Compression, Packer};
 pub(crate) use placing::place_stored;
 pub use placing::{place_packed, place_value};

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use vt_tree::{
-    BlockCache, Compression, Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, Run,
-    RunCursor, Source, Value, check_run, hash, merge,
+    BlockCache, ChooseCodec, Compression, ExtentRef, Input, KeyRange, Lookup, Memtable,
+    MergeOptions, Placement, Run, RunCursor, Source, Update, Value, check_run, hash, merge,
 };
 use zones::{Device, FormatOptions, MemoryDevice, Purpose, Zones};
 
@@ -208,6 +208,69 @@ fn large_values_are_compressed_once_and_move_as_they_lie() {
             assert!((0..4000).all(|i| together[i as usize] == page(i)));
         }
     }
+}
+
+/// Compresses the values of keys with even numbers.
+#[derive(Debug, Default)]
+struct Even {
+    packed: AtomicUsize,
+    plain: AtomicUsize,
+}
+
+impl ChooseCodec for Even {
+    fn choose(&self, key: &[u8]) -> Compression {
+        // The last digit of the number, see `key`.
+        if key[12].is_multiple_of(2) { Compression::Lz4 } else { Compression::None }
+    }
+
+    fn placed(&self, key: &[u8], tried: Compression, extent: &ExtentRef) {
+        assert_eq!(tried, self.choose(key));
+        let count = if extent.codec == Compression::None { &self.plain } else { &self.packed };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn each_key_chooses_its_codec_and_an_update_keeps_it() {
+    let store = store();
+    let even = Arc::new(Even::default());
+    let options = MergeOptions {
+        compress_values: Compression::Zstd,
+        choice: Some(even.clone()),
+        ..MergeOptions::default()
+    };
+    let run = pages(&store, 0..100, options);
+    let counts = || (even.packed.load(Ordering::Relaxed), even.plain.load(Ordering::Relaxed));
+    assert_eq!(counts(), (44, 56));
+    let check = |run: &Arc<Run>, patched: bool| {
+        whole(run);
+        for i in 0..100 {
+            let Lookup::Found(_, v) = run.get(&key(i), hash(&key(i))).unwrap() else {
+                panic!("{i} is missing")
+            };
+            let mut expected = page(i).to_vec();
+            if patched {
+                expected[10..17].copy_from_slice(b"changed");
+            }
+            assert_eq!(store.read_value(&v).unwrap(), expected, "{i}");
+            let Value::Extent(e) = v else { panic!("{i} lies in its block") };
+            // Every ninth page is noise.
+            let packed = i % 2 == 0 && i % 9 != 4;
+            let codec = if packed { Compression::Lz4 } else { Compression::None };
+            assert_eq!(e.codec, codec, "{i}");
+        }
+    };
+    check(&run, false);
+    let m = Arc::new(Memtable::new());
+    for i in 0..100 {
+        m.writer().update(&key(i), 1000 + i, &Update::patch(10, b"changed").unwrap());
+    }
+    // This merge compresses nothing, except for what was compressed before it.
+    let inputs = [Input::Memtable(m), Input::Run(run)];
+    let updated =
+        merge(&store, &inputs, &KeyRange::all(), MergeOptions::default()).unwrap().unwrap();
+    check(&updated, true);
+    assert_eq!(counts(), (44, 56), "it was not asked again");
 }
 
 #[test]

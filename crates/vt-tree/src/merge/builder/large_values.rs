@@ -4,9 +4,9 @@
 
 use super::RunBuilder;
 use crate::cache::unpack_extent;
-use crate::item::{Body, BodyRef, Item};
+use crate::item::{Body, BodyRef, Item, ItemRef};
 use crate::merge::relocation_window::HeldItem;
-use crate::value::{ExtentRef, Value, ValueRef};
+use crate::value::{Compression, ExtentRef, Value, ValueRef};
 use crate::value::{place_packed, place_stored};
 use crate::{Error, Result};
 
@@ -76,8 +76,35 @@ impl RunBuilder {
         Ok(())
     }
 
-    pub(super) fn write_value(&mut self, data: &[u8]) -> Result<ExtentRef> {
-        let extent = place_packed(&mut self.pages, &mut self.packer, self.compress_values, data)?;
+    /// Places a large value that has arrived as bytes, and adds its item. `kept` is the codec of the
+    /// stored value that it was made of by an update; if that is none, the key decides.
+    pub(super) fn push_large(
+        &mut self,
+        item: ItemRef<'_>,
+        value: &[u8],
+        kept: Compression,
+    ) -> Result<()> {
+        let extent = self.write_value(item.key, value, kept)?;
+        let item = ItemRef { body: BodyRef::Put(ValueRef::Extent(extent)), ..item };
+        // Ending the window here would make the values around this one look scattered.
+        if self.window.is_empty() {
+            self.add(item.key, item.seq, item.body)
+        } else {
+            self.wait(item.to_item(), true)
+        }
+    }
+
+    fn write_value(&mut self, key: &[u8], data: &[u8], kept: Compression) -> Result<ExtentRef> {
+        let choice = self.choice.as_ref().filter(|_| kept == Compression::None);
+        let codec = match (choice, kept) {
+            (Some(choice), _) => choice.choose(key),
+            (None, Compression::None) => self.compress_values,
+            (None, kept) => kept,
+        };
+        let extent = place_packed(&mut self.pages, &mut self.packer, codec, data)?;
+        if let Some(choice) = choice {
+            choice.placed(key, codec, &extent);
+        }
         self.stats.values_written += u64::from(extent.stored);
         Ok(extent)
     }

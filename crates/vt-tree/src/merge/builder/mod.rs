@@ -26,8 +26,7 @@ use crate::merge::options::MergeOptions;
 use crate::merge::placement::Placement;
 use crate::merge::relocation_window::RelocationWindow;
 use crate::run::Run;
-use crate::value::ValueRef;
-use crate::value::{Compression, Packer};
+use crate::value::{ChooseCodec, Compression, Packer, Value, ValueRef};
 
 /// A tuple block is closed when its payload reaches this, bytes.
 pub(crate) const BLOCK_SIZE: usize = 8 << 10;
@@ -72,6 +71,8 @@ pub(crate) struct RunBuilder {
     false_positives: u16,
     compression: Compression,
     compress_values: Compression,
+    /// See [`MergeOptions::choice`].
+    choice: Option<Arc<dyn ChooseCodec>>,
     packer: Packer,
     tuples: ExtentWriter,
     index: ExtentWriter,
@@ -102,6 +103,7 @@ impl RunBuilder {
             false_positives: options.false_positives,
             compression: options.compression,
             compress_values: options.compress_values,
+            choice: options.choice.clone(),
             packer: Packer::default(),
             tuples: zones.extent_writer_for(Purpose::Tuples, lifetime, priority),
             index: zones.extent_writer_for(Purpose::Index, lifetime, priority),
@@ -129,14 +131,7 @@ impl RunBuilder {
     pub fn push(&mut self, item: ItemRef<'_>) -> Result<()> {
         match item.body {
             BodyRef::Put(ValueRef::Inline(v, _)) if v.len() >= self.separate_at as usize => {
-                let extent = self.write_value(v)?;
-                let item = ItemRef { body: BodyRef::Put(ValueRef::Extent(extent)), ..item };
-                // Ending the window here would make the values around this one look scattered.
-                if self.window.is_empty() {
-                    self.add(item.key, item.seq, item.body)
-                } else {
-                    self.wait(item.to_item(), true)
-                }
+                self.push_large(item, v, Compression::None)
             }
             BodyRef::Put(ValueRef::Extent(extent)) if self.placement.leaves_values() => {
                 self.stats.stitched += u64::from(extent.stored);
@@ -148,8 +143,16 @@ impl RunBuilder {
             BodyRef::Update { base: Some(e), .. } => {
                 let value = self.cache.resolve(Lookup::of(item.seq, item.body.to_body())?)?;
                 self.stats.values_read += u64::from(e.stored);
-                let body = value.map_or(Body::Delete, Body::Put);
-                self.push_item(Item { key: Bytes::copy_from_slice(item.key), seq: item.seq, body })
+                match value {
+                    Some(Value::Inline(v)) if v.len() >= self.separate_at as usize => {
+                        self.push_large(item, &v, e.codec)
+                    }
+                    value => {
+                        let body = value.map_or(Body::Delete, Body::Put);
+                        let key = Bytes::copy_from_slice(item.key);
+                        self.push_item(Item { key, seq: item.seq, body })
+                    }
+                }
             }
             // To keep the order, items that follow an undecided value are held back with it, within
             // bounds.
