@@ -22,6 +22,7 @@ use crate::counters::Counters;
 use crate::health::Health;
 use crate::manifest::Manifest;
 use crate::options::OpenOptions;
+use crate::series::SeriesCodecs;
 use crate::signals::Signals;
 use crate::version::Version;
 use crate::version::snapshot_set::Snapshots;
@@ -42,6 +43,7 @@ pub(crate) struct Engine {
     pub signals: Arc<Signals>,
     pub versions: Arc<VersionSet>,
     pub snapshots: Arc<Snapshots>,
+    pub series: Arc<SeriesCodecs>,
 }
 
 /// The content of a store, as recovery has found it or a creation has made it.
@@ -88,6 +90,7 @@ impl Engine {
             signals: Arc::new(signals),
             versions: Arc::new(versions),
             snapshots,
+            series: Arc::default(),
         }
     }
 }

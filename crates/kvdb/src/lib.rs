@@ -39,7 +39,8 @@
 //! parts of an open store share), `db` (wires the parts; threads, recovery, checks, checkpoints).
 //! The other rooms: `transactions` with their `write_set` and `locks`, `catalog` (the
 //! dictionaries), `snapshots`, `log` (the layout of journal and manifest on the device), `remote`
-//! (stores in object storage), `lock_order`, `scrub`, `salvage`.
+//! (stores in object storage), `series` (codecs of values by the prefix of their keys), `lock_order`,
+//! `scrub`, `salvage`.
 
 #![warn(missing_docs)]
 
@@ -67,6 +68,7 @@ mod read;
 mod remote;
 mod salvage;
 mod scrub;
+mod series;
 mod short_values;
 mod signals;
 mod snapshots;
@@ -119,6 +121,7 @@ pub use remote::{
 };
 pub use salvage::{Remnant, Salvage, SalvagedValue, Scan};
 pub use scrub::{FaultKeys, ScrubFault, ScrubOptions, ScrubProgress};
+pub use series::SeriesCodec;
 pub use snapshots::{
     BranchInfo, BranchLimit, BuildsUpon, Change, Difference, ForkBase, Lineage, MAX_SNAPSHOT_NAME,
     Received, SnapshotInfo, StreamEnd,

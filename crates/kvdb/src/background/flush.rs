@@ -101,6 +101,7 @@ impl Flush {
                     // Open transactions need the order of the commits since they began.
                     old_seq: oldest,
                     priority: Priority::Flush,
+                    choice: flusher.engine.series.choice(dict, tree.info().options.compress_values),
                     // Values that the journal has bound stay where they are.
                     ..tree.storage(Placement::stitch())
                 };

@@ -1,7 +1,7 @@
 //! The large values of a commit: many are written to their places before it, a few are copied into
 //! memory until they are placed.
 
-use vt_tree::{Compression, ExtentRef, Packer, Value, place_packed};
+use vt_tree::{Compression, ExtentRef, Packer, Value};
 use zones::{Purpose, ZonePin};
 
 use super::{CommitEnv, Committer, SpaceClaim};
@@ -38,8 +38,8 @@ impl Committer {
         let version = self.engine.versions.load();
         for &i in large {
             if let (dict, Op::Put(key, Value::Inline(value))) = &changes[i] {
-                let copy = self.log.copy_value(value);
-                changes[i].1 = Op::PutDeferred(key.clone(), copy, codec(&version, *dict));
+                let codec = self.codec(&version, *dict, key);
+                changes[i].1 = Op::PutDeferred(key.clone(), self.log.copy_value(value), codec);
             }
         }
     }
@@ -87,16 +87,23 @@ impl Committer {
         let mut packer = Packer::default();
         let mut extents = Vec::with_capacity(large.len());
         for &i in large {
-            if let (dict, Op::Put(_, Value::Inline(bytes))) = &changes[i] {
-                let codec = codec(&self.engine.versions.load(), *dict);
-                extents.push(place_packed(&mut writer, &mut packer, codec, bytes)?);
+            if let (dict, Op::Put(key, Value::Inline(bytes))) = &changes[i] {
+                let codec = self.codec(&self.engine.versions.load(), *dict, key);
+                let series = &self.engine.series;
+                let of = (*dict, &key[..]);
+                extents.push(series.place(of, &mut writer, &mut packer, codec, bytes)?);
             }
         }
         Ok((extents, writer.finish()?))
     }
-}
 
-/// Returns the compression of large values in a dictionary.
-fn codec(version: &Version, dict: DictionaryId) -> Compression {
-    version.trees.get(&dict).map_or(Compression::None, |t| t.info().options.compress_values)
+    /// Returns the compression of the large value of a key: that of its series, or of its
+    /// dictionary.
+    fn codec(&self, version: &Version, dict: DictionaryId, key: &[u8]) -> Compression {
+        let of_dictionary = version
+            .trees
+            .get(&dict)
+            .map_or(Compression::None, |t| t.info().options.compress_values);
+        self.engine.series.codec(dict, key, of_dictionary)
+    }
 }

@@ -91,7 +91,10 @@ impl Committer {
         let version = self.engine.versions.load();
         let tree = version.tree(dict)?;
         let large = value.len() >= tree.separate_at().max(1) as usize;
-        let codec = tree.info().options.compress_values;
+        let codec = match large {
+            true => self.engine.series.codec(dict, key, tree.info().options.compress_values),
+            false => Compression::None,
+        };
         let deferred = large
             && (durability == Durability::Buffered || !self.engine.options.journal)
             && !self.log.is_mirrored();

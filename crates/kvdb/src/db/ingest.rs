@@ -106,7 +106,8 @@ impl Kvdb {
         db.engine.health.writable()?;
         let options =
             db.engine.versions.load().tree(dict)?.info().options.storage(Placement::stitch());
-        let options = MergeOptions { priority: Priority::User, ..options };
+        let choice = db.engine.series.choice(dict, options.compress_values);
+        let options = MergeOptions { priority: Priority::User, choice, ..options };
         // Number 0 is older than every snapshot: no transaction can have read tuples before they
         // are visible.
         let writer = RunWriter::new(&db.engine.cache, 0, &options);

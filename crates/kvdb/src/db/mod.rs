@@ -52,6 +52,7 @@ use crate::error::{Error, Result};
 use crate::options::{CreateOptions, OpenOptions};
 use crate::read::bounds;
 use crate::read::view::View;
+use crate::series::SeriesCodec;
 
 /// An open store. Clones share it; the last one that is dropped closes it.
 #[derive(Clone)]
@@ -184,6 +185,37 @@ impl Kvdb {
         options: DictionaryOptions,
     ) -> Result<()> {
         self.db.catalog.set_options(dict, options)
+    }
+
+    /// Sets the codec of the large values of a dictionary whose keys begin with `series`, for those
+    /// that get their place from now on; `None` stands for the codec of the dictionary again. All
+    /// series of a dictionary have prefixes of one length. This is not stored, and only the
+    /// thousands of series that were set last are remembered: a program sets the codec of a series
+    /// whenever it is about to commit values of it, which costs little. Values keep the codec that
+    /// they have.
+    ///
+    /// ```
+    /// # use kvdb::{Batch, Compression, Durability, Kvdb, SeriesCodec};
+    /// # let db = Kvdb::in_memory();
+    /// # let d = db.open_dictionary("d")?;
+    /// db.set_codec_of_series(d.id(), b"logs/", Some(SeriesCodec::Fixed(Compression::Zstd)))?;
+    /// d.insert("logs/1", vec![7; 100_000])?;
+    /// d.insert("pics/1", vec![7; 100_000])?;
+    /// let view = db.view();
+    /// let mut tuples = view.stored_tuples(d.id())?;
+    /// while tuples.advance()? {
+    ///     let Some(tuple) = tuples.current() else { break };
+    ///     assert_eq!(tuple.stored_bytes() < 10_000, tuple.key.starts_with(b"logs/"));
+    /// }
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    pub fn set_codec_of_series(
+        &self,
+        dict: DictionaryId,
+        series: &[u8],
+        codec: Option<SeriesCodec>,
+    ) -> Result<()> {
+        self.db.engine.series.set(dict, series, codec)
     }
 
     /// Returns the number of the newest visible commit.

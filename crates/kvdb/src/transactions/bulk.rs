@@ -93,6 +93,15 @@ impl<'a> StoredTuple<'a> {
         }
     }
 
+    /// Returns the number of bytes that the value takes where it is stored: its length, or fewer if
+    /// it is compressed. Nothing is read.
+    pub fn stored_bytes(&self) -> usize {
+        match self.value {
+            ValueRef::Inline(bytes, _) => bytes.len(),
+            ValueRef::Extent(e) => e.stored as usize,
+        }
+    }
+
     /// Returns a reference to the value where it is stored, which can be kept. `view` must be the
     /// view that the tuples come from.
     pub fn stored(&self, view: &Arc<View>) -> StoredValue {
@@ -178,8 +187,13 @@ impl Transaction {
         drop(self.read()?);
         let options =
             registry.engine.versions.load().tree(dict)?.info().options.storage(Placement::stitch());
-        // The caller of the transaction waits for this writer.
-        let options = MergeOptions { priority: Priority::User, write_behind: true, ..options };
+        let options = MergeOptions {
+            choice: registry.engine.series.choice(dict, options.compress_values),
+            priority: Priority::User,
+            // The caller of the transaction waits for this writer.
+            write_behind: true,
+            ..options
+        };
         Ok(Bulk {
             registry: registry.clone(),
             dict,

@@ -60,6 +60,7 @@ impl WriteSet {
                 drop_tombstones: false,
                 old_seq: Seq::MAX,
                 priority: Priority::User,
+                choice: to.series.choice(*dict, options.compress_values),
                 // The caller of the transaction waits for this writer.
                 write_behind: true,
                 ..options.storage(Placement::stitch())

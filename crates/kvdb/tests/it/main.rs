@@ -64,6 +64,7 @@ mod schedule;
 mod scrub;
 mod send;
 mod serializable;
+mod series;
 mod shared_syncs;
 mod short_values;
 mod snapshots;

@@ -15,7 +15,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use vt_tree::{Compression, DEFERRED_OVERHEAD, DeferredSlot, ExtentRef, Packer, Seq, place_packed};
+use vt_tree::{Compression, DEFERRED_OVERHEAD, DeferredSlot, ExtentRef, Packer, Seq};
 use zones::{Priority, Purpose, SECTOR, ZONE_SIZE};
 
 use super::Log;
@@ -159,7 +159,8 @@ impl Log {
         let mut extents: Vec<ExtentRef> = Vec::with_capacity(pending.values.len());
         let mut packer = Packer::default();
         let placed = pending.values.iter().try_for_each(|v| {
-            extents.push(place_packed(&mut pages, &mut packer, v.codec, &v.value)?);
+            let (of, series) = ((v.dict, &v.key[..]), &self.engine.series);
+            extents.push(series.place(of, &mut pages, &mut packer, v.codec, &v.value)?);
             Ok::<_, Error>(())
         });
         writer.reserved = pages.unused();

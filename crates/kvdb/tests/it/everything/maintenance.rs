@@ -7,6 +7,7 @@ use std::time::Duration;
 use kvdb::{
     ADAPTIVE_SEPARATION, Batch, Compression, CreateOptions, DefragOptions, DictionaryOptions,
     ForkOptions, Kvdb, MergeRoutine, Merged, OpenOptions, RemoteZones, Scope, ScrubOptions,
+    SeriesCodec,
 };
 use zones::MemoryDevice;
 
@@ -144,6 +145,12 @@ pub fn maintenance(w: &mut World) -> Result<(), Dead> {
             let (a, b) = w.range();
             let (a, b) = if a < b { (a, b) } else { (b, a) };
             w.unless_full(w.db.compact_range(id, a..b))?;
+            if w.random.one_in(2) {
+                w.call("Kvdb::set_codec_of_series");
+                let zstd = SeriesCodec::Fixed(Compression::Zstd);
+                let codec = [None, Some(SeriesCodec::Auto), Some(zstd)][w.random.below(3) as usize];
+                w.db.set_codec_of_series(id, b"", codec).expect("its prefixes have one length");
+            }
         }
         3 => {
             for name in ["Kvdb::defragment", "Kvdb::stop_defragment", "Kvdb::wait_for_defragment"] {

@@ -1,0 +1,372 @@
+//! The codecs of series of large values. A series is the values of a dictionary whose keys begin
+//! with one prefix, such as the pages of one file: they compress alike, while those of other series
+//! may not compress at all.
+//!
+//! A codec is chosen when a value gets its place: by a batch that binds it, by the journal's
+//! thread, by a flush, or when a transaction spills. The reference to the value says which codec it
+//! has, so nothing that reads or moves values knows of series, and nothing of this is stored. The
+//! program sets the codec of a series before it commits values; a series that was forgotten has the
+//! codec of its dictionary.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::Arc;
+
+use env::sync::Mutex;
+use env::sync::atomic::{AtomicBool, Ordering};
+use vt_tree::{ChooseCodec, Compression, ExtentRef, Packer, place_packed};
+use zones::ExtentWriter;
+
+use crate::dictionary::DictionaryId;
+use crate::error::{Error, Result};
+
+/// The codec that [`SeriesCodec::Auto`] tries: a value is tried by each write that may compress, so
+/// the attempt must be cheap.
+const TRIED: Compression = Compression::Lz4;
+/// The number of values that are stored as they are after one that did not compress. It doubles
+/// with each further one, up to `LONGEST_PAUSE`: 4 MiB of pages.
+const FIRST_PAUSE: u32 = 8;
+const LONGEST_PAUSE: u32 = 1024;
+/// The number of series that are kept at least; at most twice as many are.
+const KEPT: usize = 16 << 10;
+
+/// The codec of a series of values, see [`crate::Kvdb::set_codec_of_series`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SeriesCodec {
+    /// Each value is compressed by this codec, if that makes it short enough.
+    Fixed(Compression),
+    /// Values are compressed by LZ4 as long as that makes them short enough. After one for which it
+    /// did not, a number of values is stored without an attempt.
+    Auto,
+}
+
+/// The codec of a series, and what is known of its values.
+#[derive(Clone, Copy)]
+struct Series {
+    codec: SeriesCodec,
+    /// The number of values for which there was no attempt after the last one that failed; 0 if it
+    /// did not fail.
+    pause: u32,
+    /// The number of these that are still to come.
+    left: u32,
+}
+
+impl Series {
+    fn new(codec: SeriesCodec) -> Series {
+        Series { codec, pause: 0, left: 0 }
+    }
+
+    /// Returns the codec that its values may have.
+    fn codec(&self) -> Compression {
+        match self.codec {
+            SeriesCodec::Fixed(codec) => codec,
+            SeriesCodec::Auto => TRIED,
+        }
+    }
+
+    /// Returns whether the next value is stored without an attempt.
+    fn pauses(&mut self) -> bool {
+        let pauses = self.codec == SeriesCodec::Auto && self.left > 0;
+        self.left -= u32::from(pauses);
+        pauses
+    }
+
+    /// Takes note of an attempt.
+    fn tried(&mut self, compressed: bool) {
+        self.pause = match compressed {
+            true => 0,
+            false => (self.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE),
+        };
+        self.left = self.pause;
+    }
+}
+
+/// The series of a dictionary. Those that were set last are young; when there are many, the young
+/// ones become old, and the old ones are forgotten.
+struct Table {
+    /// The length of the prefixes, bytes.
+    len: usize,
+    young: HashMap<Box<[u8]>, Series>,
+    old: HashMap<Box<[u8]>, Series>,
+}
+
+impl Table {
+    fn is_empty(&self) -> bool {
+        self.young.is_empty() && self.old.is_empty()
+    }
+}
+
+#[derive(Default)]
+struct Tables {
+    by_dictionary: BTreeMap<DictionaryId, Table>,
+    /// The number of young series in all of them.
+    young: usize,
+}
+
+impl Tables {
+    fn remember(&mut self, dict: DictionaryId, prefix: &[u8], codec: SeriesCodec) -> Result<()> {
+        if self.young >= KEPT {
+            self.age();
+        }
+        let len = prefix.len();
+        let Tables { by_dictionary, young } = self;
+        let table = by_dictionary.entry(dict).or_insert_with(|| Table {
+            len,
+            young: HashMap::new(),
+            old: HashMap::new(),
+        });
+        if table.len != len {
+            return Err(Error::Invalid(format!(
+                "a series with a prefix of {len} bytes in a dictionary whose series have prefixes of {}",
+                table.len
+            )));
+        }
+        match table.young.get_mut(prefix) {
+            Some(series) if series.codec == codec => {}
+            Some(series) => *series = Series::new(codec),
+            None => {
+                let known = table.old.remove(prefix).filter(|known| known.codec == codec);
+                table.young.insert(prefix.into(), known.unwrap_or(Series::new(codec)));
+                *young += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self, dict: DictionaryId, prefix: &[u8]) {
+        let Tables { by_dictionary, young } = self;
+        let Some(table) = by_dictionary.get_mut(&dict) else { return };
+        *young -= usize::from(table.young.remove(prefix).is_some());
+        table.old.remove(prefix);
+        if table.is_empty() {
+            by_dictionary.remove(&dict);
+        }
+    }
+
+    /// Makes the young series old, and forgets the old ones.
+    fn age(&mut self) {
+        for table in self.by_dictionary.values_mut() {
+            table.old = std::mem::take(&mut table.young);
+        }
+        self.by_dictionary.retain(|_, table| !table.is_empty());
+        self.young = 0;
+    }
+}
+
+/// The codecs of all series of an open store.
+#[derive(Default)]
+pub(crate) struct SeriesCodecs {
+    /// Some series has a codec of its own. Stores without one pay for a look at this only.
+    any: AtomicBool,
+    tables: Mutex<Tables>,
+}
+
+impl SeriesCodecs {
+    /// Sets the codec of a series, or forgets it. What is known of its values stays if the codec is
+    /// the same as before.
+    pub(crate) fn set(
+        &self,
+        dict: DictionaryId,
+        prefix: &[u8],
+        codec: Option<SeriesCodec>,
+    ) -> Result<()> {
+        if codec.is_none() && !self.any.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let mut tables = self.tables.lock();
+        match codec {
+            Some(codec) => tables.remember(dict, prefix, codec)?,
+            None => tables.forget(dict, prefix),
+        }
+        self.any.store(!tables.by_dictionary.is_empty(), Ordering::Release);
+        Ok(())
+    }
+
+    /// Calls `look` with the series of a key, if it has a codec of its own.
+    fn with<T>(
+        &self,
+        dict: DictionaryId,
+        key: &[u8],
+        look: impl FnOnce(&mut Series) -> T,
+    ) -> Option<T> {
+        if !self.any.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut tables = self.tables.lock();
+        let table = tables.by_dictionary.get_mut(&dict)?;
+        let prefix = key.get(..table.len)?;
+        let series = match table.young.get_mut(prefix) {
+            Some(series) => series,
+            None => table.old.get_mut(prefix)?,
+        };
+        Some(look(series))
+    }
+
+    /// Returns the codec that the value of a key may have, in a dictionary whose codec is
+    /// `default`.
+    pub(crate) fn codec(
+        &self,
+        dict: DictionaryId,
+        key: &[u8],
+        default: Compression,
+    ) -> Compression {
+        self.with(dict, key, |series| series.codec()).unwrap_or(default)
+    }
+
+    /// Places the value of a key, which may have this codec.
+    pub(crate) fn place(
+        &self,
+        (dict, key): (DictionaryId, &[u8]),
+        writer: &mut ExtentWriter,
+        packer: &mut Packer,
+        codec: Compression,
+        value: &[u8],
+    ) -> vt_tree::Result<ExtentRef> {
+        let tried = self.attempt(dict, key, codec);
+        let extent = place_packed(writer, packer, tried, value)?;
+        self.tried(dict, key, tried, &extent);
+        Ok(extent)
+    }
+
+    /// Returns the codec to try for a value that may have this one: the same, or none.
+    fn attempt(&self, dict: DictionaryId, key: &[u8], codec: Compression) -> Compression {
+        let pauses = codec != Compression::None
+            && self.with(dict, key, |series| series.pauses()).unwrap_or(false);
+        if pauses { Compression::None } else { codec }
+    }
+
+    fn tried(&self, dict: DictionaryId, key: &[u8], tried: Compression, extent: &ExtentRef) {
+        if tried != Compression::None {
+            self.with(dict, key, |series| series.tried(extent.codec != Compression::None));
+        }
+    }
+
+    /// Returns the choice of codecs for a merge that places values of a dictionary whose codec is
+    /// `default`; `None` if no series has a codec of its own.
+    pub(crate) fn choice(
+        self: &Arc<Self>,
+        dict: DictionaryId,
+        default: Compression,
+    ) -> Option<Arc<dyn ChooseCodec>> {
+        if !self.any.load(Ordering::Acquire) {
+            return None;
+        }
+        Some(Arc::new(Choice { codecs: self.clone(), dict, default }))
+    }
+}
+
+/// The choice of codecs for the values of one dictionary.
+struct Choice {
+    codecs: Arc<SeriesCodecs>,
+    dict: DictionaryId,
+    default: Compression,
+}
+
+impl fmt::Debug for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Choice")
+            .field("dict", &self.dict)
+            .field("default", &self.default)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ChooseCodec for Choice {
+    fn choose(&self, key: &[u8]) -> Compression {
+        let codec = self.codecs.codec(self.dict, key, self.default);
+        self.codecs.attempt(self.dict, key, codec)
+    }
+
+    fn placed(&self, key: &[u8], tried: Compression, extent: &ExtentRef) {
+        self.codecs.tried(self.dict, key, tried, extent);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DICT: DictionaryId = DictionaryId(7);
+
+    fn extent(compressed: bool) -> ExtentRef {
+        match compressed {
+            true => ExtentRef::packed(4096, 4096, 512, 0, TRIED).unwrap(),
+            false => ExtentRef::plain(4096, 4096, 0),
+        }
+    }
+
+    /// Stores a value of a key and returns whether its compression was tried.
+    fn store(codecs: &SeriesCodecs, key: &[u8], compresses: bool) -> bool {
+        let codec = codecs.codec(DICT, key, Compression::None);
+        let tried = codecs.attempt(DICT, key, codec);
+        codecs.tried(DICT, key, tried, &extent(compresses && tried != Compression::None));
+        tried != Compression::None
+    }
+
+    #[test]
+    fn values_that_do_not_compress_are_tried_ever_more_seldom() {
+        let codecs = SeriesCodecs::default();
+        codecs.set(DICT, b"noise", Some(SeriesCodec::Auto)).unwrap();
+        codecs.set(DICT, b"text.", Some(SeriesCodec::Auto)).unwrap();
+        let tries = |key: &[u8], compresses, count| {
+            (0..count).filter(|_| store(&codecs, key, compresses)).count()
+        };
+        assert_eq!(tries(b"text.1", true, 100), 100);
+        // Attempts at 0, 9, 26, 59, 124, 253, 510, 1023.
+        assert_eq!(tries(b"noise1", false, 1024), 8);
+        let rest = tries(b"noise2", false, 100 * 1024);
+        assert!((90..=100).contains(&rest), "{rest}");
+        assert_eq!(tries(b"text.2", true, 100), 100, "a series does not depend on another");
+        // The codec is set again with each commit, which forgets nothing.
+        codecs.set(DICT, b"noise", Some(SeriesCodec::Auto)).unwrap();
+        assert!(tries(b"noise3", false, 1024) <= 1);
+        // Once a value compresses, each one is tried.
+        assert!(tries(b"noise4", true, 1025) >= 1);
+        assert_eq!(tries(b"noise5", true, 10), 10);
+    }
+
+    #[test]
+    fn a_fixed_codec_is_tried_for_each_value() {
+        let codecs = SeriesCodecs::default();
+        codecs.set(DICT, b"a", Some(SeriesCodec::Fixed(Compression::Zstd))).unwrap();
+        assert!((0..100).all(|_| store(&codecs, b"a1", false)));
+        codecs.set(DICT, b"a", Some(SeriesCodec::Fixed(Compression::None))).unwrap();
+        assert_eq!(codecs.codec(DICT, b"a1", Compression::Lz4), Compression::None);
+        codecs.set(DICT, b"a", None).unwrap();
+        assert_eq!(codecs.codec(DICT, b"a1", Compression::Lz4), Compression::Lz4);
+        assert!(!codecs.any.load(Ordering::Acquire), "nothing is left");
+        codecs.set(DICT, b"a", None).unwrap();
+    }
+
+    #[test]
+    fn keys_belong_to_the_series_of_their_own_dictionary() {
+        let codecs = SeriesCodecs::default();
+        codecs.set(DICT, b"ab", Some(SeriesCodec::Fixed(Compression::Zstd))).unwrap();
+        let of = |dict, key: &[u8]| codecs.codec(dict, key, Compression::None);
+        assert_eq!(of(DICT, b"ab"), Compression::Zstd);
+        assert_eq!(of(DICT, b"abc"), Compression::Zstd);
+        for key in [&b"a"[..], b"", b"ac", b"b"] {
+            assert_eq!(of(DICT, key), Compression::None);
+        }
+        assert_eq!(of(DictionaryId(8), b"abc"), Compression::None);
+        assert!(codecs.set(DICT, b"a", Some(SeriesCodec::Auto)).is_err(), "another length");
+        codecs.set(DictionaryId(8), b"a", Some(SeriesCodec::Auto)).unwrap();
+    }
+
+    #[test]
+    fn the_number_of_series_is_bounded_and_the_last_ones_are_kept() {
+        let codecs = SeriesCodecs::default();
+        let count = KEPT as u32 * 5;
+        for i in 0..count {
+            let dict = DictionaryId(1 + i % 3);
+            codecs.set(dict, &i.to_be_bytes(), Some(SeriesCodec::Auto)).unwrap();
+        }
+        let known = |i: u32| {
+            let dict = DictionaryId(1 + i % 3);
+            codecs.codec(dict, &i.to_be_bytes(), Compression::None) != Compression::None
+        };
+        assert!((count - KEPT as u32..count).all(known));
+        assert!((0..count).filter(|i| known(*i)).count() <= 2 * KEPT);
+        assert!(!known(0));
+    }
+}
