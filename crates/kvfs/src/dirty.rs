@@ -13,6 +13,7 @@ use env::sync::RwLockWriteGuard;
 use kvdb::{Batch, Scope, Transaction};
 
 use crate::attr::Ino;
+use crate::compress;
 use crate::error::Result;
 use crate::fs::Fs;
 use crate::inode::{Buffer, Inode, InodeState};
@@ -289,6 +290,8 @@ impl Fs {
         }
         let pages = &mut state.buffer.pages;
         if !pages.is_empty() {
+            let (xattrs, default) = (state.xattrs.as_deref(), self.core.options.compress);
+            compress::announce(&self.core.db, layout, ino, xattrs, default)?;
             let mut keys = PageKeys::with_capacity(pages.len());
             let mut patched = 0;
             for (&block, dirty) in pages.iter_mut() {

@@ -29,8 +29,8 @@
 //!   `read_plan` and `listing_order`.
 //! - In memory: `inode` (with the lock order), `privileges`, `partial_page`, `inode_cache`,
 //!   `inode_allocator` (on `reservation`). Uncommitted changes: `dirty`, `dirty_queue`, `sync`,
-//!   `free_space` on `space_account`. Writes out of a cache: `cached_writes`, `lost`. The thread of
-//!   an interval: `ticker`.
+//!   `free_space` on `space_account`; the codecs of their pages: `compress`. Writes out of a cache:
+//!   `cached_writes`, `lost`. The thread of an interval: `ticker`.
 //! - Transactions, snapshots and clones: `views`, `apply_commit`, `merge`, `fs/superseded`,
 //!   `snapshots`, `difference`, `changed_paths`, `going_down`; `views/in_use`, for another process
 //!   that continues with all of it; `views/lent`, for a client of a server that has the mainline.
@@ -54,6 +54,7 @@ mod attributes;
 mod cached_writes;
 mod changed_paths;
 mod clone_tree;
+mod compress;
 mod data;
 mod describe_keys;
 mod difference;
@@ -129,6 +130,7 @@ pub use attr::{
 };
 pub use changed_paths::{ChangedPaths, PathChange};
 pub use clone_tree::{CloneStats, Earlier};
+pub use compress::{COMPRESS_ATTRIBUTE, Compress};
 pub use describe_keys::describe_keys;
 pub use difference::{Below, Difference, FileChange, Listing, XattrChange, difference_of_states};
 pub use error::{Error, Result};

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use kvdb::{Batch, Scope};
 
 use crate::attr::{Attr, Caller, FileKind, Ino};
+use crate::compress;
 use crate::error::{Error, Result};
 use crate::file_account::FileMoment;
 use crate::fs::Fs;
@@ -214,19 +215,20 @@ impl Fs {
                 view.new_range(self.core.layout.nmap, &start, &end);
             }
         }
+        let xattrs = compress::inherited(dir_state.xattrs.as_deref(), kind);
         let mut batch = Batch::new();
         self.core.names.stage_new((parent, name), (ino, kind), &mut batch);
         batch.put(
             self.core.layout.imap,
             layout::node_key(ino),
-            layout::encode_node(&attr, None, &content),
+            layout::encode_node(&attr, xattrs.as_ref(), &content),
         );
         let mut dir_attr = dir_state.attr;
         add_entry(&mut dir_attr, &attr);
         self.stage(parent, &mut dir_state, &dir_attr, &mut batch)?;
         request::completes(&mut batch, ino);
         // The inode is in the cache before a lookup can find the name.
-        let inode = Arc::new(Inode::new(ino, InodeState::new(attr, None), 1));
+        let inode = Arc::new(Inode::new(ino, InodeState::new(attr, xattrs), 1));
         self.core.inode_cache.insert(inode.clone());
         if let Err(e) = self.apply(batch) {
             self.discard(ino, &mut inode.state.write());
@@ -245,7 +247,8 @@ impl Fs {
         let _call = self.enter()?;
         let dir = self.inode(parent)?;
         let mut dir_state = dir.state.write();
-        // The file may inherit the group. (A directory that is gone is not in the store, either.)
+        // The file may inherit the group and the way of compression. (A directory that is gone is
+        // not in the store, either.)
         if !dir_state.gone {
             self.core.locks.for_read(parent, &mut dir_state)?;
         }
@@ -256,10 +259,11 @@ impl Fs {
         }
         let mut attr =
             self.new_attributes(&dir_state.attr, parent, FileKind::File, perm, 0, b"", caller);
+        let xattrs = compress::inherited(dir_state.xattrs.as_deref(), FileKind::File);
         drop(dir_state);
         (attr.nlink, attr.parent) = (0, 0);
         let ino = self.new_ino()?;
-        let inode = Arc::new(Inode::new(ino, InodeState::new(attr, None), 1));
+        let inode = Arc::new(Inode::new(ino, InodeState::new(attr, xattrs), 1));
         self.core.inode_cache.insert(inode.clone());
         if self.writes_through() {
             let mut state = inode.state.write();

@@ -11,6 +11,7 @@ use env::sync::atomic::Ordering;
 use kvdb::{Batch, BulkRun, Kvdb, Scope, Transaction};
 
 use crate::attr::{FileKind, Ino, Timestamp};
+use crate::compress;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::Inode;
@@ -22,7 +23,8 @@ use crate::space_account::NAME_COST;
 /// of the tests reach it.
 const LEAST_RUN: u64 = if cfg!(debug_assertions) { 8 << 10 } else { 1 << 20 };
 
-/// An object other than a directory, with everything but extended attributes.
+/// An object other than a directory, with everything but extended attributes. Of these it gets the
+/// one that it inherits from its directory ([`crate::COMPRESS_ATTRIBUTE`]).
 #[derive(Clone, Debug)]
 pub struct Whole {
     /// The directory in which it is made.
@@ -159,6 +161,16 @@ impl Fs {
         }
         // Sorts the files by number, in the order of their pages.
         made.sort_unstable_by_key(|(ino, ..)| *ino);
+        let xattrs_of = |whole: &Whole| {
+            let (dir, _) = locked.get(&whole.parent)?;
+            compress::inherited(dir.xattrs.as_deref(), whole.kind)
+        };
+        for (ino, attr, whole) in &made {
+            if let Body::Paged(_) = attr.body {
+                let (xattrs, default) = (xattrs_of(whole), self.core.options.compress);
+                compress::announce(&self.core.db, &layout, *ino, xattrs.as_ref(), default)?;
+            }
+        }
         let run = match (&self.core.scope, self.core.db.here()) {
             (Scope::Transaction(t), Ok(db)) if bytes >= LEAST_RUN && t.takes_bulk() => {
                 Some((t, db))
@@ -188,7 +200,7 @@ impl Fs {
                     &[]
                 }
             };
-            let node = layout::encode_node(attr, None, inline);
+            let node = layout::encode_node(attr, xattrs_of(whole).as_ref(), inline);
             batch.put(layout.imap, layout::node_key(*ino), node);
         }
         for (ino, (state, attr)) in &mut locked {

@@ -3,6 +3,7 @@
 use kvdb::Batch;
 
 use crate::attr::{Ino, XattrFlags};
+use crate::compress;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::InodeState;
@@ -73,6 +74,7 @@ impl Fs {
         if value.len() > VALUE_MAX {
             return Err(Error::ArgumentTooLong);
         }
+        compress::check(name, value)?;
         self.core.locks.retry(|| self.setxattr_once(ino, name, value, flags))
     }
 
@@ -93,7 +95,9 @@ impl Fs {
         if all.keys().map(|n| n.len() + 1).sum::<usize>() + name.len() + 1 > LIST_MAX {
             return Err(Error::NoSpace);
         }
-        let inline = value.len() <= INLINE_VALUE && inline_bytes(&all) + value.len() <= INLINE_ALL;
+        // Every commit of pages looks at the way of compression, so it must be in the node.
+        let inline = compress::is_attribute(name)
+            || value.len() <= INLINE_VALUE && inline_bytes(&all) + value.len() <= INLINE_ALL;
         let new = if inline {
             XattrValue::Inline(value.into())
         } else {

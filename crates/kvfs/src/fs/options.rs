@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::compress::Compress;
+
 /// The effect of a read on the access time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Atime {
@@ -42,6 +44,10 @@ pub struct FsOptions {
     /// file system was made, by default [`ZONE_SIZE`]. A new file system is made with the size
     /// given here.
     pub zone_size: Option<u64>,
+    /// The way in which pages are compressed of files without the attribute for it,
+    /// [`crate::COMPRESS_ATTRIBUTE`]. `None`: as the options of the dictionary say, which is not at
+    /// all.
+    pub compress: Option<Compress>,
     /// Limit of the hard links to one file.
     pub max_links: u32,
     /// The owner of the root directory when it is made.
@@ -63,6 +69,7 @@ impl Default for FsOptions {
             write_through: false,
             atime: Atime::Relative,
             zone_size: None,
+            compress: None,
             max_links: i32::MAX as u32,
             root_uid: 0,
             root_gid: 0,

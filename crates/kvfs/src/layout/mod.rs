@@ -432,6 +432,11 @@ impl Super {
 
 // --- dmap
 
+/// Returns the beginning of the keys of all pages of a file.
+pub(crate) fn pages_of(ino: Ino) -> [u8; 8] {
+    ino.to_be_bytes()
+}
+
 pub(crate) fn page_key(ino: Ino, block: u64) -> [u8; 16] {
     let mut key = [0; 16];
     key[..8].copy_from_slice(&ino.to_be_bytes());

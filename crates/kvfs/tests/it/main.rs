@@ -21,6 +21,7 @@ mod beneath_clones;
 mod branch_histories;
 mod clone_tree;
 mod cold_reads;
+mod compress;
 mod data;
 mod difference;
 mod difference_oracle;

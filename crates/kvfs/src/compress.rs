@@ -1,0 +1,144 @@
+//! The way in which the pages of a file are compressed: each file has its own, as an extended
+//! attribute, which files and directories inherit from the directory in which they are made.
+//!
+//! Each page is compressed by itself, when it gets its place in the store, so reads at random and
+//! overwrites of single pages cost what they cost without. The reference to a page says how it is
+//! stored: the attribute says how pages are stored from now on, and nothing needs it to read them.
+
+use kvdb::{Compression, SeriesCodec};
+
+use crate::attr::{FileKind, Ino};
+use crate::error::{Error, Result};
+use crate::layout::{self, Layout, XattrValue, Xattrs};
+use crate::store::Store;
+
+/// The name of the extended attribute with the way of a file, or of what is made in a directory.
+/// Its value is a word of [`Compress::name`].
+pub const COMPRESS_ATTRIBUTE: &str = "user.kvfs.compress";
+
+/// The way in which the pages of a file are compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compress {
+    /// Pages are stored as they are.
+    None,
+    /// Pages are compressed by LZ4.
+    Lz4,
+    /// Pages are compressed by Zstandard: smaller, for several times the work.
+    Zstd,
+    /// Pages are compressed by LZ4 if that saves something. A file for which it does not is tried
+    /// again only now and then.
+    Auto,
+}
+
+impl Compress {
+    /// All ways.
+    pub const ALL: [Compress; 4] = [Compress::None, Compress::Lz4, Compress::Zstd, Compress::Auto];
+
+    /// Returns the word for this way in attributes and options.
+    pub fn name(self) -> &'static str {
+        match self {
+            Compress::None => "none",
+            Compress::Lz4 => "lz4",
+            Compress::Zstd => "zstd",
+            Compress::Auto => "auto",
+        }
+    }
+
+    /// Returns the way for which this is the word.
+    pub fn named(word: &[u8]) -> Option<Compress> {
+        Compress::ALL.into_iter().find(|way| way.name().as_bytes() == word)
+    }
+
+    fn codec(self) -> SeriesCodec {
+        match self {
+            Compress::None => SeriesCodec::Fixed(Compression::None),
+            Compress::Lz4 => SeriesCodec::Fixed(Compression::Lz4),
+            Compress::Zstd => SeriesCodec::Fixed(Compression::Zstd),
+            Compress::Auto => SeriesCodec::Auto,
+        }
+    }
+}
+
+/// Returns whether this is the name of the attribute.
+pub(crate) fn is_attribute(name: &[u8]) -> bool {
+    name == COMPRESS_ATTRIBUTE.as_bytes()
+}
+
+/// Checks the value of an extended attribute that is set.
+pub(crate) fn check(name: &[u8], value: &[u8]) -> Result<()> {
+    if is_attribute(name) && Compress::named(value).is_none() {
+        return Err(Error::Invalid("user.kvfs.compress is one of none, lz4, zstd and auto"));
+    }
+    Ok(())
+}
+
+/// Returns the way that an inode has by its attribute. A word of a newer version has no effect.
+fn way_of(xattrs: Option<&Xattrs>) -> Option<Compress> {
+    match xattrs?.get(COMPRESS_ATTRIBUTE.as_bytes())? {
+        XattrValue::Inline(word) => Compress::named(word),
+        XattrValue::External(_) => None,
+    }
+}
+
+/// Returns the extended attributes with which an inode of this kind begins in a directory with
+/// `dir`.
+pub(crate) fn inherited(dir: Option<&Xattrs>, kind: FileKind) -> Option<Xattrs> {
+    // The kernel allows no `user` attributes for anything else.
+    if !matches!(kind, FileKind::File | FileKind::Dir) {
+        return None;
+    }
+    let value = XattrValue::Inline(way_of(dir)?.name().as_bytes().into());
+    Some(Xattrs::from([(COMPRESS_ATTRIBUTE.as_bytes().into(), value)]))
+}
+
+/// Tells the store the way of a file of which pages are about to be committed; `default` is that of
+/// files without the attribute. Where a server has the store, the server decides.
+pub(crate) fn announce(
+    store: &Store,
+    layout: &Layout,
+    ino: Ino,
+    xattrs: Option<&Xattrs>,
+    default: Option<Compress>,
+) -> Result<()> {
+    let Store::Here(db) = store else { return Ok(()) };
+    let codec = way_of(xattrs).or(default).map(Compress::codec);
+    Ok(db.set_codec_of_series(layout.dmap, &layout::pages_of(ino), codec)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_way_has_a_word_and_other_words_are_refused() {
+        for way in Compress::ALL {
+            assert_eq!(Compress::named(way.name().as_bytes()), Some(way));
+            assert!(check(COMPRESS_ATTRIBUTE.as_bytes(), way.name().as_bytes()).is_ok());
+        }
+        for word in [&b""[..], b"LZ4", b"gzip", b"lz4\n", b"zstd "] {
+            assert!(Compress::named(word).is_none());
+            let refused = check(COMPRESS_ATTRIBUTE.as_bytes(), word).unwrap_err();
+            assert!(refused.to_string().contains("none, lz4, zstd and auto"), "{refused}");
+            assert!(check(b"user.kvfs.compressed", word).is_ok());
+        }
+    }
+
+    #[test]
+    fn files_and_directories_inherit_the_way_and_nothing_else() {
+        let value = |word: &[u8]| XattrValue::Inline(word.into());
+        let name: Box<[u8]> = COMPRESS_ATTRIBUTE.as_bytes().into();
+        let dir = Xattrs::from([
+            (name.clone(), value(b"zstd")),
+            (Box::from(&b"user.x"[..]), value(b"1")),
+        ]);
+        for kind in [FileKind::File, FileKind::Dir] {
+            let made = inherited(Some(&dir), kind).unwrap();
+            assert_eq!(made, Xattrs::from([(name.clone(), value(b"zstd"))]));
+            assert_eq!(way_of(Some(&made)), Some(Compress::Zstd));
+        }
+        assert_eq!(inherited(Some(&dir), FileKind::Symlink), None);
+        assert_eq!(inherited(None, FileKind::File), None);
+        let newer = Xattrs::from([(name, value(b"brotli"))]);
+        assert_eq!(inherited(Some(&newer), FileKind::File), None);
+    }
+}
