@@ -44,6 +44,7 @@ pub mod scrub;
 pub mod secret;
 pub mod send;
 pub mod serve;
+pub mod set;
 pub mod show;
 pub mod snapshot;
 pub mod stat;

@@ -14,8 +14,8 @@ use commands::{
     abort, bench, cat, changes, check, clone, clone_tree, commit, compact, completions, create,
     defrag, dict, diff, doctor, du, explore, export, find, fork, forks, fsmonitor, gc, history,
     import, kv, list, ls, man, mcp, merge, mount, pull, push, rebase, receive, restore, rm, run,
-    salvage, scrub, secret, send, serve, show, snapshot, stat, top, txn, umount, undo, unpublish,
-    web,
+    salvage, scrub, secret, send, serve, set, show, snapshot, stat, top, txn, umount, undo,
+    unpublish, web,
 };
 use support::machine::destination;
 use support::mounts::waiting;
@@ -72,6 +72,7 @@ enum Command {
     CloneTree(clone_tree::Args),
     Rm(rm::Args),
     Du(du::Args),
+    Set(set::Args),
     Find(find::Args),
     Defrag(defrag::Args),
     Compact(compact::Args),
@@ -174,6 +175,7 @@ fn main() -> ExitCode {
         Command::Scrub(args) => scrub::run(args, &output),
         Command::CloneTree(args) => clone_tree::run(args, &output),
         Command::Du(args) => du::run(args, &output),
+        Command::Set(args) => set::run(args, &output),
         Command::Find(args) => find::run(args, &output),
         Command::Rm(args) => rm::run(args, &output),
         Command::Defrag(args) => defrag::run(args, &output),

@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 
+use kvfs::Compress;
 use places::{Address, local_copies, publishing};
 
 use crate::commands::push;
 use crate::support::machine::destination::{self, Making};
 use crate::support::stores::device_profile::{self, Asked};
-use crate::support::stores::store::{self, Access};
+use crate::support::stores::store::{self, Access, FilesOfStore};
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::text::{self, show};
 use crate::support::terminal::{failures, sizes};
@@ -32,8 +33,21 @@ pub struct Args {
     /// in the order in which they are created. Recorded in the store for all later mounts.
     #[arg(long, value_parser = sizes::parse_size)]
     zone_size: Option<u64>,
+    /// How files are compressed: each page by LZ4 or by Zstandard (smaller, more work), or by LZ4
+    /// where that saves something (auto). The root directory gets it, and what is made in the store
+    /// inherits it; kvfs set changes it for a directory or a file (default: none).
+    #[arg(long, value_name = "WAY", value_parser = ["none", "lz4", "zstd", "auto"])]
+    compress: Option<String>,
     #[command(flatten)]
     making: Making,
+}
+
+impl Args {
+    /// Returns the options of the new file system.
+    fn files(&self) -> FilesOfStore {
+        let compress = self.compress.as_ref().and_then(|way| Compress::named(way.as_bytes()));
+        FilesOfStore { zone_size: self.zone_size, compress }
+    }
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
@@ -41,7 +55,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         return at_address(&args, &address, output);
     }
     destination::make_room(&args.store, args.making)?;
-    let (size, profile) = store::create(&args.store, args.size, args.profile, args.zone_size)?;
+    let (size, profile) = store::create(&args.store, args.size, args.profile, args.files())?;
     if args.store.is_file() {
         args.making.apply(&args.store)?;
     }
@@ -53,7 +67,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         text::with_paths(
             serde_json::json!({
                 "size": size, "profile": device_profile::name(profile),
-                "zone_size": args.zone_size.unwrap_or(kvfs::ZONE_SIZE),
+                "zone_size": args.zone_size.unwrap_or(kvfs::ZONE_SIZE), "compress": args.compress,
             }),
             &[("store", Some(&args.store))],
         ),
@@ -81,7 +95,7 @@ fn at_address(args: &Args, address: &Address, output: &Output) -> Outcome {
     let directory = tempfile::tempdir_in(&directory)
         .map_err(|e| Failure::io(format!("cannot use {}", directory.display()), &e))?;
     let file = directory.path().join("empty.kvfs");
-    let (_, profile) = store::create(&file, None, args.profile, args.zone_size)?;
+    let (_, profile) = store::create(&file, None, args.profile, args.files())?;
     let store = store::open(&file, Access::ReadWrite, None)?;
     publishing::publisher(&store.db, &there)
         .and_then(|mut publisher| publisher.publish(&mut |_| Ok(())))
@@ -89,7 +103,7 @@ fn at_address(args: &Args, address: &Address, output: &Output) -> Outcome {
     store.close()?;
     let value = serde_json::json!({
         "address": address.to_string(), "profile": device_profile::name(profile),
-        "zone_size": args.zone_size.unwrap_or(kvfs::ZONE_SIZE),
+        "zone_size": args.zone_size.unwrap_or(kvfs::ZONE_SIZE), "compress": args.compress,
     });
     output.print(format!("created {shown}: mount it with kvfs mount --write"), value)
 }

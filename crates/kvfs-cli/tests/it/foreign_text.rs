@@ -239,6 +239,7 @@ fn walks(
             ]),
         ),
         ("rm", calls(&["rm NONE", "rm MISSING"])),
+        ("set", calls(&["set NONE --compress lz4", "set FILE MISSING --compress auto"])),
         (
             "run",
             calls(&["run ROOT -- NONE", "run MISSING -- true", "run ROOT --label TEXT -- false"]),

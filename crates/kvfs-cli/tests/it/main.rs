@@ -24,6 +24,7 @@ mod changes;
 mod cli;
 mod clone_tree;
 mod clones;
+mod compress;
 mod destinations;
 mod doctor;
 mod doctor_address;

@@ -273,6 +273,7 @@ fn refuse_of_local_stores(options: &Options, args: &Args) -> Outcome {
         || options.writing.is_some()
         || options.publish.is_some()
         || options.scrub.is_some()
+        || options.compress.is_some()
         || options.keeper
         || options.serve.is_some()
         || options.serve_write

@@ -511,6 +511,7 @@ impl Importer {
                 Err(
                     kvfs::Error::Unsupported(_)
                     | kvfs::Error::NotPermitted(_)
+                    | kvfs::Error::Invalid(_)
                     | kvfs::Error::ArgumentTooLong,
                 ) => {
                     self.skip(format!(

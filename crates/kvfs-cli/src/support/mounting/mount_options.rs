@@ -108,6 +108,8 @@ mod tests {
         assert!(read("threads=0").is_err());
         assert_eq!(read("zone_size=0").expect("valid").zone_size, Some(0));
         assert!(read("zone_size=large").is_err() && read("zone_size=-1").is_err());
+        assert_eq!(read("compress=zstd").expect("valid").compress, Some(kvfs::Compress::Zstd));
+        assert!(read("compress=gzip").expect_err("no way").message.contains("none, lz4, zstd"));
         assert!(read("metrics=127.0.0.1:9100").expect("valid").metrics.is_some());
         assert!(read("metrics=0.0.0.0:9100").is_err() && read("metrics").is_err());
         assert_eq!(read("threads=4").expect("valid").policy.threads, 4);

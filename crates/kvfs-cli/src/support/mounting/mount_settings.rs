@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use kvfs::Compress;
 use kvfs_fuse::{MountOptions, Policy, TransportChoice};
 use places::following::Following;
 use places::publishing::Publication;
@@ -31,6 +32,8 @@ pub struct Options {
     /// Bytes of small files that a new directory reserves numbers for. Without it, the value that
     /// the store was made with holds.
     pub zone_size: Option<u64>,
+    /// The compression of files without a way of their own.
+    pub compress: Option<Compress>,
     /// Where figures are given to Prometheus.
     pub metrics: Option<SocketAddr>,
     /// Where clients of the socket's commands are served, too.

@@ -311,6 +311,18 @@ pub const ROWS: &[Row] = &[
         },
     ),
     value(
+        "compress",
+        ("none|lz4|zstd|auto", "auto"),
+        "how files are compressed that have no way of their own, from kvfs set or from the \
+         directory in which they were created; auto: by LZ4, where that saves something (default: \
+         none)",
+        |d, value| {
+            let way = kvfs::Compress::named(value.as_bytes());
+            d.options.compress = Some(way.ok_or("write none, lz4, zstd or auto")?);
+            Ok(())
+        },
+    ),
+    value(
         "threads",
         ("N", "4"),
         "threads that answer requests from /dev/fuse (default: one per core, 2 to 8)",

@@ -32,7 +32,7 @@ use crate::support::serving::upgrade::Request;
 use crate::support::serving::wire_server::{SHARE, Serving};
 use crate::support::serving::{metrics, publications, scripts};
 use crate::support::stores::losses;
-use crate::support::stores::store::{Access, InHand, Store};
+use crate::support::stores::store::{Access, FilesOfStore, InHand, Store};
 use crate::support::terminal::failures;
 use crate::support::terminal::output::{Exit, Failure, Outcome};
 
@@ -52,7 +52,8 @@ impl Opened {
             AccessTimes::Relative => Atime::Relative,
             AccessTimes::Never => Atime::Never,
         };
-        let fs = store.file_system_with(atime, options.zone_size, kept.is_some(), &in_use)?;
+        let files = FilesOfStore { zone_size: options.zone_size, compress: options.compress };
+        let fs = store.file_system_with(atime, files, kept.is_some(), &in_use)?;
         let (kept, notes) = kept.unzip();
         let (db, mainline) = (store.db.clone(), fs.clone());
         let views = match notes {

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use env::Machine;
 use kvdb::{CreateOptions, Kvdb, LocalCopy, Mirror, OpenOptions, Profile, RemoteZones};
-use kvfs::{Atime, Fs, FsOptions, InUse, ViewNotes};
+use kvfs::{
+    Atime, COMPRESS_ATTRIBUTE, Compress, Fs, FsOptions, InUse, ROOT, ViewNotes, XattrFlags,
+};
 use kvfs_fuse::Kept;
 use objects::Unreachable;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -23,13 +25,23 @@ use crate::support::terminal::{failures, sizes};
 /// written and overwritten, in addition to keys.
 pub const LEAST_SIZE: u64 = 160 << 20;
 
+/// The options of the files of a store that is made or mounted.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FilesOfStore {
+    /// See [`FsOptions::zone_size`].
+    pub zone_size: Option<u64>,
+    /// For a new store, the way of compression of the root directory, which all else inherits; for
+    /// a mount, that of files without a way of their own.
+    pub compress: Option<Compress>,
+}
+
 /// Makes an empty store at `path`. Returns its maximum size, `None` if only the host limits it, and
-/// the kind of device that it was made for. For `zone_size` see [`FsOptions::zone_size`].
+/// the kind of device that it was made for.
 pub fn create(
     path: &Path,
     size: Option<u64>,
     profile: Asked,
-    zone_size: Option<u64>,
+    files: FilesOfStore,
 ) -> Outcome<(Option<u64>, Profile)> {
     let cannot =
         |e: kvdb::Error| failures::of_database(format!("cannot create {}", path.display()), e);
@@ -61,11 +73,18 @@ pub fn create(
             let options = FsOptions {
                 root_uid: rustix::process::geteuid().as_raw(),
                 root_gid: rustix::process::getegid().as_raw(),
-                zone_size,
+                zone_size: files.zone_size,
                 ..Default::default()
             };
             let fs = Fs::open(db.clone(), Arc::new(Machine::default()), options);
-            fs.and_then(|fs| fs.shutdown()).map_err(|e| {
+            let made = fs.and_then(|fs| {
+                if let Some(way) = files.compress {
+                    let (name, value) = (COMPRESS_ATTRIBUTE.as_bytes(), way.name().as_bytes());
+                    fs.setxattr(ROOT, name, value, XattrFlags::Any)?;
+                }
+                fs.shutdown()
+            });
+            made.map_err(|e| {
                 Failure::new(Exit::Failed, format!("cannot create {}: {e}", path.display()))
             })?;
             db.close().map_err(cannot)
@@ -292,20 +311,22 @@ fn waiting(path: &Path, open: impl Fn() -> Outcome<Store>) -> Outcome<Store> {
 
 impl Store {
     pub fn file_system(&self) -> Outcome<Fs> {
-        self.file_system_with(Atime::Relative, None, false, &InUse::default())
+        self.open_files(self.file_options(), &InUse::default())
     }
 
-    /// Opens the file system with the access times and the zone size that a mount requests. With
-    /// `write_through`, no completed call leaves data in memory only. `in_use` is the state in use
-    /// that another process has left.
+    /// Opens the file system with the access times, the zone size and the compression that a mount
+    /// requests. With `write_through`, no completed call leaves data in memory only. `in_use` is
+    /// the state in use that another process has left.
     pub fn file_system_with(
         &self,
         atime: Atime,
-        zone_size: Option<u64>,
+        files: FilesOfStore,
         write_through: bool,
         in_use: &InUse,
     ) -> Outcome<Fs> {
-        let options = FsOptions { atime, zone_size, write_through, ..self.file_options() };
+        let FilesOfStore { zone_size, compress } = files;
+        let options =
+            FsOptions { atime, zone_size, compress, write_through, ..self.file_options() };
         self.open_files(options, in_use)
     }
 

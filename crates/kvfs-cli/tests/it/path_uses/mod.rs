@@ -82,6 +82,8 @@ pub const PATHS: &[(&str, &str, Use)] = &[
     ("clone-tree", "dst", Store),
     ("rm", "store", Store),
     ("du", "store", Store),
+    ("set", "store", Store),
+    ("set", "paths", Store),
     ("find", "store", Store),
     ("defrag", "target", Store),
     ("compact", "target", Store),
