@@ -80,6 +80,12 @@ fn way_of(xattrs: Option<&Xattrs>) -> Option<Compress> {
     }
 }
 
+/// Returns whether pages of a file may be compressed, by its attribute or by the way of files
+/// without it.
+pub(crate) fn may_apply(xattrs: Option<&Xattrs>, default: Option<Compress>) -> bool {
+    way_of(xattrs).or(default).is_some_and(|way| way != Compress::None)
+}
+
 /// Returns the extended attributes with which an inode of this kind begins in a directory with
 /// `dir`.
 pub(crate) fn inherited(dir: Option<&Xattrs>, kind: FileKind) -> Option<Xattrs> {

@@ -5,12 +5,13 @@
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
-use kvdb::{Cursor, View};
+use kvdb::{Cursor, StoredTuples, View};
 
 use crate::attr::{Attr, FileKind, Ino};
+use crate::compress::{self, Compress};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
-use crate::layout::{self, Layout};
+use crate::layout::{self, Attributes, Body, Layout, Xattrs};
 use crate::views::{self, Views, Wait};
 
 /// Number of names of a directory that are read together with their nodes.
@@ -21,7 +22,8 @@ const AT_ONCE: usize = 256;
 pub struct Walked<'a> {
     /// The path from the top of the walk; empty for the top itself.
     pub path: &'a [u8],
-    /// The inode's attributes.
+    /// The inode's attributes. The blocks of a file that has a way of compression are those that
+    /// its pages take as they are stored.
     pub attr: Attr,
 }
 
@@ -30,6 +32,7 @@ pub struct Walk {
     fs: Fs,
     view: Arc<View>,
     layout: Layout,
+    sizes: StoredSizes,
     /// The top, until it was returned.
     top: Option<Attr>,
     directories: Vec<Directory>,
@@ -37,6 +40,43 @@ pub struct Walk {
     path: Vec<u8>,
     /// Directories visited: in a damaged store a directory may contain itself.
     seen: HashSet<Ino>,
+}
+
+/// Finds out how much space the pages of files take.
+struct StoredSizes {
+    /// The way of compression of files without an attribute for it.
+    default: Option<Compress>,
+    /// The pages of all files, once those of one were looked up.
+    pages: Option<StoredTuples>,
+}
+
+impl StoredSizes {
+    /// Returns the attributes of an inode. If its pages may be compressed, their references are
+    /// read, which have their lengths on the device.
+    fn shown(
+        &mut self,
+        view: &View,
+        layout: Layout,
+        (ino, attr, xattrs): (Ino, &Attributes, Option<&Xattrs>),
+    ) -> Result<Attr> {
+        let mut shown = attr.public(ino);
+        if !matches!(attr.body, Body::Paged(1..)) || !compress::may_apply(xattrs, self.default) {
+            return Ok(shown);
+        }
+        let pages = match &mut self.pages {
+            Some(pages) => pages,
+            none => none.insert(view.stored_tuples(layout.dmap)?),
+        };
+        let (of_file, mut bytes) = (layout::pages_of(ino), 0u64);
+        pages.seek(&of_file);
+        while pages.advance()?
+            && let Some(page) = pages.current().filter(|page| page.key.starts_with(&of_file))
+        {
+            bytes = bytes.saturating_add(page.stored_bytes() as u64);
+        }
+        shown.blocks = bytes.div_ceil(512);
+        Ok(shown)
+    }
 }
 
 struct Directory {
@@ -56,12 +96,15 @@ impl Fs {
         let fs = self.clone();
         let (view, layout) = (Arc::new(self.core.scope.view()?), self.core.layout);
         let node = view.get(layout.imap, &layout::node_key(from))?.ok_or(Error::Stale(from))?;
-        let top = layout::decode_node(from, &node)?.0.public(from);
+        let (attr, xattrs, _) = layout::decode_node(from, &node)?;
+        let mut sizes = StoredSizes { default: self.core.options.compress, pages: None };
+        let top = sizes.shown(&view, layout, (from, &attr, xattrs.as_ref()))?;
         Ok(Walk {
             top: Some(fs.core.promises.shown(top)),
             fs,
             view,
             layout,
+            sizes,
             directories: Vec::new(),
             path: Vec::new(),
             seen: HashSet::new(),
@@ -93,7 +136,7 @@ impl Walk {
         loop {
             let Some(directory) = self.directories.last_mut() else { return Ok(None) };
             if directory.waiting.is_empty()
-                && let Err(e) = directory.fill(&self.view, self.layout)
+                && let Err(e) = directory.fill(&self.view, self.layout, &mut self.sizes)
             {
                 self.directories.pop();
                 return Err(e);
@@ -137,7 +180,7 @@ impl Walk {
 
 impl Directory {
     /// Reads some more names, and their nodes.
-    fn fill(&mut self, view: &View, layout: Layout) -> Result<()> {
+    fn fill(&mut self, view: &View, layout: Layout, sizes: &mut StoredSizes) -> Result<()> {
         let (mut names, mut keys) = (Vec::new(), Vec::new());
         while names.len() < AT_ONCE
             && let Some(tuple) = self.names.next()?
@@ -153,12 +196,9 @@ impl Directory {
                 ino,
                 what: format!("an entry of directory {} {what}", self.ino),
             };
-            let attr = layout::decode_node(
-                ino,
-                &node.ok_or_else(|| corrupt("names it, and it does not exist"))?,
-            )?
-            .0
-            .public(ino);
+            let node = node.ok_or_else(|| corrupt("names it, and it does not exist"))?;
+            let (attr, xattrs, _) = layout::decode_node(ino, &node)?;
+            let attr = sizes.shown(view, layout, (ino, &attr, xattrs.as_ref()))?;
             if (attr.kind == FileKind::Dir) != (kind == FileKind::Dir) {
                 return Err(corrupt("says that it is of another kind"));
             }

@@ -19,9 +19,10 @@ use crate::support::terminal::text;
 #[command(after_help = "\
 The path lies in a mounted store, or in any of its views (.kvfs/txn/ID, .kvfs/snapshot/NAME); \
 everything is read from one consistent state, without a system call for each file. A file counts \
-once, even if it has several names. The stored size is the size of the contents before \
-compression: holes do not count, small files that share a block count with their own bytes, and \
-data that files share by reference counts for each of them.
+once, even if it has several names. The stored size is that of the contents as they are stored: \
+holes do not count, compressed pages of files with a way of compression (kvfs set) count with what \
+is left of them, small files that share a block count with their own bytes, and data that files \
+share by reference counts for each of them.
 
   kvfs du /mnt/project --depth 1
   kvfs du --store my.kvfs /                 a store that is not mounted")]

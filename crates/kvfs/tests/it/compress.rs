@@ -165,6 +165,30 @@ fn the_way_is_that_of_each_write_and_ends_with_the_attribute() {
 }
 
 #[test]
+fn a_walk_counts_what_is_stored_and_stat_what_was_written() {
+    let w = World::new();
+    let (dir, plain) = (w.dir(ROOT, "dir"), w.file_with(ROOT, "plain", &text(40)));
+    set(&w.fs, dir, Compress::Lz4);
+    let (log, film) = (w.file_with(dir, "log", &text(40)), w.file_with(dir, "film", &noise(40)));
+    for file in [plain, log, film] {
+        w.fs.fsync(file, false).unwrap();
+        assert_eq!(w.fs.getattr(file).unwrap().blocks, 40 * 8);
+    }
+    w.db.flush().unwrap();
+    let mut blocks = std::collections::BTreeMap::new();
+    let mut walk = w.fs.walk(ROOT).unwrap();
+    while let Some(walked) = walk.next().unwrap() {
+        blocks.insert(walked.attr.ino, walked.attr.blocks);
+    }
+    assert_eq!((blocks[&plain], blocks[&film]), (40 * 8, 40 * 8));
+    let stored = stored(&w.db, "", log).iter().sum::<usize>() as u64;
+    assert_eq!(blocks[&log], stored.div_ceil(512));
+    assert!(blocks[&log] < 20 * 8);
+    let alone = w.fs.walk(log).unwrap().next().unwrap().unwrap().attr.blocks;
+    assert_eq!(alone, blocks[&log]);
+}
+
+#[test]
 fn a_mount_has_a_way_for_files_without_one() {
     let w = World::with(FsOptions { compress: Some(Compress::Zstd), ..FsOptions::default() });
     let (file, none) = (w.file_with(ROOT, "file", &text(10)), w.file(ROOT, "none"));
