@@ -7,8 +7,8 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use kvdb::{
-    CommitOptions, DictionaryId, DictionaryInfo, Durability, Error, Kvdb, Transaction,
-    TransactionOptions,
+    CommitOptions, DictionaryId, DictionaryInfo, Durability, Error, Kvdb, ServedChange,
+    Transaction, TransactionOptions,
 };
 
 /// Returns the dictionaries of a transaction's branch. Those of a durable transaction are in the
@@ -39,6 +39,10 @@ pub trait Host: Send + Sync {
     fn reserve_numbers(&self, _: &Transaction, _count: u32) -> kvdb::Result<Range<u64>> {
         Err(Error::Invalid("no file system is open where the store is".into()))
     }
+
+    /// Takes note of changes of a client, before they are applied to a transaction or to the main
+    /// branch. It may know how their values are stored best.
+    fn note_changes(&self, _changes: &[ServedChange]) {}
 
     /// Answers a question of a client about the changes of its transaction, or takes some of them
     /// out, as the words say. The same words may come again.

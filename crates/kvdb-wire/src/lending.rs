@@ -339,6 +339,7 @@ impl Lending {
         if let Some(one) = other {
             return Err(no_dictionary(one.of.0));
         }
+        self.host.note_changes(&changes);
         let referred = Referred::of(&self.db.view(), &changes, of_store)?;
         let mut batch = Batch::new();
         if gives_back(&changes) {

@@ -5,11 +5,13 @@
 //! overwrites of single pages cost what they cost without. The reference to a page says how it is
 //! stored: the attribute says how pages are stored from now on, and nothing needs it to read them.
 
-use kvdb::{Compression, SeriesCodec};
+use std::collections::{BTreeMap, BTreeSet};
+
+use kvdb::{Compression, DictionaryId, DictionaryInfo, Kvdb, SeriesCodec, ServedChange};
 
 use crate::attr::{FileKind, Ino};
 use crate::error::{Error, Result};
-use crate::layout::{self, Layout, XattrValue, Xattrs};
+use crate::layout::{self, ImapKey, Layout, XattrValue, Xattrs};
 use crate::store::Store;
 
 /// The name of the extended attribute with the way of a file, or of what is made in a directory.
@@ -98,7 +100,7 @@ pub(crate) fn inherited(dir: Option<&Xattrs>, kind: FileKind) -> Option<Xattrs> 
 }
 
 /// Tells the store the way of a file of which pages are about to be committed; `default` is that of
-/// files without the attribute. Where a server has the store, the server decides.
+/// files without the attribute. Where a server has the store, it calls [`announce_ways`].
 pub(crate) fn announce(
     store: &Store,
     layout: &Layout,
@@ -109,6 +111,41 @@ pub(crate) fn announce(
     let Store::Here(db) = store else { return Ok(()) };
     let codec = way_of(xattrs).or(default).map(Compress::codec);
     Ok(db.set_codec_of_series(layout.dmap, &layout::pages_of(ino), codec)?)
+}
+
+/// Tells the store the ways of the files of which a client changes pages, where a server has the
+/// store. The client commits the node of a file together with its pages, so the changes have the
+/// attribute. Those that cannot be read are for the client's own checks, and tell nothing.
+pub fn announce_ways(db: &Kvdb, changes: &[ServedChange]) {
+    let puts = || {
+        changes.iter().filter_map(|change| match change {
+            ServedChange::Put(dict, key, value) => Some((*dict, key, value)),
+            _ => None,
+        })
+    };
+    let changed: BTreeSet<DictionaryId> = puts().map(|(dict, ..)| dict).collect();
+    let of_files = |dict: &DictionaryId| {
+        db.dictionary_info(*dict).filter(|info| info.options.reserved).map(|info| (*dict, info))
+    };
+    let tables: BTreeMap<DictionaryId, DictionaryInfo> =
+        changed.iter().filter_map(of_files).collect();
+    let is = |dict: DictionaryId, name: &str| tables.get(&dict).is_some_and(|t| t.name == name);
+    let pages: BTreeSet<(DictionaryId, Ino)> = puts()
+        .filter(|(dict, ..)| is(*dict, "dmap"))
+        .filter_map(|(dict, key, _)| Some((dict, layout::decode_page_key(key).ok()?.0)))
+        .collect();
+    for (dict, key, value) in puts().filter(|(dict, ..)| is(*dict, "imap")) {
+        let Ok(ImapKey::Node(ino)) = layout::decode_imap_key(key) else { continue };
+        let is_changed = |dmap: &&DictionaryInfo| {
+            let of_branch = tables.get(&dict).is_some_and(|imap| imap.branch == dmap.branch);
+            of_branch && pages.contains(&(dmap.id, ino))
+        };
+        let Some(dmap) = tables.values().find(is_changed) else { continue };
+        let Ok((_, xattrs, _)) = layout::decode_node(ino, value) else { continue };
+        let codec = way_of(xattrs.as_ref()).map(Compress::codec);
+        // It fails only for prefixes of different lengths.
+        let _ = db.set_codec_of_series(dmap.id, &layout::pages_of(ino), codec);
+    }
 }
 
 #[cfg(test)]

@@ -58,6 +58,7 @@ impl Transactions {
         if let Some(change) = changes.iter().find(|change| !opened.may(dictionary_of(change))) {
             return Err(no_dictionary(dictionary_of(change)));
         }
+        self.host.note_changes(&changes);
         let referred = self.referred(opened, &changes)?;
         let mut batch = Batch::new();
         if self.admit(opened, &changes, referred.bytes)? {

@@ -4,7 +4,10 @@
 use std::sync::Arc;
 
 use env::{Random, Simulated};
-use kvdb::{CreateOptions, Durability, Kvdb, OpenOptions, ScrubOptions, TransactionOptions};
+use kvdb::{
+    Batch, CreateOptions, Durability, Kvdb, OpenOptions, ScrubOptions, ServedChange,
+    TransactionOptions,
+};
 use kvfs::{
     COMPRESS_ATTRIBUTE, Compress, FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr, ViewId,
     Whole, XattrFlags,
@@ -295,6 +298,40 @@ fn compressed_files_have_holes_parts_and_ends_like_others() {
     w.write(file, 20 * PAGE as u64, &text(10));
     w.fs.fsync(file, false).unwrap();
     assert!(stored(&w.db, "", file).iter().filter(|len| **len < PAGE / 2).count() >= 17);
+}
+
+#[test]
+fn the_changes_of_a_client_are_stored_by_the_ways_of_their_files() {
+    let w = World::new();
+    let (packed, plain) = (w.dir(ROOT, "packed"), w.dir(ROOT, "plain"));
+    set(&w.fs, packed, Compress::Zstd);
+    let files = [w.file_with(packed, "file", &text(1)), w.file_with(plain, "file", &text(1))];
+    files.iter().for_each(|file| w.fs.fsync(*file, false).unwrap());
+    let [imap, dmap] = ["imap", "dmap"].map(|name| w.db.dictionary(name).unwrap());
+    // A client sends pages and the node of each file; here the same page again.
+    let mut changes = Vec::new();
+    for file in files {
+        let node = file.to_be_bytes();
+        let page = [&node[..], &0u64.to_be_bytes()].concat();
+        for (dict, key) in [(dmap, page), (imap, node.to_vec())] {
+            let value = w.db.get(dict, &key).unwrap().unwrap();
+            changes.push(ServedChange::Put(dict, key.into(), value));
+        }
+        // Nothing is known of the files any more.
+        w.db.set_codec_of_series(dmap, &node, None).unwrap();
+    }
+    kvfs::announce_ways(&w.db, &changes);
+    let mut batch = Batch::new();
+    for change in changes {
+        let ServedChange::Put(dict, key, value) = change else { continue };
+        batch.put(dict, key, value);
+    }
+    w.db.commit(batch, Durability::Synced).unwrap();
+    assert!(stored(&w.db, "", files[0])[0] < PAGE / 2);
+    assert_eq!(stored(&w.db, "", files[1]), [PAGE]);
+    // Changes that mean nothing are left to others.
+    let odd = ServedChange::Put(imap, vec![7; 9].into(), vec![0xff; 30].into());
+    kvfs::announce_ways(&w.db, &[odd]);
 }
 
 fn open_options() -> OpenOptions {

@@ -6,7 +6,8 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use kvdb::{
-    CommitOptions, DictionaryId, Durability, Error, Kvdb, Result, Transaction, TransactionOptions,
+    CommitOptions, DictionaryId, Durability, Error, Kvdb, Result, ServedChange, Transaction,
+    TransactionOptions,
 };
 use kvdb_wire::Host;
 use kvfs::{ViewId, Views};
@@ -48,6 +49,10 @@ impl Host for ServedFiles {
 
     fn reserve_numbers(&self, transaction: &Transaction, count: u32) -> Result<Range<u64>> {
         self.views.reserve_inodes(transaction.id(), u64::from(count)).map_err(of_store)
+    }
+
+    fn note_changes(&self, changes: &[ServedChange]) {
+        kvfs::announce_ways(&self.db, changes);
     }
 
     fn review(&self, transaction: &Transaction, words: &[Bytes]) -> Result<Vec<u8>> {
