@@ -39,8 +39,8 @@
 //! parts of an open store share), `db` (wires the parts; threads, recovery, checks, checkpoints).
 //! The other rooms: `transactions` with their `write_set` and `locks`, `catalog` (the
 //! dictionaries), `snapshots`, `log` (the layout of journal and manifest on the device), `remote`
-//! (stores in object storage), `series` (codecs of values by the prefix of their keys), `lock_order`,
-//! `scrub`, `salvage`.
+//! (stores in object storage), `series` (the codecs of values by the prefixes of their keys),
+//! `lock_order`, `scrub`, `salvage`.
 
 #![warn(missing_docs)]
 

@@ -117,7 +117,7 @@ impl Tables {
         });
         if table.len != len {
             return Err(Error::Invalid(format!(
-                "a series with a prefix of {len} bytes in a dictionary whose series have prefixes of {}",
+                "a series with a prefix of {len} bytes, where all others have prefixes of {}",
                 table.len
             )));
         }

@@ -33,7 +33,7 @@ pub struct Args {
     /// in the order in which they are created. Recorded in the store for all later mounts.
     #[arg(long, value_parser = sizes::parse_size)]
     zone_size: Option<u64>,
-    /// How files are compressed: each page by LZ4 or by Zstandard (smaller, more work), or by LZ4
+    /// Compression of files, page by page: by LZ4, by Zstandard (smaller, more work), or by LZ4
     /// where that saves something (auto). The root directory gets it, and what is made in the store
     /// inherits it; kvfs set changes it for a directory or a file (default: none).
     #[arg(long, value_name = "WAY", value_parser = ["none", "lz4", "zstd", "auto"])]

@@ -19,16 +19,16 @@ use crate::support::terminal::text;
 #[derive(clap::Args)]
 #[command(after_help = "\
 The way of a directory is inherited by the files and directories that are made in it from now on; \
-that of a file holds for what is written to it from now on. Data that is stored already stays as it \
-is, and is read the same in any way: copy a file to store all of it again.
+that of a file holds for what is written to it from now on. Data that is stored already stays as \
+it is, and is read the same in any way: copy a file to store all of it again.
 
   none   as it is
   lz4    LZ4: fast; text shrinks to about a half
   zstd   Zstandard: smaller, for several times the work
   auto   LZ4 where it saves something; files that do not compress are tried seldom
 
-The way is the extended attribute user.kvfs.compress of the file or directory. It can be set in any \
-view of a mounted store that is written, and setfattr(1) does the same.
+The way is the extended attribute user.kvfs.compress of the file or directory. It can be set in \
+any view of a mounted store that is written, and setfattr(1) does the same.
 
   kvfs set /mnt/logs --compress zstd
   kvfs set --store my.kvfs /logs --compress zstd    a store that is not mounted")]
@@ -37,7 +37,7 @@ pub struct Args {
     #[arg(required = true)]
     paths: Vec<PathBuf>,
     /// The way in which pages are compressed.
-    #[arg(long, value_name = "WAY", required = true, value_parser = ["none", "lz4", "zstd", "auto"])]
+    #[arg(long, value_name = "WAY", value_parser = ["none", "lz4", "zstd", "auto"])]
     compress: String,
     /// File of a store that is not mounted; the paths start at its root.
     #[arg(long, value_name = "FILE")]

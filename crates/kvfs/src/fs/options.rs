@@ -45,8 +45,8 @@ pub struct FsOptions {
     /// given here.
     pub zone_size: Option<u64>,
     /// The way in which pages are compressed of files without the attribute for it,
-    /// [`crate::COMPRESS_ATTRIBUTE`]. `None`: as the options of the dictionary say, which is not at
-    /// all.
+    /// [`crate::COMPRESS_ATTRIBUTE`]. Without it the options of the dictionary hold, by which they
+    /// are not compressed.
     pub compress: Option<Compress>,
     /// Limit of the hard links to one file.
     pub max_links: u32,

@@ -356,7 +356,7 @@ fn a_compressed_store_is_whole_after_a_power_cut_and_a_scrub() {
             fs.fsync(file, false).unwrap();
             files.push((file, content));
         }
-        // What is not synced may be lost, but never in part of a page.
+        // Data that is not synced may be lost.
         fs.write(files[0].0, 40 * PAGE as u64, &text(20), Default::default()).unwrap();
         device.cut_power_after(seed % 7);
         let _ = fs.shutdown();

@@ -76,8 +76,8 @@ impl RunBuilder {
         Ok(())
     }
 
-    /// Places a large value that has arrived as bytes, and adds its item. `kept` is the codec of the
-    /// stored value that it was made of by an update; if that is none, the key decides.
+    /// Places a large value that has arrived as bytes, and adds its item. `kept` is the codec of
+    /// the stored value that it was made of by an update; if that is none, the key decides.
     pub(super) fn push_large(
         &mut self,
         item: ItemRef<'_>,
