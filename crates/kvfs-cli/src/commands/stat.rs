@@ -4,7 +4,7 @@
 //! The statistics of a mounted store come from the running daemon, through its socket. For a store
 //! that is not mounted, they are those after opening it for reading.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -21,6 +21,7 @@ use crate::support::mounts::{sockets, waiting};
 use crate::support::serving::{figures, guest, statistics};
 use crate::support::stores::files::Files;
 use crate::support::stores::store::{self, Access};
+use crate::support::stores::walks::Walk;
 use crate::support::stores::{clones, tree};
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::sizes::human_size;
@@ -158,12 +159,38 @@ fn daemon(record: &Record) -> Value {
     text::with_paths(value, &paths)
 }
 
+/// Returns the units of 512 bytes that the content of a file takes as it is stored, of which the
+/// kernel knows only the pages. Those are the result if the store cannot be asked.
+fn stored_blocks(files: &Files, target: &Path, path: &[u8], attr: &kvfs::Attr) -> u64 {
+    let asked = match files {
+        _ if attr.kind != kvfs::FileKind::File => None,
+        Files::Store { fs, .. } => {
+            let first = fs
+                .walk(attr.ino)
+                .and_then(|mut walk| Ok(walk.next()?.map(|file| file.attr.blocks)));
+            first.ok().flatten()
+        }
+        Files::Mount(_) => {
+            // A leading slash is relative to the target, too.
+            let start = path.iter().position(|byte| *byte != b'/').unwrap_or(path.len());
+            let full = target.join(OsStr::from_bytes(&path[start..]));
+            let first = Walk::mounted(&full).and_then(|mut walk| walk.next());
+            // On a link the way of the host may lead to another file than that of the store.
+            let same = |of: &kvfs::Attr| (of.size, of.mtime) == (attr.size, attr.mtime);
+            first.ok().flatten().filter(|file| same(&file.attr)).map(|file| file.attr.blocks)
+        }
+    };
+    asked.unwrap_or(attr.blocks)
+}
+
 fn file(target: &Path, path: &[u8], output: &Output) -> Outcome {
     let files = Files::of(target)?;
     let attr = files.look(path, false)?;
+    let stored = stored_blocks(&files, target, path, &attr).saturating_mul(512);
     let mut object = Map::new();
     text::put(&mut object, "path", path);
     object.extend(files.json(&attr));
+    object.insert("stored".into(), stored.into());
     let names = files.xattrs(path, &attr)?;
     object.insert("xattrs".into(), names.iter().map(|n| Value::from(text::show(n))).collect());
     let mut lines = format!("{}\n", text::show(path));
@@ -180,7 +207,7 @@ fn file(target: &Path, path: &[u8], output: &Output) -> Outcome {
     line("mode", format!("{} ({:04o})", tree::mode_text(attr.kind, attr.perm), attr.perm));
     line("owner", format!("{}:{}", attr.uid, attr.gid));
     line("links", attr.nlink.to_string());
-    line("size", format!("{} ({} stored)", attr.size, human_size(attr.blocks.saturating_mul(512))));
+    line("size", format!("{} ({} stored)", attr.size, human_size(stored)));
     for (name, time) in [
         ("accessed", attr.atime),
         ("modified", attr.mtime),

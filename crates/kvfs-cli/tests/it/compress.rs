@@ -45,9 +45,17 @@ fn what_is_made_in_a_compressed_store_is_compressed_until_it_is_set_otherwise() 
     succeeds(&mut p.umount());
     let packed = page_bytes(&p);
     assert!((1..LEN as u64 / 2).contains(&packed), "{packed} bytes");
+    let stored = |target: &Path| {
+        let said = succeeds(kvfs(&["--json", "stat"]).arg(target).arg("logs/log"));
+        let stat: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+        assert_eq!(stat["blocks"], LEN as u64 / 512);
+        stat["stored"].as_u64().expect("a number")
+    };
+    assert!((1..LEN as u64 / 2).contains(&stored(&p.store())));
     // A store that is not mounted, then one that is.
     succeeds(kvfs(&["set", "/logs", "--compress", "none", "--store"]).arg(p.store()));
     p.mounted();
+    assert!((1..LEN as u64 / 2).contains(&stored(&p.mnt())));
     assert_eq!(way(&p.mnt().join("logs")).as_deref(), Some("none"));
     let film = p.mnt().join("logs/film");
     fs::write(&film, text()).expect("written");
