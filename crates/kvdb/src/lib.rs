@@ -121,7 +121,7 @@ pub use remote::{
 };
 pub use salvage::{Remnant, Salvage, SalvagedValue, Scan};
 pub use scrub::{FaultKeys, ScrubFault, ScrubOptions, ScrubProgress};
-pub use series::SeriesCodec;
+pub use series::{ReadOther, SeriesCodec, SeriesOf, SeriesSource};
 pub use snapshots::{
     BranchInfo, BranchLimit, BuildsUpon, Change, Difference, ForkBase, Lineage, MAX_SNAPSHOT_NAME,
     Received, SnapshotInfo, StreamEnd,

@@ -10,14 +10,15 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use bytes::Bytes;
 use env::sync::Mutex;
 use env::sync::atomic::{AtomicBool, Ordering};
 use vt_tree::{ChooseCodec, Compression, ExtentRef, Packer, place_packed};
 use zones::ExtentWriter;
 
-use crate::dictionary::DictionaryId;
+use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
 
 /// The codec that [`SeriesCodec::Auto`] tries: a value is tried by each write that may compress, so
@@ -38,6 +39,24 @@ pub enum SeriesCodec {
     /// Values are compressed by LZ4 as long as that makes them short enough. After one for which it
     /// did not, a number of values is stored without an attempt.
     Auto,
+}
+
+/// Reads a key of the dictionary of this name in the same branch.
+pub type ReadOther<'a> = dyn FnMut(&str, &[u8]) -> Result<Option<Bytes>> + 'a;
+
+/// The length of the prefix of a series, bytes, and its codec; `None` stands for that of the
+/// dictionary.
+pub type SeriesOf = (usize, Option<SeriesCodec>);
+
+/// Knows the codecs of series whose values come out of a stream of another store, past the program.
+pub trait SeriesSource: Send + Sync {
+    /// Returns the series of a key of this dictionary, or `None` if the dictionary has no series.
+    fn series_of(
+        &self,
+        dict: &DictionaryInfo,
+        key: &[u8],
+        read: &mut ReadOther<'_>,
+    ) -> Result<Option<SeriesOf>>;
 }
 
 /// The codec of a series, and what is known of its values.
@@ -159,6 +178,7 @@ pub(crate) struct SeriesCodecs {
     /// Some series has a codec of its own. Stores without one pay for a look at this only.
     any: AtomicBool,
     tables: Mutex<Tables>,
+    source: OnceLock<Arc<dyn SeriesSource>>,
 }
 
 impl SeriesCodecs {
@@ -241,14 +261,23 @@ impl SeriesCodecs {
         }
     }
 
+    /// Sets the source of the codecs of values that are received; the first one stays.
+    pub(crate) fn set_source(&self, source: Arc<dyn SeriesSource>) {
+        let _ = self.source.set(source);
+    }
+
+    pub(crate) fn source(&self) -> Option<&dyn SeriesSource> {
+        self.source.get().map(|source| &**source)
+    }
+
     /// Returns the choice of codecs for a merge that places values of a dictionary whose codec is
-    /// `default`; `None` if no series has a codec of its own.
+    /// `default`; `None` if no series has a codec of its own, nor can get one during the merge.
     pub(crate) fn choice(
         self: &Arc<Self>,
         dict: DictionaryId,
         default: Compression,
     ) -> Option<Arc<dyn ChooseCodec>> {
-        if !self.any.load(Ordering::Acquire) {
+        if !self.any.load(Ordering::Acquire) && self.source().is_none() {
             return None;
         }
         Some(Arc::new(Choice { codecs: self.clone(), dict, default }))

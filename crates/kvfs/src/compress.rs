@@ -6,8 +6,12 @@
 //! stored: the attribute says how pages are stored from now on, and nothing needs it to read them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use kvdb::{Compression, DictionaryId, DictionaryInfo, Kvdb, SeriesCodec, ServedChange};
+use kvdb::{
+    Compression, DictionaryId, DictionaryInfo, Kvdb, ReadOther, SeriesCodec, SeriesOf,
+    SeriesSource, ServedChange,
+};
 
 use crate::attr::{FileKind, Ino};
 use crate::error::{Error, Result};
@@ -145,6 +149,32 @@ pub fn announce_ways(db: &Kvdb, changes: &[ServedChange]) {
         let codec = way_of(xattrs.as_ref()).map(Compress::codec);
         // It fails only for prefixes of different lengths.
         let _ = db.set_codec_of_series(dmap.id, &layout::pages_of(ino), codec);
+    }
+}
+
+/// Has a store compress the pages of files that come out of a stream by the ways of these files.
+pub fn receive_by_ways(db: &Kvdb) {
+    db.set_series_source(Arc::new(Received));
+}
+
+/// The pages of files in a stream, which come after the nodes of the files.
+struct Received;
+
+impl SeriesSource for Received {
+    fn series_of(
+        &self,
+        dict: &DictionaryInfo,
+        key: &[u8],
+        read: &mut ReadOther<'_>,
+    ) -> kvdb::Result<Option<SeriesOf>> {
+        if dict.name != "dmap" || !dict.options.reserved {
+            return Ok(None);
+        }
+        let Ok((ino, _)) = layout::decode_page_key(key) else { return Ok(None) };
+        let node = read("imap", &layout::node_key(ino))?;
+        let node = node.and_then(|node| layout::decode_node(ino, &node).ok());
+        let way = node.and_then(|(_, xattrs, _)| way_of(xattrs.as_ref()));
+        Ok(Some((layout::pages_of(ino).len(), way.map(Compress::codec))))
     }
 }
 

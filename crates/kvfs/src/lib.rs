@@ -130,7 +130,7 @@ pub use attr::{
 };
 pub use changed_paths::{ChangedPaths, PathChange};
 pub use clone_tree::{CloneStats, Earlier};
-pub use compress::{COMPRESS_ATTRIBUTE, Compress, announce_ways};
+pub use compress::{COMPRESS_ATTRIBUTE, Compress, announce_ways, receive_by_ways};
 pub use describe_keys::describe_keys;
 pub use difference::{Below, Difference, FileChange, Listing, XattrChange, difference_of_states};
 pub use error::{Error, Result};

@@ -14,6 +14,7 @@ use kvdb::{Batch, Durability, Kvdb, Scope};
 use self::in_use::ViewInUse;
 use self::lent::end_lending;
 use crate::attr::{FileKind, ROOT, Timestamp};
+use crate::compress::receive_by_ways;
 use crate::error::{Error, Result};
 use crate::fs::counter::{allocator_of, check_possible, open_counter, shown_below};
 use crate::fs::{Core, Fs, FsOptions, ZONE_SIZE};
@@ -42,6 +43,7 @@ impl Fs {
         };
         db.warm(&[layout.nmap, layout.imap], &[layout.dmap]);
         lay_by_name(&db);
+        receive_by_ways(&db);
         let fs = Fs::open_layout(db, None, layout, env, options, in_use)?;
         fs.start_ticker();
         Ok(fs)

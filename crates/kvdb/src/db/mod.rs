@@ -52,7 +52,7 @@ use crate::error::{Error, Result};
 use crate::options::{CreateOptions, OpenOptions};
 use crate::read::bounds;
 use crate::read::view::View;
-use crate::series::SeriesCodec;
+use crate::series::{SeriesCodec, SeriesSource};
 
 /// An open store. Clones share it; the last one that is dropped closes it.
 #[derive(Clone)]
@@ -216,6 +216,12 @@ impl Kvdb {
         codec: Option<SeriesCodec>,
     ) -> Result<()> {
         self.db.engine.series.set(dict, series, codec)
+    }
+
+    /// Sets the source of the codecs of values that [`Kvdb::receive`] takes out of a stream, for as
+    /// long as the store is open. The first one that is set stays.
+    pub fn set_series_source(&self, source: Arc<dyn SeriesSource>) {
+        self.db.engine.series.set_source(source);
     }
 
     /// Returns the number of the newest visible commit.

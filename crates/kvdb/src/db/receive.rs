@@ -439,6 +439,7 @@ impl Taking<'_> {
         tuples: Vec<(Bytes, Option<Bytes>)>,
         next: Received,
     ) -> Result<()> {
+        set_codecs(self.db, dict, &tuples, &|dict, key| self.db.get(dict, key))?;
         let mut batch = Batch::new();
         for (key, value) in tuples {
             match value {
@@ -520,6 +521,35 @@ impl Taking<'_> {
     }
 }
 
+/// Sets the codecs of the series to which these tuples belong, if the program knows them. `get`
+/// reads a key of what was received before.
+fn set_codecs(
+    db: &Kvdb,
+    dict: DictionaryId,
+    tuples: &[(Bytes, Option<Bytes>)],
+    get: &dyn Fn(DictionaryId, &[u8]) -> Result<Option<Bytes>>,
+) -> Result<()> {
+    let series = &db.db.engine.series;
+    let (Some(source), Some(info)) = (series.source(), db.dictionary_info(dict)) else {
+        return Ok(());
+    };
+    let mut read = |name: &str, key: &[u8]| match db.dictionary_in(&info.branch, name) {
+        Some(other) => get(other, key),
+        None => Ok(None),
+    };
+    let mut last: Option<&[u8]> = None;
+    for (key, _) in tuples.iter().filter(|(_, value)| value.is_some()) {
+        if last.is_some_and(|prefix| key.starts_with(prefix)) {
+            continue;
+        }
+        let Some((len, codec)) = source.series_of(&info, key, &mut read)? else { return Ok(()) };
+        let Some(prefix) = key.get(..len) else { continue };
+        series.set(dict, prefix, codec)?;
+        last = Some(prefix);
+    }
+    Ok(())
+}
+
 impl OpenRuns {
     fn take(
         &mut self,
@@ -530,6 +560,7 @@ impl OpenRuns {
         if self.run.as_ref().is_some_and(|(of, _)| *of != dict) {
             self.finish_run()?;
         }
+        set_codecs(db, dict, tuples, &|dict, key| self.transaction.get(dict, key))?;
         if self.run.is_none() {
             self.run = Some((dict, self.transaction.bulk(dict, &db.view())?));
         }

@@ -142,6 +142,7 @@ const OF_ONE: &[&str] = &[
     "Kvdb::open_dictionary_with",
     "Kvdb::set_dictionary_options",
     "Kvdb::set_codec_of_series",
+    "Kvdb::set_series_source",
     "Kvdb::set_stitch_at",
     "Kvdb::create_branch",
     "Kvdb::branches",

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use env::{Random, Simulated};
 use kvdb::{
-    Batch, CreateOptions, Durability, Kvdb, OpenOptions, ScrubOptions, ServedChange,
-    TransactionOptions,
+    Batch, CreateOptions, Durability, Kvdb, OpenOptions, ReceiveOptions, ScrubOptions,
+    ServedChange, TransactionOptions,
 };
 use kvfs::{
     COMPRESS_ATTRIBUTE, Compress, FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr, ViewId,
@@ -298,6 +298,31 @@ fn compressed_files_have_holes_parts_and_ends_like_others() {
     w.write(file, 20 * PAGE as u64, &text(10));
     w.fs.fsync(file, false).unwrap();
     assert!(stored(&w.db, "", file).iter().filter(|len| **len < PAGE / 2).count() >= 17);
+}
+
+#[test]
+fn a_received_copy_is_compressed_as_its_files_say() {
+    let w = World::new();
+    let dir = w.dir(ROOT, "dir");
+    set(&w.fs, dir, Compress::Zstd);
+    // More than is committed in batches, before runs are made.
+    let files = [w.file_with(dir, "log", &text(800)), w.file_with(ROOT, "plain", &text(800))];
+    files.iter().for_each(|file| w.fs.fsync(*file, false).unwrap());
+    w.db.snapshot("s").unwrap();
+    let mut stream = Vec::new();
+    w.db.send("s", None, &mut stream, None).unwrap();
+    let copy = Kvdb::in_memory();
+    kvfs::receive_by_ways(&copy);
+    copy.receive(&stream[..], &ReceiveOptions::default()).unwrap();
+    let packed = stored(&copy, "", files[0]);
+    assert!(packed.len() == 800 && packed.iter().all(|len| *len < PAGE / 2), "{packed:?}");
+    assert_eq!(stored(&copy, "", files[1]), vec![PAGE; 800]);
+    let fs = Fs::open(copy, Arc::new(Simulated::new(2)), FsOptions::default()).unwrap();
+    for file in files {
+        assert!(fs.read(file, 0, 800 * PAGE as u32).unwrap()[..] == text(800)[..]);
+    }
+    assert_eq!(way(&fs, files[0]), Some(Compress::Zstd));
+    fs.shutdown().unwrap();
 }
 
 #[test]

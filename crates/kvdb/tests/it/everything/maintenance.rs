@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvdb::{
-    ADAPTIVE_SEPARATION, Batch, Compression, CreateOptions, DefragOptions, DictionaryOptions,
-    ForkOptions, Kvdb, MergeRoutine, Merged, OpenOptions, RemoteZones, Scope, ScrubOptions,
-    SeriesCodec,
+    ADAPTIVE_SEPARATION, Batch, Compression, CreateOptions, DefragOptions, DictionaryInfo,
+    DictionaryOptions, ForkOptions, Kvdb, MergeRoutine, Merged, OpenOptions, ReadOther,
+    RemoteZones, Scope, ScrubOptions, SeriesCodec, SeriesOf, SeriesSource,
 };
 use zones::MemoryDevice;
 
@@ -125,6 +125,20 @@ fn options(w: &mut World) -> DictionaryOptions {
     }
 }
 
+/// Each dictionary is one series with this codec.
+struct Whole(Option<SeriesCodec>);
+
+impl SeriesSource for Whole {
+    fn series_of(
+        &self,
+        _: &DictionaryInfo,
+        _: &[u8],
+        _: &mut ReadOther<'_>,
+    ) -> kvdb::Result<Option<SeriesOf>> {
+        Ok(Some((0, self.0)))
+    }
+}
+
 pub fn maintenance(w: &mut World) -> Result<(), Dead> {
     let Some((_, _, id)) = w.place() else { return Ok(()) };
     match w.random.below(10) {
@@ -150,6 +164,8 @@ pub fn maintenance(w: &mut World) -> Result<(), Dead> {
                 let zstd = SeriesCodec::Fixed(Compression::Zstd);
                 let codec = [None, Some(SeriesCodec::Auto), Some(zstd)][w.random.below(3) as usize];
                 w.db.set_codec_of_series(id, b"", codec).expect("its prefixes have one length");
+                w.call("Kvdb::set_series_source");
+                w.db.set_series_source(Arc::new(Whole(codec)));
             }
         }
         3 => {

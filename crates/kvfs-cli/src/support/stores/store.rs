@@ -255,6 +255,7 @@ fn open_on(
         .map_err(|e| failures::of_database(format!("cannot open {}", path.display()), e))?;
     tracing::info!("opened {}: {recovery}", path.display());
     kvfs::lay_by_name(&db);
+    kvfs::receive_by_ways(&db);
     let recovery = (!recovery.clean).then(|| recovery.to_string());
     Ok(Store {
         path: paths::full_path(path).unwrap_or_else(|_| path.to_path_buf()),
