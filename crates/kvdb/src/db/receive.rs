@@ -521,13 +521,16 @@ impl Taking<'_> {
     }
 }
 
+/// Reads a key of a dictionary.
+type ReadKey<'a> = &'a dyn Fn(DictionaryId, &[u8]) -> Result<Option<Bytes>>;
+
 /// Sets the codecs of the series to which these tuples belong, if the program knows them. `get`
 /// reads a key of what was received before.
 fn set_codecs(
     db: &Kvdb,
     dict: DictionaryId,
     tuples: &[(Bytes, Option<Bytes>)],
-    get: &dyn Fn(DictionaryId, &[u8]) -> Result<Option<Bytes>>,
+    get: ReadKey<'_>,
 ) -> Result<()> {
     let series = &db.db.engine.series;
     let (Some(source), Some(info)) = (series.source(), db.dictionary_info(dict)) else {
