@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use crate::support::mounts::place;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
+use crate::support::terminal::text::Shown;
 
 /// Time file operations in a directory, of a mount or of any other file system.
 #[derive(clap::Args)]
@@ -111,7 +112,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let root = args.dir.join("kvfs-bench");
     let cases = if args.cases.is_empty() { ALL } else { &args.cases };
     let failed =
-        |what: Case, e: io::Error| Failure::io(format!("{what:?} in {}", root.display()), &e);
+        |what: Case, e: io::Error| Failure::io(format!("{what:?} in {}", root.shown()), &e);
     begin(&args.dir, &root)?;
     let bench = Bench { root: root.clone(), files: args.files, mib: args.mib.max(1) };
     let mut timings = Vec::new();
@@ -120,7 +121,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     }
     if !args.keep {
         fs::remove_dir_all(&root)
-            .map_err(|e| Failure::io(format!("cannot remove {}", root.display()), &e))?;
+            .map_err(|e| Failure::io(format!("cannot remove {}", root.shown()), &e))?;
     }
     let text: String = timings
         .iter()
@@ -146,16 +147,16 @@ const MARK: &str = "made-by-kvfs-bench";
 fn begin(dir: &Path, root: &Path) -> Outcome {
     place::must_let_us_in(dir)?;
     if !dir.is_dir() {
-        let what = format!("there is no directory {}", dir.display());
+        let what = format!("there is no directory {}", dir.shown());
         return Err(Failure::new(Exit::NotFound, what).hint("make it, or give another"));
     }
-    let cannot = |e: io::Error| Failure::io(format!("cannot make {}", root.display()), &e);
+    let cannot = |e: io::Error| Failure::io(format!("cannot make {}", root.shown()), &e);
     match fs::create_dir(root) {
         Ok(()) => File::create_new(root.join(MARK)).map(drop).map_err(cannot),
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
             let ours = fs::symlink_metadata(root).is_ok_and(|meta| meta.is_dir())
                 && fs::symlink_metadata(root.join(MARK)).is_ok_and(|meta| meta.is_file());
-            let what = format!("{} is there, and not of an earlier bench", root.display());
+            let what = format!("{} is there, and not of an earlier bench", root.shown());
             match ours {
                 true => Ok(()),
                 false => Err(Failure::new(Exit::Usage, what)

@@ -19,6 +19,7 @@ use crate::support::stores::store::{self, Access};
 use crate::support::stores::tree;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::sizes::human_size;
+use crate::support::terminal::text::Shown;
 use crate::support::terminal::text::with_paths;
 
 /// Verify every byte of a store, and make a damaged one usable again.
@@ -117,7 +118,7 @@ fn examine(store_path: &Path, output: &Output) -> Outcome<Found> {
         bar.set_position(done);
     };
     let device = FileDevice::open(store_path, !store::keeps_parts(store_path)).map_err(|e| {
-        Failure::new(Exit::Failed, format!("cannot open {}: {e}", store_path.display()))
+        Failure::new(Exit::Failed, format!("cannot open {}: {e}", store_path.shown()))
     })?;
     let device: Arc<dyn Device> = Arc::new(device);
     let remote = places::zones_of(&*device)?;
@@ -199,7 +200,7 @@ impl Found {
                 format!("{} faults, {losses} losses, {pages} lost pages of files", faults.len())
             }
         };
-        text += &format!("{}: {state}", path.display());
+        text += &format!("{}: {state}", path.shown());
         text += &format!(
             "; {} in {} runs of {} dictionaries",
             human_size(report.bytes),
@@ -239,15 +240,14 @@ impl Found {
             return Ok(());
         }
         if faults.is_empty() {
-            let what =
-                format!("something is lost in {}, as an earlier repair noted", path.display());
+            let what = format!("something is lost in {}, as an earlier repair noted", path.shown());
             return Err(Failure::new(Exit::Damaged, what).hint(
                 "bring it back from a backup; what stays lost is given up by: \
                  kvfs check --repair --accept-losses",
             ));
         }
         let failure =
-            Failure::new(Exit::Damaged, format!("{} faults in {}", faults.len(), path.display()));
+            Failure::new(Exit::Damaged, format!("{} faults in {}", faults.len(), path.shown()));
         Err(failure.hint("bring out what is readable (kvfs salvage STORE DIRECTORY), look at the disk, then: kvfs check --repair"))
     }
 }

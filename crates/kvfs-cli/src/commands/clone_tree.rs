@@ -13,6 +13,7 @@ use crate::support::mounts::place::{self, Place, View};
 use crate::support::serving::guest;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::sizes::human_size;
+use crate::support::terminal::text::Shown;
 
 /// Copy a file, or a directory with everything in it, by reference: no data is copied, and the cost
 /// is that of the names.
@@ -39,7 +40,7 @@ pub struct Args {
 /// Returns the place of a path in the mount with this device.
 fn place_in(path: &Path, device: &str, mount_point: &Path) -> Outcome<Place> {
     let outside = || {
-        let (path, mount_point) = (path.display(), mount_point.display());
+        let (path, mount_point) = (path.shown(), mount_point.shown());
         let what = format!("{path} is not in the store mounted at {mount_point}");
         Failure::new(Exit::Usage, what)
     };
@@ -48,7 +49,7 @@ fn place_in(path: &Path, device: &str, mount_point: &Path) -> Outcome<Place> {
 }
 
 fn nothing_is_made_in(view: &View, path: &Path) -> Failure {
-    let what = format!("{} lies in {view}, where nothing is made", path.display());
+    let what = format!("{} lies in {view}, where nothing is made", path.shown());
     Failure::new(Exit::Usage, what)
 }
 
@@ -82,7 +83,7 @@ fn copied_over_a_wire(src: &Path, directory: &Path, copy: &Path) -> Outcome<Opti
     match answer["result"].as_str() {
         Some("copied") => Ok(Some(answer)),
         Some("snapshot") => {
-            let what = format!("{} shows a snapshot, where nothing is made", directory.display());
+            let what = format!("{} shows a snapshot, where nothing is made", directory.shown());
             Err(Failure::new(Exit::Usage, what))
         }
         _ => {
@@ -94,8 +95,7 @@ fn copied_over_a_wire(src: &Path, directory: &Path, copy: &Path) -> Outcome<Opti
 
 pub fn run(args: Args, output: &Output) -> Outcome {
     let full = |path: &Path| {
-        paths::full_path(path)
-            .map_err(|e| Failure::io(format!("cannot find {}", path.display()), &e))
+        paths::full_path(path).map_err(|e| Failure::io(format!("cannot find {}", path.shown()), &e))
     };
     let src = full(&args.src)?;
     let (directory, name) = match (args.dst.is_dir(), src.file_name(), args.dst.file_name()) {

@@ -9,6 +9,7 @@ use crate::commands::{merge, umount};
 use crate::support::serving::guest;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::text;
+use crate::support::terminal::text::Shown;
 
 /// Commit the changes in a mount of `kvfs mount kvfs+unix:SOCKET DIR --txn`, and unmount it.
 #[derive(clap::Args)]
@@ -38,7 +39,7 @@ pub fn end(dir: &Path, request: &str, output: &Output) -> Outcome<bool> {
     let record = guest::record_at(dir)?;
     let answer = guest::ask(&record, request)?.filter(|answer| answer["result"] != "snapshot");
     let Some(answer) = answer else {
-        let what = format!("the mount on {} is no transaction of a server", dir.display());
+        let what = format!("the mount on {} is no transaction of a server", dir.shown());
         return Err(Failure::new(Exit::Usage, what)
             .hint("those of a store that is mounted end with: kvfs txn commit, kvfs txn abort"));
     };

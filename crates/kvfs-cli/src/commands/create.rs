@@ -10,6 +10,7 @@ use crate::support::machine::destination::{self, Making};
 use crate::support::stores::device_profile::{self, Asked};
 use crate::support::stores::store::{self, Access, FilesOfStore};
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
+use crate::support::terminal::text::Shown;
 use crate::support::terminal::text::{self, show};
 use crate::support::terminal::{failures, sizes};
 
@@ -63,7 +64,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         format!("up to {}", sizes::human_size(s))
     });
     output.print(
-        format!("created {} ({room})", args.store.display()),
+        format!("created {} ({room})", args.store.shown()),
         text::with_paths(
             serde_json::json!({
                 "size": size, "profile": device_profile::name(profile),
@@ -93,7 +94,7 @@ fn at_address(args: &Args, address: &Address, output: &Output) -> Outcome {
     push::check(address, &there, output)?;
     let directory = local_copies::directory_of_writers(None)?;
     let directory = tempfile::tempdir_in(&directory)
-        .map_err(|e| Failure::io(format!("cannot use {}", directory.display()), &e))?;
+        .map_err(|e| Failure::io(format!("cannot use {}", directory.shown()), &e))?;
     let file = directory.path().join("empty.kvfs");
     let (_, profile) = store::create(&file, None, args.profile, args.files())?;
     let store = store::open(&file, Access::ReadWrite, None)?;

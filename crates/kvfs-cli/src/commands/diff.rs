@@ -8,6 +8,7 @@ use crate::support::serving::guest;
 use crate::support::stores::connection::Connection;
 use crate::support::stores::snapshots::{difference, must_show_what_it_is_of};
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
+use crate::support::terminal::text::Shown;
 
 /// Show the files and keys that differ between two snapshots, or between a snapshot and now.
 #[derive(clap::Args)]
@@ -30,7 +31,7 @@ pub struct Args {
 /// Shows what the transaction of a server changes that is mounted on a directory.
 fn show_transaction(dir: &Path, detail: Detail, output: &Output) -> Outcome {
     let record = guest::record_at(dir).ok().filter(guest::is_served).ok_or_else(|| {
-        let what = format!("what is {} to be compared with?", dir.display());
+        let what = format!("what is {} to be compared with?", dir.shown());
         Failure::new(Exit::Usage, what).hint("name a snapshot: kvfs snapshot list shows them")
     })?;
     changes_of_server(&record, dir, detail.wanted())?.print(detail, output)
@@ -43,8 +44,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let mut connection = Connection::open(&args.target, false)?;
     if args.after.is_none() {
         must_show_what_it_is_of(&args.target, before, |view| {
-            let what =
-                format!("{} shows {view}, not the store as it is now", args.target.display());
+            let what = format!("{} shows {view}, not the store as it is now", args.target.shown());
             Failure::new(Exit::Usage, what)
                 .hint("`kvfs txn diff` shows what a transaction would change")
         })?;

@@ -13,6 +13,7 @@ use places::Address;
 use serde_json::{Value, json};
 
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
+use crate::support::terminal::text::Shown;
 use crate::support::terminal::text::show_message;
 
 /// Check whether this machine, or an object store, meets the requirements of KVFS, and say how to
@@ -368,10 +369,7 @@ impl Machine<'_> {
 /// Returns the findings about the machine.
 fn of_machine(args: &Args) -> Outcome<Vec<Finding>> {
     if !args.root.is_dir() {
-        return Err(Failure::new(
-            Exit::NotFound,
-            format!("{} is no directory", args.root.display()),
-        ));
+        return Err(Failure::new(Exit::NotFound, format!("{} is no directory", args.root.shown())));
     }
     let user = args.unprivileged || !rustix::process::geteuid().is_root();
     Ok(Machine { root: &args.root, user }.all())

@@ -22,6 +22,7 @@ use crate::support::machine::destination::{self, Judge, Making};
 use crate::support::machine::{descendants, sandbox};
 use crate::support::mounts::mounted::{Commit, Mounted};
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
+use crate::support::terminal::text::Shown;
 use crate::support::terminal::text::with_paths;
 
 /// Run a task several times in parallel, each attempt in its own transaction, and keep the best.
@@ -136,7 +137,7 @@ fn explore(args: &Args, output: &Output) -> Outcome<ExitCode> {
     let mut mounted = Mounted::find_branch(&args.mount)?;
     if let Some(id) = mounted.entered() {
         let what =
-            format!("this already runs in transaction {id} of {}", mounted.mount_point.display());
+            format!("this already runs in transaction {id} of {}", mounted.mount_point.shown());
         return Err(Failure::new(Exit::Usage, what).hint("explore from outside of it"));
     }
     mounted.must_have_views()?;
@@ -187,7 +188,7 @@ fn explore(args: &Args, output: &Output) -> Outcome<ExitCode> {
 fn begin(args: &Args, mounted: &mut Mounted) -> Outcome<Vec<Attempt>> {
     if let Some(directory) = &args.outputs {
         std::fs::create_dir_all(directory)
-            .map_err(|e| Failure::io(format!("cannot make {}", directory.display()), &e))?;
+            .map_err(|e| Failure::io(format!("cannot make {}", directory.shown()), &e))?;
     }
     let words: Vec<_> = args.command.iter().map(|word| word.to_string_lossy()).collect();
     let words = words.join(" ");

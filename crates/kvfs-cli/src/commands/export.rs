@@ -25,6 +25,7 @@ use crate::support::stores::store::{self, Access};
 use crate::support::stores::{tree, walks};
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::sizes::human_size;
+use crate::support::terminal::text::Shown;
 
 /// Copy files of a store into a tar stream or a directory.
 #[derive(clap::Args)]
@@ -67,7 +68,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let stdout = args.to.as_os_str() == "-";
     let judge = Judge::reading(&args.store, args.making);
     let bar = output.progress("exporting", None, true);
-    let cannot = |e: io::Error| Failure::io(format!("cannot write {}", args.to.display()), &e);
+    let cannot = |e: io::Error| Failure::io(format!("cannot write {}", args.to.shown()), &e);
     let name = tree::names(args.from.as_bytes()).last().unwrap_or(b"file").to_vec();
     let walk = || Walk {
         fs: &fs,
@@ -114,7 +115,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         0 => Ok(()),
         n => Err(Failure::new(
             Exit::Damaged,
-            format!("{n} entries of {} are damaged and were left out", args.store.display()),
+            format!("{n} entries of {} are damaged and were left out", args.store.shown()),
         )),
     };
     if stdout {

@@ -15,6 +15,7 @@ use crate::support::terminal::list::List;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::sizes::parse_size;
 use crate::support::terminal::text;
+use crate::support::terminal::text::Shown;
 
 /// Find files and directories by name, kind, size and age.
 #[derive(clap::Args)]
@@ -155,7 +156,7 @@ fn moment(text: &OsString) -> Outcome<Timestamp> {
         None => {
             let path = Path::new(text);
             let meta = path.metadata().map_err(|e| {
-                Failure::io(format!("neither seconds nor a file: {}", path.display()), &e)
+                Failure::io(format!("neither seconds nor a file: {}", path.shown()), &e)
             })?;
             Ok(Timestamp { secs: meta.mtime(), nanos: meta.mtime_nsec() as u32 })
         }

@@ -29,6 +29,7 @@ use crate::support::stores::store::{self, Access};
 use crate::support::stores::tree;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::sizes::human_size;
+use crate::support::terminal::text::Shown;
 
 /// Copy a tar stream or a directory into a store.
 #[derive(clap::Args)]
@@ -66,7 +67,7 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         () if directory => None,
         () if stdin => Some((File::from(rustix_stdin()?), None)),
         () => {
-            let cannot = |e| Failure::io(format!("cannot read {}", args.from.display()), &e);
+            let cannot = |e| Failure::io(format!("cannot read {}", args.from.shown()), &e);
             let file = File::open(&args.from).map_err(cannot)?;
             let meta = file.metadata().map_err(cannot)?;
             Some((file, Some(meta.len()).filter(|_| meta.is_file())))
@@ -82,7 +83,7 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         && let Err(error) = args.store.symlink_metadata()
         && place::means_a_store(&args.from)
     {
-        return Err(Failure::io(format!("cannot find {}", args.store.display()), &error)
+        return Err(Failure::io(format!("cannot find {}", args.store.shown()), &error)
             .hint("give an archive that exists, or make a store there with kvfs create"));
     }
     let in_root = target.as_ref().is_none_or(Target::is_root)
@@ -104,8 +105,7 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         let done = match &mut tar {
             Some((file, len)) => {
                 if is_repeatable {
-                    let cannot =
-                        |e| Failure::io(format!("cannot read {}", args.from.display()), &e);
+                    let cannot = |e| Failure::io(format!("cannot read {}", args.from.shown()), &e);
                     file.rewind().map_err(cannot)?;
                 }
                 let bar = output.progress("importing", *len, true);

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::support::mounts::daemons::Record;
 use crate::support::terminal::output::{Failure, Outcome, Output};
-use crate::support::terminal::text;
+use crate::support::terminal::text::{self, Shown};
 
 /// List the mounted stores and their mount points.
 #[derive(clap::Args)]
@@ -25,10 +25,9 @@ pub fn run(_: Args, output: &Output) -> Outcome {
             continue;
         }
         let store = record.map_or(std::path::Path::new(&mount.source), |record| &record.store);
-        let shown = |path: &std::path::Path| text::show_line(&path.display().to_string());
-        lines += &format!("{} on {}", shown(store), shown(&mount.mount_point));
+        lines += &format!("{} on {}", store.shown(), mount.mount_point.shown());
         if mount.root != std::path::Path::new("/") {
-            lines += &format!(", its directory {}", shown(&mount.root));
+            lines += &format!(", its directory {}", mount.root.shown());
         }
         if let Some(record) = record {
             lines += &format!(" (process {})", record.pid);

@@ -20,6 +20,7 @@ use crate::support::review::reviewed::OfMount;
 use crate::support::stores::forked::{self, Forked};
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::prompt::Terminal;
+use crate::support::terminal::text::Shown;
 use crate::support::terminal::text::show;
 
 /// Merge the changes of a clone or a fork into its parent.
@@ -307,7 +308,7 @@ fn branch_named(target: &Path, into: &Path) -> Outcome<String> {
     if full(&there) != full(&store) {
         let what = format!(
             "{} is not of the store that the clone is in: a clone is merged in its own store",
-            into.display()
+            into.shown()
         );
         return Err(Failure::new(Exit::Usage, what));
     }

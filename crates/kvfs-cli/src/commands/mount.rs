@@ -42,6 +42,7 @@ use crate::support::serving::handover::{self, Resumed};
 use crate::support::serving::keeper::{self, Held};
 use crate::support::serving::{guest, upgrade};
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
+use crate::support::terminal::text::Shown;
 use crate::support::terminal::{failures, sizes, text};
 
 /// Mount a store's file system on a directory.
@@ -215,7 +216,7 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     options.log = match options.log {
         Some(log) => Some(
             std::path::absolute(&log)
-                .map_err(|e| Failure::io(format!("cannot use {}", log.display()), &e))?,
+                .map_err(|e| Failure::io(format!("cannot use {}", log.shown()), &e))?,
         ),
         None => None,
     };
@@ -226,7 +227,7 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     // Claim the store after all options were checked: from here on no other machine may write it.
     if let (Some(address), Some(writing), false) = (&address, options.writing, options.offline) {
         let copy = local_copies::claim(address, &store, writing.take)?.copy;
-        let (name, file) = (text::show(address.to_string().as_bytes()), store.display());
+        let (name, file) = (text::show(address.to_string().as_bytes()), store.shown());
         output.note(format!("{name} from generation {}, written in {file}", copy.generation));
     }
     if args.foreground {
@@ -271,8 +272,7 @@ fn options_of(args: &mut Args, store: &Path, address: Option<&Address>) -> Outco
         Some(address) => args.options.extend(words_for(address, &asked)?),
         // A process that serves the mount is started with the path of the local file.
         None if asked.writing.is_some() && !is_started => {
-            let refused =
-                format!("{} is a local store, which is written as it is", store.display());
+            let refused = format!("{} is a local store, which is written as it is", store.shown());
             return Err(Failure::new(Exit::Usage, refused).hint("leave out --write and --take"));
         }
         None => {}
@@ -293,7 +293,7 @@ fn options_of(args: &mut Args, store: &Path, address: Option<&Address>) -> Outco
 
 /// Fails if options are given that only an address of a server takes.
 fn without_server(args: &Args, store: &Path) -> Outcome {
-    let what = || format!("{} is no address of a server", store.display());
+    let what = || format!("{} is no address of a server", store.shown());
     if args.txn || args.lease {
         return Err(Failure::new(Exit::Usage, what())
             .hint("in a store that is mounted here, kvfs txn begins transactions"));
@@ -349,8 +349,7 @@ fn may_publish(to: &Address, output: &Output) -> Outcome {
 }
 
 fn announce(output: &Output, record: &Record) -> Outcome {
-    let mut said =
-        format!("mounted {} on {}", record.store.display(), record.mount_point.display());
+    let mut said = format!("mounted {} on {}", record.store.shown(), record.mount_point.shown());
     if let Some(recovery) = &record.recovery {
         said.push('\n');
         said.push_str(recovery);
@@ -379,14 +378,14 @@ fn announce(output: &Output, record: &Record) -> Outcome {
 
 /// Returns the absolute path, which is valid in any directory.
 fn absolute(path: &Path) -> Outcome<PathBuf> {
-    let cannot = |e| Failure::io(format!("cannot use {}", path.display()), &e);
+    let cannot = |e| Failure::io(format!("cannot use {}", path.shown()), &e);
     std::path::absolute(path).map_err(cannot)
 }
 
 /// Returns the full path of the directory, after removing dead mounts from it.
 fn mount_point(path: &Path, output: &Output) -> Outcome<PathBuf> {
     let _waiting = waiting::on(path);
-    let cannot = |e: std::io::Error| Failure::io(format!("cannot mount on {}", path.display()), &e);
+    let cannot = |e: std::io::Error| Failure::io(format!("cannot mount on {}", path.shown()), &e);
     let mut dead = 0;
     while mounts::is_dead(path) {
         // The daemon of a dead mount is gone, so its unmount loses nothing more. Left in place, the
@@ -394,16 +393,13 @@ fn mount_point(path: &Path, output: &Output) -> Outcome<PathBuf> {
         let dir = paths::full_path(path).map_err(cannot)?;
         let gone = mounts::mount_at(&dir).map_err(cannot)?.filter(|m| m.is_fuse());
         let Some(gone) = gone else {
-            return Err(Failure::new(
-                Exit::Busy,
-                format!("{} lies in a dead mount", path.display()),
-            ));
+            return Err(Failure::new(Exit::Busy, format!("{} lies in a dead mount", path.shown())));
         };
         dead += 1;
         if dead > 64 {
             return Err(Failure::new(
                 Exit::Busy,
-                format!("{} is a dead mount that cannot be removed", path.display()),
+                format!("{} is a dead mount that cannot be removed", path.shown()),
             ));
         }
         unmount(&dir, Unmount::Lazy).map_err(failures::of_mount)?;
@@ -412,8 +408,8 @@ fn mount_point(path: &Path, output: &Output) -> Outcome<PathBuf> {
         }
         output.note(format!(
             "removed the dead mount of {} from {}: its daemon was killed",
-            gone.source.display(),
-            dir.display()
+            gone.source.shown(),
+            dir.shown()
         ));
     }
     place::must_let_us_in(path)?;
@@ -421,7 +417,7 @@ fn mount_point(path: &Path, output: &Output) -> Outcome<PathBuf> {
     if !dir.is_dir() {
         return Err(Failure::new(
             Exit::Usage,
-            format!("cannot mount on {}: it is not a directory", dir.display()),
+            format!("cannot mount on {}: it is not a directory", dir.shown()),
         )
         .hint("make one, and mount on it"));
     }

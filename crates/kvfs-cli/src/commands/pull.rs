@@ -14,6 +14,7 @@ use zones::FileDevice;
 use crate::support::terminal::failures;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::sizes::human_size;
+use crate::support::terminal::text::Shown;
 use crate::support::terminal::text::{show, with_paths};
 
 /// Copy a store in object storage into a file, or update such a copy.
@@ -46,7 +47,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         return Err(cannot(kvdb::Error::NoStore(source.to_string())));
     }
     let file = own_file(&args.file)
-        .map_err(|e| Failure::io(format!("cannot use {}", args.file.display()), &e))?;
+        .map_err(|e| Failure::io(format!("cannot use {}", args.file.shown()), &e))?;
     let device = FileDevice::of(file, &args.file, false)
         .map_err(|e| failures::of_device(&args.file, "open", e))?;
     let bar = output.progress("fetching", Some(0), true);

@@ -15,6 +15,7 @@ use crate::support::stores::store::{self, Access};
 use crate::support::terminal::failures;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::sizes::human_size;
+use crate::support::terminal::text::Shown;
 use crate::support::terminal::text::{show, with_paths};
 
 /// Publish a store in a shared folder or a bucket, for readers and forks on any machine.
@@ -51,7 +52,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let is_mounted = args.store.is_dir() || sockets::served(&args.store)?.is_some();
     let published = match is_mounted {
         true if args.take => {
-            let refused = format!("{} is mounted", args.store.display());
+            let refused = format!("{} is mounted", args.store.shown());
             return Err(Failure::new(Exit::Busy, refused).hint("unmount it first: kvfs umount"));
         }
         true => of_mounted(&args.store, &to, output)?,
@@ -94,7 +95,7 @@ fn of_file(file: &Path, to: &RemoteStore, take: bool, output: &Output) -> Outcom
     store.close()?;
     published
         .map(value)
-        .map_err(|e| failures::of_database(format!("cannot publish {}", file.display()), e))
+        .map_err(|e| failures::of_database(format!("cannot publish {}", file.shown()), e))
 }
 
 fn of_mounted(target: &Path, to: &Address, output: &Output) -> Outcome<Value> {

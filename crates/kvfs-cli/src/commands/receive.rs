@@ -16,6 +16,7 @@ use crate::support::stores::store::{self, Store};
 use crate::support::terminal::counted::Counted;
 use crate::support::terminal::failures;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
+use crate::support::terminal::text::Shown;
 
 /// Receive a `kvfs send` stream.
 #[derive(clap::Args)]
@@ -64,8 +65,7 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         return positions_of_mounted(&args, output);
     }
     if mounted && args.clone.is_empty() {
-        let what =
-            format!("{} is mounted: what is in use cannot be replaced", args.store.display());
+        let what = format!("{} is mounted: what is in use cannot be replaced", args.store.shown());
         return Err(Failure::new(Exit::Busy, what)
             .hint("receive into a clone (--clone NAME), or unmount it first"));
     }
@@ -89,7 +89,7 @@ fn input(args: &Args) -> Outcome<Box<dyn Read>> {
     Ok(match &args.input {
         Some(path) => Box::new(
             File::open(path)
-                .map_err(|e| Failure::io(format!("cannot read {}", path.display()), &e))?,
+                .map_err(|e| Failure::io(format!("cannot read {}", path.shown()), &e))?,
         ),
         None => Box::new(io::stdin().lock()),
     })

@@ -17,6 +17,7 @@ use crate::support::serving::transactions::OverFiles;
 use crate::support::stores::store::{self, Access, Store};
 use crate::support::stores::{snapshots, tree};
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
+use crate::support::terminal::text::Shown;
 use crate::support::terminal::{failures, text};
 
 /// Restore paths from a snapshot, without copying.
@@ -245,7 +246,7 @@ fn from_root(paths: &[OsString], mount_point: Option<&Path>) -> Outcome<Vec<Vec<
             .filter(|part| !part.is_empty() && *part != b".")
             .collect();
         let refused =
-            |what: &str| Err(Failure::new(Exit::Usage, format!("{} {what}", given.display())));
+            |what: &str| Err(Failure::new(Exit::Usage, format!("{} {what}", given.shown())));
         match parts.first() {
             None => {
                 return refused("is the root")

@@ -19,6 +19,7 @@ use crate::support::review::reviewed::OfMount;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::prompt::Terminal;
 use crate::support::terminal::sizes;
+use crate::support::terminal::text::Shown;
 use crate::support::terminal::text::{show, with_paths};
 
 /// Run a program in a transaction: commit on exit 0, otherwise discard.
@@ -209,7 +210,7 @@ pub fn enter(
     mounted.must_have_views()?;
     let view = mounted.view(id);
     if !view.is_dir() {
-        return Err(Failure::new(Exit::NotFound, format!("{} is not there", view.display())));
+        return Err(Failure::new(Exit::NotFound, format!("{} is not there", view.shown())));
     }
     let mut environment = vec![(mounted::TRANSACTION, OsString::from(id.to_string()))];
     // `git status` rewrites its index if that was written in the same second as a file was changed.
@@ -254,7 +255,7 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
     if let Some(id) = within.filter(|id| !mounted.shows(*id)) {
         let what = format!(
             "this already runs in transaction {id}, and {} does not show that one",
-            args.mount.display()
+            args.mount.shown()
         );
         return Err(Failure::new(Exit::Usage, what).hint(format!(
             "give the directory that shows it ({}), or run the program as it is",
@@ -384,7 +385,7 @@ fn commit(
         Ok(_) => commit(mounted),
         Err(_) => Err(NotCommitted::Failed(failure.hint(format!(
             "the store's daemon ended during the commit: kvfs history {} shows whether it is there",
-            mounted.mount_point.display()
+            mounted.mount_point.shown()
         )))),
     }
 }
@@ -470,7 +471,7 @@ pub fn kept(mounted: &mut Mounted, id: u64, what: &str, why: NotCommitted) -> Fa
     if mounted.txn(&["KEEP", &id.to_string()]).is_err() {
         return failure;
     }
-    let mount = mounted.mount_point.display();
+    let mount = mounted.mount_point.shown();
     let rebase = match rebase {
         true => format!("kvfs txn rebase {mount} {id} brings it up to what is there now, "),
         false => String::new(),
@@ -478,6 +479,6 @@ pub fn kept(mounted: &mut Mounted, id: u64, what: &str, why: NotCommitted) -> Fa
     failure.hint(format!(
         "{what} is kept as transaction {id}: kvfs txn diff {mount} {id} shows it, its files are in \
          {}, {rebase}and kvfs txn abort {mount} {id} ends it",
-        mounted.view(id).display()
+        mounted.view(id).shown()
     ))
 }

@@ -24,6 +24,7 @@ use crate::support::machine::destination::{self, Judge, Making};
 use crate::support::machine::paths;
 use crate::support::terminal::failures;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
+use crate::support::terminal::text::Shown;
 use report::Report;
 
 /// Copy what is readable in a damaged store into a directory.
@@ -50,30 +51,27 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let device = match FileDevice::open(&args.store, true) {
         Ok(device) => device,
         Err(zones::Error::Busy(_)) => {
-            let what = format!("{} is in use", args.store.display());
+            let what = format!("{} is in use", args.store.shown());
             return Err(Failure::new(Exit::Busy, what).hint("unmount it first: kvfs umount"));
         }
         Err(e) => {
             return Err(failures::of_database(
-                format!("cannot open {}", args.store.display()),
+                format!("cannot open {}", args.store.shown()),
                 e.into(),
             ));
         }
     };
     let judge = Judge::reading(&args.store, args.making);
     let cannot =
-        |e: std::io::Error| Failure::io(format!("cannot write {}", args.directory.display()), &e);
+        |e: std::io::Error| Failure::io(format!("cannot write {}", args.directory.shown()), &e);
     std::fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(&args.directory)
         .map_err(cannot)?;
     if std::fs::read_dir(&args.directory).map_err(cannot)?.next().is_some() {
-        return Err(Failure::new(
-            Exit::Usage,
-            format!("{} is not empty", args.directory.display()),
-        )
-        .hint("give a new directory"));
+        return Err(Failure::new(Exit::Usage, format!("{} is not empty", args.directory.shown()))
+            .hint("give a new directory"));
     }
     // Make the file before hours of work, and before any file of the store could have its name.
     let keys = args.keys.as_deref().map(|path| keys_file(path, &args, judge)).transpose()?;
@@ -84,7 +82,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     });
     bar.finish_and_clear();
     let remains = Remains::new(found.map_err(|e| {
-        failures::of_database(format!("nothing can be brought out of {}", args.store.display()), e)
+        failures::of_database(format!("nothing can be brought out of {}", args.store.shown()), e)
     })?);
 
     let mut report = Report::new(remains.salvage().notes());
@@ -122,13 +120,13 @@ pub fn run(args: Args, output: &Output) -> Outcome {
 fn keys_file(path: &Path, args: &Args, judge: Judge) -> Outcome<File> {
     let full = |path: &Path| {
         let found = paths::full_path(path).or_else(|_| paths::path_beside(path));
-        found.map_err(|e| Failure::io(format!("cannot write {}", path.display()), &e))
+        found.map_err(|e| Failure::io(format!("cannot write {}", path.shown()), &e))
     };
     if full(path)?.starts_with(full(&args.directory)?) {
         let what = format!(
             "{} lies in {}, where a file of the store could have its name",
-            path.display(),
-            args.directory.display()
+            path.shown(),
+            args.directory.shown()
         );
         return Err(Failure::new(Exit::Usage, what).hint("write the keys to another directory"));
     }

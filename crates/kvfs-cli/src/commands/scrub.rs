@@ -11,6 +11,7 @@ use crate::support::stores::connection::Connection;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::sizes::human_size;
 use crate::support::terminal::text;
+use crate::support::terminal::text::Shown;
 
 /// Read all data again and verify its checksums, while the store is in use.
 #[derive(clap::Args)]
@@ -68,14 +69,14 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         0 if !args.stop && !args.status && of("complete") == 0 => {
             let what = format!(
                 "the scrub of {} was stopped before it had read everything",
-                args.target.display()
+                args.target.shown()
             );
             Err(Failure::new(Exit::Failed, what).hint("begin it again"))
         }
         0 => Ok(()),
         n => Err(Failure::new(
             Exit::Damaged,
-            format!("{n} places of {} cannot be read as they were written", args.target.display()),
+            format!("{n} places of {} cannot be read as they were written", args.target.shown()),
         )
         .hint("bring out what is readable: kvfs salvage STORE DIRECTORY, and look at the disk")),
     }

@@ -10,6 +10,7 @@ use crate::support::machine::destination::{self, Judge, Making};
 use crate::support::stores::connection::Connection;
 use crate::support::terminal::counted::Counted;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
+use crate::support::terminal::text::Shown;
 use crate::support::terminal::text::with_paths;
 use crate::support::terminal::{failures, sizes};
 
@@ -150,7 +151,7 @@ pub fn send(args: SendArgs, output: &Output) -> Outcome {
     out.flush().map_err(|e| Failure::io("cannot write the stream", &e))?;
     match (args.output, out.1.position()) {
         (Some(file), bytes) => {
-            let text = format!("wrote {} to {}", sizes::human_size(bytes), file.display());
+            let text = format!("wrote {} to {}", sizes::human_size(bytes), file.shown());
             output.print(text, with_paths(json!({"bytes": bytes}), &[("file", Some(&file))]))
         }
         (None, _) => Ok(()),

@@ -22,6 +22,7 @@ use crate::support::serving::served_files::ServedFiles;
 use crate::support::serving::wire_server::{SHARE, Serving, of_network};
 use crate::support::stores::store::{self, Access};
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
+use crate::support::terminal::text::Shown;
 use crate::support::terminal::{sizes, text};
 
 /// Serve a store to mounts in virtual machines, in containers and on other machines. They see its
@@ -115,12 +116,12 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let db = &store.db;
     let of = |views| ServedFiles { db: db.clone(), views, is_mounted: false };
     let files = views.clone().map(of);
-    let served = args.store.display();
+    let served = args.store.shown();
     let serving: Box<dyn std::any::Any> = match at {
         Address::Socket(path) => {
             let serving = Serving::begin(db, files, args.share, &path)?;
             let paths = [("store", Some(&*args.store)), ("socket", Some(&*path))];
-            let said = format!("{served} is served at unix:{}", path.display());
+            let said = format!("{served} is served at unix:{}", path.shown());
             output.print(said, text::with_paths(json!({}), &paths))?;
             Box::new(serving)
         }
@@ -147,7 +148,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     signals.forever().next();
     drop(serving);
     let written = |e: kvfs::Error| {
-        let what = format!("{} was not closed well: {e}", args.store.display());
+        let what = format!("{} was not closed well: {e}", args.store.shown());
         Failure::new(Exit::Failed, what)
     };
     if let (Some(views), Some(fs)) = (&views, &fs) {
@@ -216,7 +217,7 @@ fn address_of(args: &Args) -> Outcome<Address> {
 /// Returns the absolute path in `unix:PATH`.
 fn socket_of(address: &OsStr) -> Outcome<PathBuf> {
     let wrong = || {
-        let what = format!("{} is no address to listen at", address.display());
+        let what = format!("{} is no address to listen at", address.shown());
         Failure::new(Exit::Usage, what)
             .hint("write unix:SOCKET, with the path of a socket, vsock:PORT or tls:HOST:PORT")
     };

@@ -15,6 +15,7 @@ use crate::support::stores::snapshots::{list, must_show_what_it_is_of, time, wit
 use crate::support::stores::store::Store;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::sizes::human_size;
+use crate::support::terminal::text::Shown;
 use crate::support::terminal::text::show;
 
 /// Make, list and drop snapshots of a store, and roll back to them.
@@ -110,12 +111,12 @@ fn made_of(target: &Path, of: &str) -> Outcome<(PathBuf, String)> {
         view => {
             let what = format!(
                 "a snapshot is made of the store or of a clone, and {} leads into {view}",
-                target.display()
+                target.shown()
             );
             let hint = match place.bound {
                 true => "do it from outside".into(),
                 false => {
-                    let at = place.mount.mount_point.display();
+                    let at = place.mount.mount_point.shown();
                     format!("give the directory of the mount ({at})")
                 }
             };
@@ -172,7 +173,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         Action::Rollback { target, name } => {
             must_show_what_it_is_of(target, name, |view| {
                 let what =
-                    format!("{} shows {view}, which would end with the rollback", target.display());
+                    format!("{} shows {view}, which would end with the rollback", target.shown());
                 Failure::new(Exit::Usage, what).hint("do it from outside")
             })?;
             roll_back(target, name)?;

@@ -26,6 +26,7 @@ use crate::support::stores::{clones, tree};
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::sizes::human_size;
 use crate::support::terminal::text;
+use crate::support::terminal::text::Shown;
 
 mod shown;
 
@@ -46,7 +47,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         return clone(&args.target, &name, output);
     }
     let full = paths::full_path(&args.target)
-        .map_err(|e| Failure::io(format!("cannot find {}", args.target.display()), &e))?;
+        .map_err(|e| Failure::io(format!("cannot find {}", args.target.shown()), &e))?;
     let record = Record::all().into_iter().find(|r| r.store == full || r.mount_point == full);
     place::must_be_the_store(&args.target)?;
     let all = match (sockets::socket_of(&args.target)?, record) {
@@ -55,7 +56,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         (None, None) if args.target.is_dir() => {
             let what = format!(
                 "{} is neither a store nor the directory of a mounted one",
-                args.target.display()
+                args.target.shown()
             );
             return Err(Failure::new(Exit::NotFound, what)
                 .hint("mount the store there, or give the store's file"));
@@ -69,7 +70,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
 /// Returns the statistics of a mounted store, from its daemon.
 fn of_daemon(socket: &Path, record: Option<&Record>) -> Outcome<Map<String, Value>> {
     let cannot =
-        |e| Failure::io(format!("cannot ask the store's daemon at {}", socket.display()), &e);
+        |e| Failure::io(format!("cannot ask the store's daemon at {}", socket.shown()), &e);
     let _waiting = waiting::on(socket);
     let mut client = Client::connect(socket).map_err(cannot)?;
     let reply = client.call(&[b"KVFS.STAT"]).map_err(cannot)?;
@@ -79,7 +80,7 @@ fn of_daemon(socket: &Path, record: Option<&Record>) -> Outcome<Map<String, Valu
         _ => None,
     };
     let Some(mut stat) = stat else {
-        let what = format!("the daemon at {} gave no statistics", socket.display());
+        let what = format!("the daemon at {} gave no statistics", socket.shown());
         return Err(Failure::new(Exit::Failed, what));
     };
     let mut all = Map::new();

@@ -21,6 +21,7 @@ use crate::support::review::merge_requests::{
 };
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::sizes::human_size;
+use crate::support::terminal::text::Shown;
 use crate::support::terminal::text::{show, with_paths};
 
 /// Begin, use and end transactions over the files and keys of a mounted store.
@@ -230,16 +231,16 @@ fn named(mount: &Path, id: Option<u64>) -> Outcome<(Mounted, u64)> {
         View::Transaction(_) if id.is_some() && mounted.bound => None,
         View::Transaction(this) if id.is_none_or(|id| id == this) => Some(this),
         view => {
-            let what = format!("{} leads into {view}, which is another one", mount.display());
+            let what = format!("{} leads into {view}, which is another one", mount.shown());
             return Err(Failure::new(Exit::Usage, what).hint(format!(
                 "give the directory of the mount: {}",
-                mounted.mount_point.display()
+                mounted.mount_point.shown()
             )));
         }
     };
     let id = id.or(by_path).or_else(|| mounted.entered()).ok_or_else(|| {
         Failure::new(Exit::Usage, "which transaction?")
-            .hint(format!("give its number; kvfs txn list {} lists them", mount.display()))
+            .hint(format!("give its number; kvfs txn list {} lists them", mount.shown()))
     })?;
     Ok((mounted, id))
 }
@@ -333,7 +334,7 @@ fn status(mount: &Path, id: Option<u64>, output: &Output) -> Outcome {
         info["changes"],
         human_size(info["memory"].as_u64().unwrap_or(0)),
         human_size(info["run_bytes"].as_u64().unwrap_or(0)),
-        mounted.view(id).display(),
+        mounted.view(id).shown(),
     );
     output.print(text, info)
 }

@@ -15,6 +15,7 @@ use crate::support::mounts::daemons::Record;
 use crate::support::mounts::waiting;
 use crate::support::serving::guest;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
+use crate::support::terminal::text::Shown;
 use crate::support::terminal::{failures, text};
 
 /// Unmount a store, and wait until all data is on disk and the store is free.
@@ -97,7 +98,7 @@ fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
             record.remove();
         }
         let was = if dead { "removed the dead mount from" } else { "unmounted" };
-        return Ok(format!("{was} {}", dir.display()));
+        return Ok(format!("{was} {}", dir.shown()));
     };
     if how != Unmount::Forced && record.store_is_removed() {
         return Err(would_lose_all(&record, dir));
@@ -113,17 +114,17 @@ fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
     if how == Unmount::Lazy {
         return Ok(format!(
             "{} is out of sight; {} stays in use until its last user leaves",
-            dir.display(),
-            record.store.display()
+            dir.shown(),
+            record.store.shown()
         ));
     }
     if let Some(other) = record.mounts().into_iter().next() {
         // The other mount is a bind mount, for example, for which the daemon continues.
         return Ok(format!(
             "unmounted {}; {} is still mounted on {}",
-            dir.display(),
-            record.store.display(),
-            other.mount_point.display()
+            dir.shown(),
+            record.store.shown(),
+            other.mount_point.shown()
         ));
     }
     wait_for(&daemon, &record, dir, how)?;
@@ -131,7 +132,7 @@ fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
     match record.left() {
         None => {
             let more = transaction.map_or(String::new(), |what| format!("; {what}"));
-            Ok(format!("unmounted {}{more}", dir.display()))
+            Ok(format!("unmounted {}{more}", dir.shown()))
         }
         Some(left) => Err(not_closed_well(&record, left, dir)),
     }
@@ -144,19 +145,15 @@ fn may_take_down(target: &Path, entry: &MountEntry, has_record: bool) -> Outcome
     if let Ok(Some(top)) = mounts::mount_at(dir)
         && top.device != entry.device
     {
-        let text = format!(
-            "another mount ({}) covers {} on {}",
-            top.fs_type,
-            target.display(),
-            dir.display()
-        );
+        let text =
+            format!("another mount ({}) covers {} on {}", top.fs_type, target.shown(), dir.shown());
         return Err(Failure::new(Exit::Busy, text)
-            .hint(format!("take that away first: umount {}", dir.display())));
+            .hint(format!("take that away first: umount {}", dir.shown())));
     }
     // The record may be that of a killed daemon, and another file system may have the device number
     // by now.
     if !(entry.fs_type.ends_with("kvfs") || entry.is_fuse() && has_record) {
-        let text = format!("what is mounted on {} is {}, not KVFS", dir.display(), entry.fs_type);
+        let text = format!("what is mounted on {} is {}, not KVFS", dir.shown(), entry.fs_type);
         return Err(Failure::new(Exit::Usage, text));
     }
     Ok(())
@@ -164,7 +161,7 @@ fn may_take_down(target: &Path, entry: &MountEntry, has_record: bool) -> Outcome
 
 /// Returns the failure of an unmount of a store whose file has no name any more.
 fn would_lose_all(record: &Record, dir: &Path) -> Failure {
-    let (store, dir, pid) = (record.store.display(), dir.display(), record.pid);
+    let (store, dir, pid) = (record.store.shown(), dir.shown(), record.pid);
     let text = format!(
         "{store} was removed while it was mounted on {dir}: with the unmount all that is in it \
          would be gone"
@@ -181,8 +178,8 @@ fn not_closed_well(record: &Record, left: Record, dir: &Path) -> Failure {
     let why = left.failure.unwrap_or_else(|| "its daemon was killed".into());
     let message = format!(
         "unmounted {}, but {} was not closed well: {why}",
-        dir.display(),
-        record.store.display()
+        dir.shown(),
+        record.store.shown()
     );
     let hint = match guest::is_served(record) {
         true => "what was synced is safe with the server",
@@ -214,11 +211,11 @@ fn wait_for(daemon: &OwnedFd, record: &Record, dir: &Path, how: Unmount) -> Outc
                 ));
             }
         }
-        let (store, pid) = (record.store.display(), record.pid);
+        let (store, pid) = (record.store.shown(), record.pid);
         let left = |why: &str, what: String| {
             let text = format!(
                 "unmounted {}, but its daemon (process {pid}) {why}: {store} stays in use until it ends",
-                dir.display()
+                dir.shown()
             );
             Err(Failure::new(Exit::Busy, text).hint(what))
         };
@@ -242,8 +239,7 @@ fn wait_for(daemon: &OwnedFd, record: &Record, dir: &Path, how: Unmount) -> Outc
 /// Returns the mount that `target` refers to by its directory or its store. A forced unmount does
 /// not access the mount itself, which may not answer.
 fn find(target: &Path, how: Unmount) -> Outcome<MountEntry> {
-    let cannot =
-        |e: std::io::Error| Failure::io(format!("cannot unmount {}", target.display()), &e);
+    let cannot = |e: std::io::Error| Failure::io(format!("cannot unmount {}", target.shown()), &e);
     if how != Unmount::Clean
         && let Ok(path) = paths::path_beside(target)
         && let Some(entry) = mounts::mount_at(&path).map_err(cannot)?
@@ -257,6 +253,6 @@ fn find(target: &Path, how: Unmount) -> Outcome<MountEntry> {
     }
     let entry = Record::of_store(&path).and_then(|r| r.mounts().into_iter().next());
     entry.ok_or_else(|| {
-        Failure::new(Exit::NotFound, format!("nothing is mounted on {}", path.display()))
+        Failure::new(Exit::NotFound, format!("nothing is mounted on {}", path.shown()))
     })
 }

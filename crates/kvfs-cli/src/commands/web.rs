@@ -22,6 +22,7 @@ use crate::support::mounting::mount_options;
 use crate::support::mounts::mounted::Mounted;
 use crate::support::serving::http::{Handler, Listening};
 use crate::support::terminal::output::{Failure, Outcome, Output};
+use crate::support::terminal::text::Shown;
 use answers::Answers;
 use guard::Guard;
 
@@ -70,7 +71,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         .map_err(|e| Failure::io(format!("cannot listen on {}", args.address), &e))?;
     let address = listening.address();
     let url = format!("http://{address}/#{token}");
-    let text = format!("{} is shown at {url}", mount_point.display());
+    let text = format!("{} is shown at {url}", mount_point.shown());
     output.print(text, json!({"url": url, "address": address.to_string(), "token": token}))?;
     output.note("Ctrl-C ends it");
     signals.forever().next();

@@ -59,7 +59,7 @@ fn bad(output: &[u8]) -> Option<String> {
     forged.then(|| "a name begins a line".into())
 }
 
-/// A store in which everything has a hostile name.
+/// A store in which everything has a hostile name, in a directory that has one.
 struct Hostile {
     mount: Mount,
     /// An open transaction.
@@ -68,7 +68,7 @@ struct Hostile {
 
 impl Hostile {
     fn new() -> Option<Hostile> {
-        let mount = Mount::new()?;
+        let mount = Mount::below(OsStr::new(TEXT), false)?;
         let root = mount.root();
         let does = |words: &[&OsStr]| {
             let words: Vec<OsString> = words.iter().map(|word| word.to_os_string()).collect();

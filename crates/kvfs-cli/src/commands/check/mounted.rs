@@ -12,6 +12,7 @@ use crate::support::mounts::sockets;
 use crate::support::stores::connection::Connection;
 use crate::support::stores::losses::Loss;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
+use crate::support::terminal::text::Shown;
 
 /// Checks a mounted store. Returns `None` if it is not mounted.
 pub fn examine(target: &Path, repair: bool, output: &Output) -> Outcome<Option<Found>> {
@@ -19,7 +20,7 @@ pub fn examine(target: &Path, repair: bool, output: &Output) -> Outcome<Option<F
         return Ok(None);
     }
     if repair {
-        let what = format!("{} is mounted: it cannot be repaired", target.display());
+        let what = format!("{} is mounted: it cannot be repaired", target.shown());
         return Err(Failure::new(Exit::Busy, what).hint("unmount it first: kvfs umount"));
     }
     let mut connection = Connection::open(target, false)?;

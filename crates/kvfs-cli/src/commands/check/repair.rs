@@ -14,6 +14,7 @@ use crate::support::stores::losses::Loss;
 use crate::support::stores::tree;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::prompt::Terminal;
+use crate::support::terminal::text::Shown;
 use crate::support::terminal::{failures, text};
 
 pub fn run(path: &Path, yes: bool, losses: Losses, found: Found, output: &Output) -> Outcome {
@@ -28,23 +29,23 @@ pub fn run(path: &Path, yes: bool, losses: Losses, found: Found, output: &Output
         }
         return Err(Failure::new(
             Exit::Damaged,
-            format!("{} cannot be opened, so it cannot be repaired", path.display()),
+            format!("{} cannot be opened, so it cannot be repaired", path.shown()),
         )
         .hint("bring out what is readable, and make a new store: kvfs salvage STORE DIRECTORY"));
     }
     if !yes && !ask(&found, losses)? {
-        return Err(Failure::new(Exit::Damaged, format!("{} was not changed", path.display())));
+        return Err(Failure::new(Exit::Damaged, format!("{} was not changed", path.shown())));
     }
     let device = FileDevice::open(path, false)
-        .map_err(|e| failures::of_database(format!("cannot open {}", path.display()), e.into()))?;
+        .map_err(|e| failures::of_database(format!("cannot open {}", path.shown()), e.into()))?;
     let remote = places::zones_of(&device)?;
     let options = OpenOptions { threads: false, remote, ..OpenOptions::default() };
-    let failed = |e| failures::of_database(format!("cannot repair {}", path.display()), e);
+    let failed = |e| failures::of_database(format!("cannot repair {}", path.shown()), e);
     let (db, _) =
         Kvdb::open(Arc::new(device), Arc::new(Machine::default()), options).map_err(failed)?;
     let repaired = kvfs::repair(&db, &Machine::default(), losses);
     let repaired = repaired.map_err(|e| {
-        tree::failure(format!("cannot repair {}: it is as it was", path.display()), e)
+        tree::failure(format!("cannot repair {}: it is as it was", path.shown()), e)
     })?;
     let removed: Vec<Value> =
         repaired.store.removed.iter().map(|fault| removed(&db, fault)).collect();
@@ -97,7 +98,7 @@ fn tell(
     let lost = after.has_losses();
     lines += &format!(
         "{}: {}; {} places taken out, {} findings mended",
-        path.display(),
+        path.shown(),
         match (clean, lost) {
             (true, false) => "repaired, and clean now".to_string(),
             (true, true) => "repaired; what is lost is noted, and reading it fails".to_string(),
@@ -119,7 +120,7 @@ fn tell(
     match (clean, lost) {
         (true, false) => Ok(()),
         (true, true) => {
-            let what = format!("something is lost in {}: see the list", path.display());
+            let what = format!("something is lost in {}: see the list", path.shown());
             Err(Failure::new(Exit::Damaged, what).hint(
                 "bring it back from a backup; what stays lost is given up by: \
                  kvfs check --repair --accept-losses",
@@ -127,7 +128,7 @@ fn tell(
         }
         (false, _) => Err(Failure::new(
             Exit::Damaged,
-            format!("{} faults are left in {}", after.faults.len(), path.display()),
+            format!("{} faults are left in {}", after.faults.len(), path.shown()),
         )),
     }
 }

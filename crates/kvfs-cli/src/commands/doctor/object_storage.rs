@@ -12,6 +12,7 @@ use places::Address;
 
 use super::{Finding, Verdict, bad, good};
 use crate::support::stores::snapshots;
+use crate::support::terminal::text::Shown;
 
 /// The largest clock skew at which servers accept signatures.
 const MOST_SKEW: Duration = Duration::from_secs(15 * 60);
@@ -76,7 +77,7 @@ fn time_of_object(objects: &dyn Objects) -> Result<Option<Duration>, ObjectsErro
 fn in_folder(address: &Address, folder: &Path) -> Vec<Finding> {
     let mut all = Vec::new();
     if !folder.is_dir() {
-        let found = format!("{} is no folder", folder.display());
+        let found = format!("{} is no folder", folder.shown());
         let mend = "mount it, or make it; kvfs push makes it, too";
         return vec![bad("place", Verdict::Error, found, mend)];
     }
@@ -84,7 +85,7 @@ fn in_folder(address: &Address, folder: &Path) -> Vec<Finding> {
     let mut name = tempfile::Builder::new();
     match name.prefix(TRIED_IN).tempdir_in(folder) {
         Ok(own) => {
-            all.push(good("place", format!("{} is there, and writable", folder.display())));
+            all.push(good("place", format!("{} is there, and writable", folder.shown())));
             match DirectoryObjects::create(own.path()) {
                 Ok(objects) => try_folder(&objects, &mut all),
                 Err(error) => all.push(failed("locks", &error)),
@@ -94,14 +95,14 @@ fn in_folder(address: &Address, folder: &Path) -> Vec<Finding> {
                     "place",
                     Verdict::Warning,
                     format!("the folder in which it was tried cannot be removed: {e}"),
-                    format!("rm -r {}/{TRIED_IN}*", folder.display()),
+                    format!("rm -r {}/{TRIED_IN}*", folder.shown()),
                 ));
             }
         }
         Err(e) => all.push(bad(
             "place",
             Verdict::Warning,
-            format!("nothing can be made in {}: {e}", folder.display()),
+            format!("nothing can be made in {}: {e}", folder.shown()),
             "stores there are only read; to publish, get the right to write in that folder",
         )),
     }

@@ -28,6 +28,7 @@ use crate::support::mounts::place::{self, Place, View};
 use crate::support::mounts::waiting;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output, taken};
 use crate::support::terminal::text;
+use crate::support::terminal::text::Shown;
 
 /// The number of changes requested at once.
 const COUNT: &str = "65536";
@@ -69,12 +70,12 @@ impl WorkTree {
         let place = place::of(&root).map_err(cannot)?;
         let place = place
             .filter(|place| place.mount.fs_type == "fuse.kvfs")
-            .ok_or_else(|| unsure(format!("{} does not lie in a mounted store", root.display())))?;
+            .ok_or_else(|| unsure(format!("{} does not lie in a mounted store", root.shown())))?;
         // Compare devices, since another file system may be mounted at the path now.
         let stat = rustix::fs::stat(".").map_err(|e| cannot(e.into()))?;
         let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
         if place.mount.device != format!("{major}:{minor}") {
-            return Err(unsure(format!("something is mounted over {}", root.display())));
+            return Err(unsure(format!("something is mounted over {}", root.shown())));
         }
         let all = mounts::mounts().map_err(cannot)?;
         let within = all.iter().find(|m| m.mount_point != root && m.mount_point.starts_with(&root));
@@ -82,7 +83,7 @@ impl WorkTree {
             // The store does not know of changes there.
             Some(other) => Err(unsure(format!(
                 "{} is mounted within the work tree",
-                other.mount_point.display()
+                other.mount_point.shown()
             ))),
             None => Ok(WorkTree { root, place }),
         }

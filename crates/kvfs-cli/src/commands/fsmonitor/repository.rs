@@ -9,6 +9,7 @@ use serde_json::json;
 
 use crate::support::mounts::place::{self, View};
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
+use crate::support::terminal::text::Shown;
 
 const HOOK: &str = "core.fsmonitor";
 const VERSION: &str = "core.fsmonitorHookVersion";
@@ -38,7 +39,7 @@ fn failed(doing: &str, ended: &Ended) -> Failure {
 fn work_tree(path: &Path) -> Outcome<PathBuf> {
     let ended = git(path, &["rev-parse".as_ref(), "--show-toplevel".as_ref()])?;
     if !ended.status.success() || ended.stdout.is_empty() {
-        let what = format!("{} is in no work tree of git", path.display());
+        let what = format!("{} is in no work tree of git", path.shown());
         let mut failure = failed(&what, &ended);
         failure.exit = Exit::NotFound;
         return Err(failure);
@@ -105,7 +106,7 @@ fn configure(tree: &Path, words: &[&OsStr]) -> Outcome {
 
 pub fn install(path: &Path, output: &Output) -> Outcome {
     let tree = work_tree(path)?;
-    let shown = tree.display();
+    let shown = tree.shown();
     let is_store = |place: &place::Place| place.mount.fs_type == "fuse.kvfs";
     let Some(place) = place::of_target(&tree)?.filter(is_store) else {
         let what = format!("{shown} does not lie in a mounted store, which knows what has changed");
@@ -119,7 +120,7 @@ pub fn install(path: &Path, output: &Output) -> Outcome {
     }
     must_be_new_enough(&tree)?;
     if let Some(other) = current(&tree)?.filter(|hook| !is_ours(hook)) {
-        let what = format!("{shown} has another file system monitor: {}", other.display());
+        let what = format!("{shown} has another file system monitor: {}", other.shown());
         return Err(Failure::new(Exit::Failed, what)
             .hint(format!("to replace it: git -C {shown} config --unset {HOOK}")));
     }
@@ -137,7 +138,7 @@ pub fn install(path: &Path, output: &Output) -> Outcome {
 
 pub fn uninstall(path: &Path, output: &Output) -> Outcome {
     let tree = work_tree(path)?;
-    let shown = tree.display();
+    let shown = tree.shown();
     match current(&tree)? {
         Some(hook) if is_ours(&hook) => {
             configure(&tree, &["--unset".as_ref(), HOOK.as_ref()])?;
@@ -147,7 +148,7 @@ pub fn uninstall(path: &Path, output: &Output) -> Outcome {
             output.print(text, json!({"work_tree": tree.to_string_lossy(), "removed": true}))
         }
         Some(other) => {
-            let what = format!("{shown} has another file system monitor: {}", other.display());
+            let what = format!("{shown} has another file system monitor: {}", other.shown());
             Err(Failure::new(Exit::Failed, what).hint("it was not set by kvfs, and stays"))
         }
         None => {

@@ -14,6 +14,7 @@ use super::session::Session;
 use crate::support::machine::beneath;
 use crate::support::terminal::output::{Exit, Failure, Outcome};
 use crate::support::terminal::text;
+use crate::support::terminal::text::Shown;
 
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
@@ -60,7 +61,7 @@ fn root(session: &Session, given: &Arguments<'_>) -> Outcome<PathBuf> {
 fn directory(session: &Session, given: &Arguments<'_>) -> Outcome<OwnedFd> {
     let root = root(session, given)?;
     rustix::fs::open(&root, DIRECTORY, Mode::empty())
-        .map_err(|e| Failure::io(format!("cannot open {}", root.display()), &e.into()))
+        .map_err(|e| Failure::io(format!("cannot open {}", root.shown()), &e.into()))
 }
 
 fn cannot(doing: &str, path: &str) -> impl Fn(Errno) -> Failure {

@@ -14,6 +14,7 @@ use crate::support::mounts::place::View;
 use crate::support::review::changes::{Changes, Choice, Detail, Style, Wanted};
 use crate::support::stores::tree::time_text;
 use crate::support::terminal::output::{Exit, Failure, Outcome};
+use crate::support::terminal::text::Shown;
 use crate::support::terminal::text::{show, show_json};
 
 fn odd() -> Failure {
@@ -44,10 +45,10 @@ pub fn begin(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     session.begun.push(id);
     let beneath = session.mounted.view_beneath(id)?;
     let root = session.mounted.path_of(&beneath);
-    let (root, view) = (root.display(), session.mounted.view(id));
+    let (root, view) = (root.shown(), session.mounted.view(id));
     Ok(format!(
         "transaction {id}\nCommands of `run` see it at {root}; other programs see the transaction's files in {}\n",
-        view.display()
+        view.shown()
     )
     .into())
 }
@@ -177,7 +178,7 @@ pub fn keep(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     let id = given.transaction()?;
     session.mounted.txn(&["KEEP", &id.to_string()])?;
     ended(session, id);
-    let root = session.mounted.mount_point.display();
+    let root = session.mounted.mount_point.shown();
     Ok(format!(
         "transaction {id} stays open. To look at it: kvfs txn diff {root} {id}; to end it: kvfs txn commit {root} {id}, or abort\n"
     )

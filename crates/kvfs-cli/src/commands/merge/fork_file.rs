@@ -19,6 +19,7 @@ use crate::support::review::proposed;
 use crate::support::stores::store::{self, Access};
 use crate::support::terminal::failures;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
+use crate::support::terminal::text::Shown;
 use crate::support::terminal::text::{show, with_paths};
 
 /// The file of a fork, and its origin.
@@ -61,7 +62,7 @@ impl Fork {
     }
 
     fn cannot(&self, e: kvdb::Error) -> Failure {
-        failures::of_database(format!("cannot rebase {}", self.file.display()), e)
+        failures::of_database(format!("cannot rebase {}", self.file.shown()), e)
     }
 
     /// Returns the path of the file with a suffix.
@@ -73,12 +74,12 @@ impl Fork {
 
     fn rebase(&self, args: &Args, output: &Output) -> Outcome<bool> {
         let (now, before) = (self.beside(".rebase"), self.beside(".before"));
-        let (file, address) = (self.file.display(), &self.address);
+        let (file, address) = (self.file.shown(), &self.address);
         let head = self.store.head().map_err(|e| self.cannot(e))?;
         let newest = head.map_or(0, |head| head.generation);
         self.remove_half_kept(&before, args.dry_run)?;
         if before.exists() && !args.drop && !args.dry_run {
-            let what = format!("{} is there: it is what {file} was before", before.display());
+            let what = format!("{} is there: it is what {file} was before", before.shown());
             return Err(Failure::new(Exit::Usage, what)
                 .hint("move it or remove it, and drop its registration (kvfs forks --drop)"));
         }
@@ -188,7 +189,7 @@ impl Fork {
     }
 
     fn io(&self, e: &std::io::Error) -> Failure {
-        Failure::io(format!("cannot rebase {}", self.file.display()), e)
+        Failure::io(format!("cannot rebase {}", self.file.shown()), e)
     }
 
     /// Fails if something exists at `file`, unless an interrupted rebase has left it and it is not
@@ -203,7 +204,7 @@ impl Fork {
             is_of && copy.fork.is_some_and(|id| id != self.id)
         });
         if !is_left {
-            let what = format!("{} is there, and no rebase has left it", file.display());
+            let what = format!("{} is there, and no rebase has left it", file.shown());
             return Err(Failure::new(Exit::Usage, what).hint("move it or remove it"));
         }
         Judge::replacing().judge_path(file)
@@ -243,7 +244,7 @@ impl Fork {
         Judge::replacing().judge_path(&self.file)?;
         let fork_in = |path: &Path| local_copy(path).and_then(|copy| copy.fork);
         if fork_in(now) != fork || fork_in(&self.file) != Some(self.id) {
-            let what = format!("{} is being rebased by another command", self.file.display());
+            let what = format!("{} is being rebased by another command", self.file.shown());
             return Err(Failure::new(Exit::Busy, what));
         }
         let replaced = || {
@@ -273,5 +274,5 @@ fn began_at(file: &Path, of: &[u8; 16]) -> Outcome<Option<u64>> {
 }
 
 fn unread(target: &Path, e: kvdb::Error) -> Failure {
-    failures::of_database(format!("cannot read {}", target.display()), e)
+    failures::of_database(format!("cannot read {}", target.shown()), e)
 }

@@ -8,6 +8,7 @@ use crate::support::mounting::mount_options::Options;
 use crate::support::stores::store;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::text;
+use crate::support::terminal::text::Shown;
 
 /// Returns the local file to mount: that of the store itself, or the one by which a store in object
 /// storage is read or written.
@@ -21,7 +22,7 @@ pub fn file_to_mount(
     let Some(address) = address else {
         let file = existing(store)?;
         if !options.mount.read_only && store::is_copy(&file) {
-            let copy = file.display();
+            let copy = file.shown();
             let what =
                 format!("{copy} is a copy, in which changes would be lost with the next pull");
             let hint = "mount it with -o ro, or see kvfs fork";
@@ -51,8 +52,8 @@ pub fn may_lie_on(store: &Path, dir: &Path) -> Outcome {
     }
     let hides = format!(
         "cannot mount {} on {}: the mount would hide the store itself",
-        store.display(),
-        dir.display()
+        store.shown(),
+        dir.shown()
     );
     Err(Failure::new(Exit::Usage, hides).hint("mount on another directory"))
 }
@@ -60,9 +61,9 @@ pub fn may_lie_on(store: &Path, dir: &Path) -> Outcome {
 /// Returns the full path of the store, since the daemon works in another directory.
 fn existing(path: &Path) -> Outcome<PathBuf> {
     path.canonicalize().map_err(|e| {
-        let failure = Failure::io(format!("cannot open the store {}", path.display()), &e);
+        let failure = Failure::io(format!("cannot open the store {}", path.shown()), &e);
         if e.kind() == std::io::ErrorKind::NotFound {
-            failure.hint(format!("make it: kvfs create {}", path.display()))
+            failure.hint(format!("make it: kvfs create {}", path.shown()))
         } else {
             failure
         }

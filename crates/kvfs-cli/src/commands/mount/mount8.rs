@@ -8,6 +8,7 @@ use super::credentials::Credentials;
 use super::{Args, run};
 use crate::support::mounting::mount_options;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
+use crate::support::terminal::text::Shown;
 
 /// Exit codes of mount(8).
 const WRONG_USAGE: u8 = 1;
@@ -58,7 +59,7 @@ fn helper_mount(words: &[OsString]) -> Outcome {
     let mut fake = false;
     let mut words = words.iter();
     while let Some(word) = words.next() {
-        let needs = || Failure::new(Exit::Usage, format!("{} needs a value", word.display()));
+        let needs = || Failure::new(Exit::Usage, format!("{} needs a value", word.shown()));
         match word.to_str() {
             Some("-o") => options.push(words.next().ok_or_else(needs)?.clone()),
             Some("-t" | "-N") => drop(words.next().ok_or_else(needs)?),

@@ -41,6 +41,7 @@ use crate::support::serving::{daemon, network};
 use crate::support::stores::store::MEMORY;
 use crate::support::terminal::failures;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
+use crate::support::terminal::text::Shown;
 
 /// The default time, in seconds, for which a server that does not answer is waited for.
 const TIMEOUT: u32 = 60;
@@ -77,7 +78,7 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
     let dir = mount_point(dir, output)?;
     if let Some(log) = &mut options.log {
         *log = std::path::absolute(&*log)
-            .map_err(|e| Failure::io(format!("cannot use {}", log.display()), &e))?;
+            .map_err(|e| Failure::io(format!("cannot use {}", log.shown()), &e))?;
     }
     if args.foreground {
         let secrets = &Secrets { token, ..secrets.clone() };
@@ -241,7 +242,7 @@ fn snapshot_of(options: &mut Options, args: &Args, address: &OsStr) -> Outcome<S
         [] => None,
         [_, "snapshot", name] => Some(view_name(name)),
         _ => {
-            let what = format!("a clone of {} changes, and is written", address.display());
+            let what = format!("a clone of {} changes, and is written", address.shown());
             let hint = "add --txn, for a transaction of it, or write snapshot=NAME";
             return Err(Failure::new(Exit::Usage, what).hint(hint));
         }
@@ -254,7 +255,7 @@ fn snapshot_of(options: &mut Options, args: &Args, address: &OsStr) -> Outcome<S
         (Some(name), _) => Ok(name.clone()),
         (None, Some(name)) => Ok(name),
         (None, None) => {
-            let what = format!("which snapshot of {}?", address.display());
+            let what = format!("which snapshot of {}?", address.shown());
             let hint = "give it: --snapshot NAME; those of a store are listed by: kvfs snapshot \
                         list; or write in a transaction: --txn";
             Err(Failure::new(Exit::Usage, what).hint(hint))
@@ -376,7 +377,7 @@ fn serve(
     // Make the first request, so that a program that was told "mounted" can rely on an answer.
     let at = mounted.mount_point();
     std::fs::metadata(at)
-        .map_err(|e| Failure::io(format!("the mount on {} does not answer", at.display()), &e))?;
+        .map_err(|e| Failure::io(format!("the mount on {} does not answer", at.shown()), &e))?;
     ready(&Record { key, ..record.clone() })?;
     unmounted.0 = None;
     let served = mounted.wait();
@@ -457,7 +458,7 @@ fn open(
 ) -> Outcome<(Fs, Arc<Client>, Option<Arc<ServedTransaction>>)> {
     let Mounting { server, view, timeout, .. } = *asked;
     let address = server.address();
-    let address = address.display();
+    let address = address.shown();
     let cannot = |e: kvdb_wire::Error| match (e, view) {
         (kvdb_wire::Error::Failed(failure), View::Snapshot(name))
             if failure.code == FailureCode::NoSnapshot =>

@@ -25,6 +25,7 @@ use crate::support::review::reviewed::{Reviewed, changes_of_server};
 use crate::support::serving::guest;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::prompt::Terminal;
+use crate::support::terminal::text::Shown;
 use crate::support::terminal::text::{self, with_paths};
 
 /// Runs the command. Returns the program's exit code.
@@ -268,7 +269,7 @@ impl There {
 }
 
 fn kept(dir: &Path) -> String {
-    let dir = dir.display();
+    let dir = dir.shown();
     format!(
         "what it did is in {dir}: kvfs commit {dir} tries it again, and kvfs abort {dir} ends it"
     )

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use super::report::Report;
 use crate::support::terminal::output::{Failure, Outcome};
 use crate::support::terminal::text;
+use crate::support::terminal::text::Shown;
 
 /// The dictionaries of the file system.
 const FILES: [&str; 3] = ["nmap", "imap", "dmap"];
@@ -22,9 +23,8 @@ pub fn bring_out(
     bar: &ProgressBar,
     report: &mut Report,
 ) -> Outcome {
-    let cannot = |path: &Path, e: std::io::Error| {
-        Failure::io(format!("cannot write {}", path.display()), &e)
-    };
+    let cannot =
+        |path: &Path, e: std::io::Error| Failure::io(format!("cannot write {}", path.shown()), &e);
     let mut out = to.map(|(path, file)| (path, BufWriter::new(file)));
     for dictionary in
         salvage.dictionaries().into_iter().filter(|name| !FILES.contains(&name.as_str()))

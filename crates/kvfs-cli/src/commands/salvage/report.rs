@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::sizes::human_size;
 use crate::support::terminal::text;
+use crate::support::terminal::text::Shown;
 
 /// The limit of listed losses; all are counted.
 const LISTED: usize = 100_000;
@@ -164,7 +165,7 @@ impl Report {
         }
         Err(Failure::new(
             Exit::Damaged,
-            format!("not all of {} could be brought out", store.display()),
+            format!("not all of {} could be brought out", store.shown()),
         ))
     }
 }

@@ -18,6 +18,7 @@ use kvdb_server::{Relayed, Tls};
 use kvdb_wire::{Server, Socket, Tokens, Transport};
 
 use crate::support::terminal::output::{Exit, Failure, Outcome};
+use crate::support::terminal::text::Shown;
 
 /// Limit of the handshakes in progress.
 const HANDSHAKES: usize = 64;
@@ -47,11 +48,11 @@ impl Network {
         let parsed = read_tokens(tokens)?;
         let tls = match client_ca {
             None if parsed.has_certificates() => {
-                let what = format!("{} has certificates of clients", tokens.display());
+                let what = format!("{} has certificates of clients", tokens.shown());
                 return Err(wrong(what).hint("say which authority has signed them: --client-ca"));
             }
             Some(_) if !parsed.has_certificates() => {
-                let what = format!("{} has no certificate of a client", tokens.display());
+                let what = format!("{} has no certificate of a client", tokens.shown());
                 return Err(
                     wrong(what).hint("add a line that begins with cert:, or leave out --client-ca")
                 );
@@ -67,7 +68,7 @@ impl Network {
 
 /// Reads a list of tokens, which has at least one line.
 pub fn read_tokens(list: &Path) -> Outcome<Tokens> {
-    let list_name = list.display();
+    let list_name = list.shown();
     let wrong = |what: String| Failure::new(Exit::Usage, what);
     let cannot = |e: std::io::Error| Failure::io(format!("cannot read {list_name}"), &e);
     let about = std::fs::metadata(list).map_err(cannot)?;

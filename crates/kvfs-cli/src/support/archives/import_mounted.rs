@@ -17,6 +17,7 @@ use crate::support::mounts::mounted::{Mounted, Naming};
 use crate::support::mounts::place::{self, View};
 use crate::support::mounts::sockets;
 use crate::support::terminal::output::{Exit, Failure, Outcome};
+use crate::support::terminal::text::Shown;
 
 /// The limit of requests without a reply.
 const UNDER_WAY: usize = 4;
@@ -36,7 +37,7 @@ pub struct Target {
 /// the file of a mounted store.
 pub fn target(path: &Path) -> Outcome<Option<Target>> {
     place::must_let_us_in(path)?;
-    let cannot = |e: std::io::Error| Failure::io(format!("cannot find {}", path.display()), &e);
+    let cannot = |e: std::io::Error| Failure::io(format!("cannot find {}", path.shown()), &e);
     if path.is_file() || !path.exists() && place::of(&directory_of(path)).map_err(cannot)?.is_none()
     {
         if !path.is_file() || sockets::socket_of(path)?.is_none() {
@@ -60,7 +61,7 @@ pub fn target(path: &Path) -> Outcome<Option<Target>> {
         view => {
             let what = format!(
                 "{} leads into {view}: files are imported into the store, its clones and transactions",
-                path.display()
+                path.shown()
             );
             return Err(Failure::new(Exit::Usage, what));
         }
@@ -90,15 +91,11 @@ impl Target {
     /// end.
     pub fn is_apart_from(&self, source: &Path) -> Outcome {
         let source = paths::full_path(source)
-            .map_err(|e| Failure::io(format!("cannot find {}", source.display()), &e))?;
+            .map_err(|e| Failure::io(format!("cannot find {}", source.shown()), &e))?;
         match self.full.starts_with(&source) {
             true => Err(Failure::new(
                 Exit::Usage,
-                format!(
-                    "{} lies in {}, which is to be copied",
-                    self.full.display(),
-                    source.display()
-                ),
+                format!("{} lies in {}, which is to be copied", self.full.shown(), source.shown()),
             )),
             false => Ok(()),
         }

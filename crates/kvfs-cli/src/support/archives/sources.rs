@@ -18,6 +18,7 @@ use crate::support::archives::tar_stream::TarStream;
 use crate::support::stores::tree;
 use crate::support::terminal::output::{Failure, Outcome, Output};
 use crate::support::terminal::text;
+use crate::support::terminal::text::Shown;
 
 /// Reads a source, and passes its items to `give`.
 pub struct Source<'a> {
@@ -187,7 +188,7 @@ impl<'a> Source<'a> {
             };
             let identity = (m.dev(), m.ino());
             if Some(identity) == store {
-                self.skip(format!("{}: the store itself is left out", source.display()));
+                self.skip(format!("{}: the store itself is left out", source.shown()));
                 continue;
             }
             let meta = host_meta(&source, &m)?;
@@ -334,7 +335,7 @@ fn data_from(file: &File, at: u64, size: u64) -> Outcome<(u64, u64)> {
 }
 
 fn cannot_read(path: &Path, error: io::Error) -> Failure {
-    Failure::io(format!("cannot read {}", path.display()), &error)
+    Failure::io(format!("cannot read {}", path.shown()), &error)
 }
 
 fn host_meta(path: &Path, m: &std::fs::Metadata) -> Outcome<Meta> {

@@ -14,6 +14,7 @@ use crate::support::machine::beneath;
 use crate::support::machine::identity::Identity;
 use crate::support::mounts::daemons::Record;
 use crate::support::terminal::output::{Exit, Failure, Outcome};
+use crate::support::terminal::text::Shown;
 
 /// The default mode of new files: stores, streams and archives contain data that only its owner may
 /// read.
@@ -46,9 +47,7 @@ impl Making {
             return Ok(());
         }
         let set = std::fs::set_permissions(path, std::fs::Permissions::from_mode(self.mode));
-        set.map_err(|e| {
-            Failure::io(format!("cannot set the permissions of {}", path.display()), &e)
-        })
+        set.map_err(|e| Failure::io(format!("cannot set the permissions of {}", path.shown()), &e))
     }
 }
 
@@ -100,7 +99,7 @@ impl Judge {
         }
         Err(Failure::new(
             Exit::Usage,
-            format!("{} is a KVFS store: writing there would destroy it", path.display()),
+            format!("{} is a KVFS store: writing there would destroy it", path.shown()),
         )
         .hint("give another file; or --force, where the command has it; nothing was written"))
     }
@@ -136,7 +135,7 @@ impl Judge {
 }
 
 fn refused(path: &Path, is: &str, exit: Exit) -> Failure {
-    let what = format!("{} {is}: writing there would destroy it", path.display());
+    let what = format!("{} {is}: writing there would destroy it", path.shown());
     Failure::new(exit, what).hint("give another file; nothing was written")
 }
 
@@ -181,7 +180,7 @@ fn is_in_use(file: &File, identity: Option<Identity>) -> bool {
 /// Opens a file for writing from its beginning, private if it is new. The open file is checked, not
 /// its name, and is truncated only afterwards.
 pub fn create(path: &Path, making: Making, judge: Judge) -> Outcome<File> {
-    let cannot = |e: io::Error| Failure::io(format!("cannot write {}", path.display()), &e);
+    let cannot = |e: io::Error| Failure::io(format!("cannot write {}", path.shown()), &e);
     let open = |new: bool| {
         let mut options = File::options();
         options.write(true).mode(PRIVATE).custom_flags(libc::O_NOCTTY);
@@ -214,7 +213,7 @@ pub fn make_room(path: &Path, making: Making) -> Outcome {
     if making.force && meta.is_file() && File::open(path).is_ok_and(|file| holds_a_store(&file)) {
         judge.judge_path(path)?;
         std::fs::remove_file(path)
-            .map_err(|e| Failure::io(format!("cannot replace {}", path.display()), &e))?;
+            .map_err(|e| Failure::io(format!("cannot replace {}", path.shown()), &e))?;
     }
     Ok(())
 }
@@ -223,7 +222,7 @@ pub fn make_room(path: &Path, making: Making) -> Outcome {
 pub fn append(path: &Path) -> Outcome<File> {
     let opened = File::options().append(true).create(true).open(path);
     let file =
-        opened.map_err(|e| Failure::io(format!("cannot write the log {}", path.display()), &e))?;
+        opened.map_err(|e| Failure::io(format!("cannot write the log {}", path.shown()), &e))?;
     Judge::strict().judge(&file, path)?;
     Ok(file)
 }

@@ -11,6 +11,7 @@ use zones::loop_devices::{self, Backing};
 use crate::support::machine::paths;
 use crate::support::mounts::daemons::Record;
 use crate::support::terminal::output::{Exit, Failure, Outcome};
+use crate::support::terminal::text::Shown;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Identity {
@@ -112,7 +113,7 @@ pub fn daemon_of(path: &Path) -> Option<Record> {
 pub fn must_be_another(store: &Path, source: Option<Identity>, path: &Path) -> Outcome {
     match (Identity::of_path(store), source) {
         (Some(store), Some(source)) if store == source => {
-            let what = format!("{} is the store itself", path.display());
+            let what = format!("{} is the store itself", path.shown());
             Err(Failure::new(Exit::Usage, what).hint("give another file; nothing was written"))
         }
         _ => Ok(()),

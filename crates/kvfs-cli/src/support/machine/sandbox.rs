@@ -27,6 +27,7 @@ use kvfs_fuse::mounts;
 use crate::support::machine::descendants;
 use crate::support::mounts::place::{self, View};
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
+use crate::support::terminal::text::Shown;
 
 /// The name space of the child.
 pub enum Namespace {
@@ -115,7 +116,7 @@ pub fn run(
         Err(error) => Err(match step {
             Some(step) => refused(namespace, step, &error),
             None => {
-                let failure = Failure::io(format!("cannot run {}", program.display()), &error);
+                let failure = Failure::io(format!("cannot run {}", program.shown()), &error);
                 output.print_error(&failure);
                 return Ok(if error.kind() == io::ErrorKind::NotFound {
                     NO_PROGRAM
@@ -163,12 +164,12 @@ fn refused(namespace: &Namespace, step: u8, error: &io::Error) -> Failure {
         UNSHARE => "cannot make a private mount name space".to_string(),
         MAP => "cannot keep your user in a new user name space".to_string(),
         PRIVATE => "cannot make the mounts private".to_string(),
-        BIND => format!("cannot mount {} in place of {}", view.display(), place.display()),
+        BIND => format!("cannot mount {} in place of {}", view.shown(), place.shown()),
         AWAY => format!(
             "cannot take away another mount of the store on {}, whose directory the view does not have",
-            place.display()
+            place.shown()
         ),
-        CHROOT => format!("cannot make {} the root", view.display()),
+        CHROOT => format!("cannot make {} the root", view.shown()),
         _ => "cannot go to the working directory".to_string(),
     };
     let failure = Failure::io(what, error);
@@ -205,7 +206,7 @@ struct Inside {
 
 fn c_string(path: &Path) -> Outcome<CString> {
     CString::new(path.as_os_str().as_bytes())
-        .map_err(|_| Failure::new(Exit::Usage, format!("{} has a zero byte", path.display())))
+        .map_err(|_| Failure::new(Exit::Usage, format!("{} has a zero byte", path.shown())))
 }
 
 impl Inside {
@@ -235,7 +236,7 @@ impl Inside {
                 if !replaced.iter().any(|replaced| replaced.is_main) {
                     return Err(Failure::new(
                         Exit::NotFound,
-                        format!("the store is not mounted on {}", mount_point.display()),
+                        format!("the store is not mounted on {}", mount_point.shown()),
                     ));
                 }
                 Inside { replaced, root: None, directory, maps }

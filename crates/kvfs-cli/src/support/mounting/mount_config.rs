@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 
 use crate::support::mounting::{mount_options, mount_words};
 use crate::support::terminal::output::{Exit, Failure, Outcome};
+use crate::support::terminal::text::Shown;
 
 /// Limit of the bytes of such a file. A longer file is not a configuration.
 const LONGEST: u64 = 1 << 20;
@@ -32,10 +33,10 @@ pub struct Config {
 
 impl Config {
     pub fn read(path: &Path) -> Outcome<Config> {
-        let cannot = |e: std::io::Error| Failure::io(format!("cannot read {}", path.display()), &e);
+        let cannot = |e: std::io::Error| Failure::io(format!("cannot read {}", path.shown()), &e);
         let metadata = std::fs::metadata(path).map_err(cannot)?;
         if !metadata.is_file() || metadata.len() > LONGEST {
-            let what = format!("{} is not a file with options of a mount", path.display());
+            let what = format!("{} is not a file with options of a mount", path.shown());
             return Err(Failure::new(Exit::Usage, what));
         }
         Config::parse(&std::fs::read(path).map_err(cannot)?, path)
@@ -50,7 +51,7 @@ impl Config {
                 continue;
             }
             config.take(line).map_err(|failure| {
-                let message = format!("{}, line {number}: {}", path.display(), failure.message);
+                let message = format!("{}, line {number}: {}", path.shown(), failure.message);
                 Failure { message, ..failure }
             })?;
         }

@@ -26,6 +26,7 @@ use rustix::process::{Pid, PidfdFlags};
 use serde_json::{Value, json};
 
 use crate::support::serving::deaths::BegunAnew;
+use crate::support::terminal::text::Shown;
 
 /// The time limit of waiting for a daemon that follows another one.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -94,7 +95,7 @@ pub fn make_directory() -> io::Result<PathBuf> {
     if owner != rustix::process::geteuid().as_raw() {
         return Err(io::Error::new(
             io::ErrorKind::PermissionDenied,
-            format!("{} belongs to user {owner}", directory.display()),
+            format!("{} belongs to user {owner}", directory.shown()),
         ));
     }
     Ok(directory)

@@ -12,6 +12,7 @@ use crate::support::mounts::daemons::Record;
 use crate::support::mounts::place::{self, View};
 use crate::support::mounts::{sockets, waiting};
 use crate::support::terminal::output::{Exit, Failure, Outcome};
+use crate::support::terminal::text::Shown;
 
 /// The environment variables with the transaction that a program was started in, and with the
 /// socket of its store: set by `kvfs run`.
@@ -103,9 +104,9 @@ impl Mounted {
     pub fn find_view(target: &Path) -> Outcome<Mounted> {
         place::must_let_us_in(target)?;
         let full = paths::full_path(target)
-            .map_err(|e| Failure::io(format!("cannot find {}", target.display()), &e))?;
+            .map_err(|e| Failure::io(format!("cannot find {}", target.shown()), &e))?;
         let none = || {
-            let what = format!("no store with a socket is mounted at {}", target.display());
+            let what = format!("no store with a socket is mounted at {}", target.shown());
             Failure::new(Exit::NotFound, what)
                 .hint("transactions are a mounted store's: kvfs mount STORE DIRECTORY")
         };
@@ -127,7 +128,7 @@ impl Mounted {
         let shown = mount.map_or(View::Mainline, |mount| place::view_at(&mount.root));
         let mounted_at = place.as_ref().map(|place| place.mount.mount_point.clone());
         let client = sockets::connect(&socket).map_err(|e| {
-            Failure::io(format!("cannot reach the store's daemon at {}", socket.display()), &e)
+            Failure::io(format!("cannot reach the store's daemon at {}", socket.shown()), &e)
         })?;
         let (view, bound) =
             place.map_or((View::Mainline, false), |place| (place.view, place.bound));
@@ -193,7 +194,7 @@ impl Mounted {
         }
         let what = format!(
             "{} shows {} alone, and no views of transactions of {}",
-            self.mount_point.display(),
+            self.mount_point.shown(),
             self.shown,
             if is_another { &self.view } else { &View::Mainline },
         );
@@ -247,7 +248,7 @@ impl Mounted {
                     return Ok(false);
                 }
                 Err(e) if begun.elapsed() > PATIENCE => {
-                    let socket = self.socket.display();
+                    let socket = self.socket.shown();
                     let what = format!("cannot reach the store's daemon at {socket}");
                     return Err(Failure::io(what, &e));
                 }

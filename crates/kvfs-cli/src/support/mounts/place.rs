@@ -15,6 +15,7 @@ use kvfs_fuse::view_names::{directory_name, view_name};
 use crate::support::machine::{destination, paths};
 use crate::support::mounts::waiting;
 use crate::support::terminal::output::{Exit, Failure, Outcome};
+use crate::support::terminal::text::Shown;
 
 /// The directory of the views.
 const HIDDEN: &str = ".kvfs";
@@ -140,7 +141,7 @@ pub fn of(path: &Path) -> io::Result<Option<Place>> {
 /// Resolves a path passed by a user, if it is a directory. Returns `None` for a store's file, which
 /// has no views.
 pub fn of_target(target: &Path) -> Outcome<Option<Place>> {
-    let cannot = |e: io::Error| Failure::io(format!("cannot find {}", target.display()), &e);
+    let cannot = |e: io::Error| Failure::io(format!("cannot find {}", target.shown()), &e);
     must_let_us_in(target)?;
     let path = paths::full_path(target).map_err(cannot)?;
     let _waiting = waiting::on(&path);
@@ -168,7 +169,7 @@ pub fn must_let_us_in(path: &Path) -> Outcome {
     let even_us = if rustix::process::geteuid().is_root() { ", not even root" } else { "" };
     let what = format!(
         "{} belongs to user {who}: FUSE lets in no one else{even_us}",
-        mount.mount_point.display()
+        mount.mount_point.shown()
     );
     Err(Failure::new(Exit::NotPermitted, what)
         .hint("do it as that user, or have it mounted with -o allow_other"))
@@ -241,12 +242,12 @@ impl Place {
     pub fn refused(&self, target: &Path) -> Failure {
         let what = format!(
             "{} leads into {}, and this is done to the whole store",
-            target.display(),
+            target.shown(),
             self.view
         );
         Failure::new(Exit::Usage, what).hint(format!(
             "give the directory where it is mounted: {}",
-            self.mount.mount_point.display()
+            self.mount.mount_point.shown()
         ))
     }
 }

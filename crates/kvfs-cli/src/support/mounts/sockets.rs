@@ -11,6 +11,7 @@ use crate::support::machine::paths;
 use crate::support::mounts::daemons::Record;
 use crate::support::mounts::{place, waiting};
 use crate::support::terminal::output::{Exit, Failure, Outcome};
+use crate::support::terminal::text::Shown;
 
 /// Returns the default path of a store's socket, next to the store, or `None` if a socket cannot be
 /// made there.
@@ -28,7 +29,7 @@ pub fn socket_beside(store: &Path) -> Option<PathBuf> {
 pub fn socket_of(target: &Path) -> Outcome<Option<PathBuf>> {
     place::must_let_us_in(target)?;
     let path = paths::full_path(target)
-        .map_err(|e| Failure::io(format!("cannot find {}", target.display()), &e))?;
+        .map_err(|e| Failure::io(format!("cannot find {}", target.shown()), &e))?;
     let _waiting = waiting::on(&path);
     let mounted_here = || Record::all().into_iter().find(|r| r.mount_point == path);
     if let Some(record) = Record::of_store(&path).or_else(mounted_here) {
@@ -57,7 +58,7 @@ pub fn served(store: &Path) -> Outcome<Option<Record>> {
     let full = paths::full_path(store).unwrap_or_else(|_| store.to_path_buf());
     match Record::of_store(&full).filter(|record| !record.mounts().is_empty()) {
         Some(r) if r.is_stopped() => {
-            let (store, mount, pid) = (store.display(), r.mount_point.display(), r.pid);
+            let (store, mount, pid) = (store.shown(), r.mount_point.shown(), r.pid);
             let text = format!("{store} is mounted on {mount} by process {pid}, which is stopped");
             Err(Failure::new(Exit::Busy, text).hint(format!("kill -CONT {pid} has it go on")))
         }

@@ -18,6 +18,7 @@ use kvfs_fuse::mounts::{self, MountEntry};
 
 use crate::support::mounts::daemons::Record;
 use crate::support::terminal::text;
+use crate::support::terminal::text::Shown;
 
 /// The time to wait before anything is reported, and the time that a daemon may take for a cheap
 /// command.
@@ -171,7 +172,7 @@ pub fn of_target(target: &Path) -> Option<Record> {
 
 /// Returns the sentence that a daemon does not answer.
 pub fn unanswered(record: &Record) -> String {
-    let (mount, pid) = (record.mount_point.display(), record.pid);
+    let (mount, pid) = (record.mount_point.shown(), record.pid);
     let stopped = match record.is_stopped() {
         true => format!(". It is stopped: kill -CONT {pid} has it go on"),
         false => String::new(),

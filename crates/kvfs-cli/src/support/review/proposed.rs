@@ -14,6 +14,7 @@ use crate::support::serving::transactions::OverFiles;
 use crate::support::stores::store::{self, Access, Store};
 use crate::support::stores::tree;
 use crate::support::terminal::output::{Exit, Failure, Outcome};
+use crate::support::terminal::text::Shown;
 use crate::support::terminal::text::show;
 
 /// The number of attempts if others change the same data at that moment.
@@ -114,7 +115,7 @@ pub fn with_store<T>(
     match sockets::socket_of(target)? {
         Some(socket) => live(&socket, work),
         None if target.is_dir() => {
-            let what = format!("no store with a socket is mounted at {}", target.display());
+            let what = format!("no store with a socket is mounted at {}", target.shown());
             Err(Failure::new(Exit::NotFound, what)
                 .hint("mount a store there, or give the store's file"))
         }
@@ -156,7 +157,7 @@ fn live<T>(socket: &Path, work: impl FnOnce(&mut Client, bool) -> Outcome<T>) ->
     }
     let _waiting = waiting::on(socket);
     let mut client = Client::connect(socket).map_err(|e| {
-        Failure::io(format!("cannot reach the store's daemon at {}", socket.display()), &e)
+        Failure::io(format!("cannot reach the store's daemon at {}", socket.shown()), &e)
     })?;
     work(&mut client, true)
 }

@@ -28,6 +28,7 @@ use crate::support::serving::figures;
 use crate::support::serving::told_kernel::ToldKernel;
 use crate::support::terminal::output::{Exit, Failure, Outcome};
 use crate::support::terminal::text;
+use crate::support::terminal::text::Shown;
 
 /// Limit of the bytes of a request. Paths in hexadecimal digits are most of a long one.
 const REQUEST: u64 = 64 << 20;
@@ -433,7 +434,7 @@ pub fn ask(record: &Record, request: &str) -> Outcome<Option<Value>> {
         return Ok(None);
     }
     let cannot = |e: std::io::Error| {
-        let at = record.mount_point.display();
+        let at = record.mount_point.shown();
         Failure::io(format!("the daemon of the mount on {at} does not answer"), &e)
     };
     let mut stream = match UnixStream::connect(socket_of(record.pid)) {
@@ -514,12 +515,12 @@ pub fn left_by(record: &Record, status: &Value) -> Option<String> {
 /// Returns the record of the mount at a directory.
 pub fn record_at(dir: &Path) -> Outcome<Record> {
     let none = || {
-        let what = format!("no store is mounted on {}", dir.display());
+        let what = format!("no store is mounted on {}", dir.shown());
         Failure::new(Exit::NotFound, what)
     };
     let path = crate::support::machine::paths::full_path(dir)
         .or_else(|_| crate::support::machine::paths::path_beside(dir));
-    let path = path.map_err(|e| Failure::io(format!("cannot use {}", dir.display()), &e))?;
+    let path = path.map_err(|e| Failure::io(format!("cannot use {}", dir.shown()), &e))?;
     let entry = kvfs_fuse::mounts::mount_at(&path)
         .map_err(|e| Failure::io("cannot read the table of mounts", &e))?
         .ok_or_else(none)?;

@@ -32,6 +32,7 @@ use zones::FileDevice;
 
 use crate::support::mounts::daemons;
 use crate::support::terminal::output::{Exit, Failure, Outcome};
+use crate::support::terminal::text::Shown;
 
 /// The version of the handed-over state. Programs of different versions do not hand over to each
 /// other.
@@ -90,13 +91,13 @@ pub fn ask(program: &Path, arguments: &[OsString], state: &State<'_>, kept: bool
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .output()
-        .map_err(|e| Failure::io(format!("cannot execute {}", program.display()), &e))?;
+        .map_err(|e| Failure::io(format!("cannot execute {}", program.shown()), &e))?;
     if output.status.success() {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&output.stdout);
     Err(said.lines().find_map(Failure::from_line).unwrap_or_else(|| {
-        let what = format!("{} does not take over mounts of this version", program.display());
+        let what = format!("{} does not take over mounts of this version", program.shown());
         Failure::new(Exit::Failed, what)
     }))
 }
@@ -141,7 +142,7 @@ pub fn become_program(next: Next<'_>, state: &State<'_>) -> Failure {
         leave_signals();
         let error = execute(next.program, next.arguments, &write(state, &head)?);
         tracing::error!("{} cannot be executed: {error}", next.program.display());
-        let what = format!("cannot execute {}", next.program.display());
+        let what = format!("cannot execute {}", next.program.shown());
         as_failed(&mut head, &Failure::io(what, &error));
         Err(execute(Path::new("/proc/self/exe"), next.arguments, &write(state, &head)?))
     };

@@ -35,6 +35,7 @@ use crate::support::stores::losses;
 use crate::support::stores::store::{Access, FilesOfStore, InHand, Store};
 use crate::support::terminal::failures;
 use crate::support::terminal::output::{Exit, Failure, Outcome};
+use crate::support::terminal::text::Shown;
 
 /// A store and its file system.
 pub struct Opened {
@@ -196,16 +197,15 @@ impl Service {
         // a kill from here on.
         self.keeper.iter().for_each(Keeper::say_serves);
         record.write().map_err(|e| {
-            Failure::io(format!("cannot write a record to {}", daemons::directory().display()), &e)
+            Failure::io(format!("cannot write a record to {}", daemons::directory().shown()), &e)
         })?;
         // Send the first request: a program that was told "mounted" can rely on being answered.
         let at = mounted.mount_point();
-        fs::metadata(at).map_err(|e| {
-            Failure::io(format!("the mount on {} does not answer", at.display()), &e)
-        })?;
+        fs::metadata(at)
+            .map_err(|e| Failure::io(format!("the mount on {} does not answer", at.shown()), &e))?;
         let notifier =
             KernelNotifier::start(&opened.views, &self.adapter, mounted).map_err(|e| {
-                let what = format!("cannot tell the kernel what changes under {}", at.display());
+                let what = format!("cannot tell the kernel what changes under {}", at.shown());
                 Failure::io(what, &e)
             })?;
         if opened.kept.is_some()

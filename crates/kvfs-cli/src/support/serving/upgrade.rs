@@ -25,6 +25,7 @@ use crate::support::mounts::daemons::{self, Record};
 use crate::support::serving::handover;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::text;
+use crate::support::terminal::text::Shown;
 
 /// The time limit for the first words of the other end.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -53,8 +54,8 @@ pub fn run(target: &Path, output: &Output) -> Outcome {
             let said = format!(
                 "process {} goes on with {} on {} as kvfs {}",
                 record.pid,
-                record.store.display(),
-                record.mount_point.display(),
+                record.store.shown(),
+                record.mount_point.shown(),
                 env!("CARGO_PKG_VERSION"),
             );
             let value = json!({"pid": record.pid, "device": record.device});
@@ -72,7 +73,7 @@ pub fn run(target: &Path, output: &Output) -> Outcome {
 
 /// Returns the daemon to replace.
 fn daemon_of(target: &Path) -> Outcome<Record> {
-    let cannot = |e: io::Error| Failure::io(format!("cannot find {}", target.display()), &e);
+    let cannot = |e: io::Error| Failure::io(format!("cannot find {}", target.shown()), &e);
     // Do not access the mount first: a stopped daemon does not answer.
     let beside = paths::path_beside(target).ok().and_then(|path| mounts::mount_at(&path).ok()?);
     let (path, mount) = match beside {
@@ -87,12 +88,12 @@ fn daemon_of(target: &Path) -> Outcome<Record> {
     let of_mount = mount.and_then(|mount| Record::read(&mount.device));
     let record = of_mount.filter(Record::is_alive).or_else(|| Record::of_store(&path));
     let record = record.filter(|record| !record.closing).ok_or_else(|| {
-        let what = format!("no daemon of this user serves {}", target.display());
+        let what = format!("no daemon of this user serves {}", target.shown());
         Failure::new(Exit::NotFound, what).hint("kvfs list shows what is mounted")
     })?;
     must_run(&record)?;
     if record.handover != Some(handover::VERSION) {
-        let (mount, pid) = (record.mount_point.display(), record.pid);
+        let (mount, pid) = (record.mount_point.shown(), record.pid);
         let what =
             format!("process {pid} is of a version that cannot hand {mount} over to this one");
         return Err(Failure::new(Exit::Failed, what).hint("unmount it, and mount it again"));
@@ -106,7 +107,7 @@ fn must_run(record: &Record) -> Outcome {
 }
 
 fn is_stopped(pid: i32, record: &Record) -> Failure {
-    let mount = record.mount_point.display();
+    let mount = record.mount_point.shown();
     let what = format!("process {pid}, which serves {mount}, is stopped");
     Failure::new(Exit::Busy, what).hint(format!("kill -CONT {pid}"))
 }
@@ -114,7 +115,7 @@ fn is_stopped(pid: i32, record: &Record) -> Failure {
 /// Adds a hint at the log, if there is one.
 fn with_log(failure: Failure, log: Option<&Path>) -> Failure {
     match log {
-        Some(log) => failure.hint(format!("see {}", log.display())),
+        Some(log) => failure.hint(format!("see {}", log.shown())),
         None => failure,
     }
 }
@@ -127,11 +128,10 @@ fn must_lie_elsewhere(program: &Path, record: &Record) -> Outcome {
     let device = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
     match device == record.device {
         false => Ok(()),
-        true => Err(Failure::new(
-            Exit::Usage,
-            format!("{} lies in the mount itself", program.display()),
-        )
-        .hint("copy it elsewhere, and start it from there")),
+        true => {
+            Err(Failure::new(Exit::Usage, format!("{} lies in the mount itself", program.shown()))
+                .hint("copy it elsewhere, and start it from there"))
+        }
     }
 }
 
@@ -233,7 +233,7 @@ fn keeper_in(answer: &str) -> Option<Pid> {
 /// Waits for the process that follows a daemon with a keeper.
 fn follower(before: &Record, keeper: Pid, program: &Path, stream: &UnixStream) -> Outcome<Record> {
     let ended = || {
-        let what = format!("the mount on {} is not served any more", before.mount_point.display());
+        let what = format!("the mount on {} is not served any more", before.mount_point.shown());
         with_log(Failure::new(Exit::Failed, what), before.log.as_deref())
     };
     let process = rustix::process::pidfd_open(keeper, rustix::process::PidfdFlags::empty());
@@ -250,7 +250,7 @@ fn follower(before: &Record, keeper: Pid, program: &Path, stream: &UnixStream) -
             }
             let what = format!(
                 "this program could not go on with {}: process {} does, as the one before",
-                now.mount_point.display(),
+                now.mount_point.shown(),
                 now.pid
             );
             return Err(with_log(Failure::new(Exit::Failed, what), now.log.as_deref()));

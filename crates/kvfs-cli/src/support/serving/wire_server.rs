@@ -10,6 +10,7 @@ use kvdb_wire::{Server, ServerOptions};
 
 use crate::support::serving::served_files::ServedFiles;
 use crate::support::terminal::output::{Exit, Failure, Outcome};
+use crate::support::terminal::text::Shown;
 
 /// The default share of a store, in percent, that the transactions of clients may take.
 pub const SHARE: u8 = 50;
@@ -41,7 +42,7 @@ impl Serving {
             None => Server::begin(db, listener, options),
         };
         let server =
-            server.map_err(|e| refused(format!("cannot serve at {}: {e}", path.display())))?;
+            server.map_err(|e| refused(format!("cannot serve at {}: {e}", path.shown())))?;
         Ok(Serving { _socket: socket, server: Arc::new(server) })
     }
 }

@@ -12,6 +12,7 @@ use crate::support::mounts::{sockets, waiting};
 use crate::support::serving::scripts;
 use crate::support::stores::store::{self, Access, Store};
 use crate::support::terminal::output::{Exit, Failure, Outcome};
+use crate::support::terminal::text::Shown;
 
 /// A connection to a store's commands, whether it is mounted or not.
 pub struct Connection {
@@ -37,7 +38,7 @@ impl Connection {
             View::Clone(name) => drop(connection.call(&[b"CLONE", b"USE", name.as_bytes()])?),
             View::Listing => {
                 let what =
-                    format!("{} leads into a list of views, which has no keys", target.display());
+                    format!("{} leads into a list of views, which has no keys", target.shown());
                 return Err(Failure::new(Exit::Usage, what)
                     .hint("give one of the views in it, or the directory of the mount"));
             }
@@ -54,7 +55,7 @@ impl Connection {
     fn to(target: &Path, writes: bool) -> Outcome<Connection> {
         if let Some(socket) = sockets::socket_of(target)? {
             let client = sockets::connect(&socket).map_err(|e| {
-                Failure::io(format!("cannot reach the store's daemon at {}", socket.display()), &e)
+                Failure::io(format!("cannot reach the store's daemon at {}", socket.shown()), &e)
             })?;
             let entered = mounted::entered(&socket);
             let mut connection = Connection { client, at: socket, opened: None };
@@ -66,7 +67,7 @@ impl Connection {
         if target.is_dir() {
             let what = format!(
                 "{} is neither a store nor the directory of a mounted one with a socket",
-                target.display()
+                target.shown()
             );
             return Err(Failure::new(Exit::NotFound, what)
                 .hint("mount the store there, or give the store's file"));

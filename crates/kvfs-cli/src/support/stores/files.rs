@@ -21,6 +21,7 @@ use crate::support::stores::store::{self, Access, Store};
 use crate::support::stores::tree;
 use crate::support::terminal::output::{Exit, Failure, Outcome};
 use crate::support::terminal::text;
+use crate::support::terminal::text::Shown;
 
 /// The files of a store, or of one of its views.
 pub enum Files {
@@ -65,11 +66,11 @@ impl Files {
     pub fn of(target: &Path) -> Outcome<Files> {
         if let Some(place) = place::of_target(target)? {
             if place.view == View::Listing {
-                let what = format!("{} leads into a list of views", target.display());
+                let what = format!("{} leads into a list of views", target.shown());
                 return Err(Failure::new(Exit::Usage, what).hint("give one of the views in it"));
             }
             let full = paths::full_path(target)
-                .map_err(|e| Failure::io(format!("cannot find {}", target.display()), &e))?;
+                .map_err(|e| Failure::io(format!("cannot find {}", target.shown()), &e))?;
             let mut root = full.clone();
             for _ in place.rest.components() {
                 root.pop();

@@ -10,6 +10,7 @@ use places::{Address, local_copies};
 use crate::support::mounts::place;
 use crate::support::stores::store::{self, Access, Budget, Store};
 use crate::support::terminal::output::{Exit, Failure, Outcome};
+use crate::support::terminal::text::Shown;
 
 /// The memory budget of an open fork, in bytes. It is read only once.
 const MEMORY: u64 = 64 << 20;
@@ -31,12 +32,12 @@ impl Forked {
             return Ok(Forked { name: address.name, place });
         }
         if word.is_dir() {
-            let what = format!("{} is a directory, and no file of a fork", word.display());
+            let what = format!("{} is a directory, and no file of a fork", word.shown());
             return Err(Failure::new(Exit::Usage, what).hint(
                 "give the address that the fork is published at, or its file once it is unmounted",
             ));
         }
-        let cannot = |e| Failure::io(format!("cannot find {}", word.display()), &e);
+        let cannot = |e| Failure::io(format!("cannot find {}", word.shown()), &e);
         let path = word.canonicalize().map_err(cannot)?;
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         Ok(Forked { name, place: path.into_os_string() })
@@ -48,7 +49,7 @@ fn newest(word: &Path) -> Outcome<Option<Address>> {
     let address = Address::parse(word)?;
     match address.as_ref().and_then(|address| address.snapshot.as_ref()) {
         Some(_) => {
-            let what = format!("{} is a snapshot: a fork is merged as it is now", word.display());
+            let what = format!("{} is a snapshot: a fork is merged as it is now", word.shown());
             Err(Failure::new(Exit::Usage, what).hint("give the address without @SNAPSHOT"))
         }
         None => Ok(address),
@@ -78,7 +79,7 @@ pub fn check_target(into: &Path) -> Outcome {
     match place::branch_of(into)? {
         branch if branch.is_empty() => Ok(()),
         branch => {
-            let what = format!("{} is clone {branch}", into.display());
+            let what = format!("{} is clone {branch}", into.shown());
             Err(Failure::new(Exit::Usage, what)
                 .hint("a fork is merged into the store itself: give its mount, or its file"))
         }

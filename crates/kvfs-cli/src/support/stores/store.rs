@@ -17,6 +17,7 @@ use zones::FileDevice;
 use crate::support::machine::{identity, paths};
 use crate::support::stores::device_profile::Asked;
 use crate::support::terminal::output::{Exit, Failure, Outcome};
+use crate::support::terminal::text::Shown;
 use crate::support::terminal::{failures, sizes};
 
 /// The minimum size of a store in bytes. Zones are 8 MiB, and more than a dozen are needed before
@@ -44,7 +45,7 @@ pub fn create(
     files: FilesOfStore,
 ) -> Outcome<(Option<u64>, Profile)> {
     let cannot =
-        |e: kvdb::Error| failures::of_database(format!("cannot create {}", path.display()), e);
+        |e: kvdb::Error| failures::of_database(format!("cannot create {}", path.shown()), e);
     let device = FileDevice::create(path).map_err(|e| failures::of_device(path, "create", e))?;
     let size = match size {
         // A block device has a fixed size.
@@ -58,7 +59,7 @@ pub fn create(
         }
         let what = format!(
             "cannot create {}: {} are too few for a store, the least is {}",
-            path.display(),
+            path.shown(),
             sizes::human_size(size),
             sizes::human_size(LEAST_SIZE)
         );
@@ -85,7 +86,7 @@ pub fn create(
                 fs.shutdown()
             });
             made.map_err(|e| {
-                Failure::new(Exit::Failed, format!("cannot create {}: {e}", path.display()))
+                Failure::new(Exit::Failed, format!("cannot create {}: {e}", path.shown()))
             })?;
             db.close().map_err(cannot)
         });
@@ -252,7 +253,7 @@ fn open_on(
         ..Default::default()
     };
     let (db, recovery) = Kvdb::open(device.clone(), Arc::new(Machine::default()), options)
-        .map_err(|e| failures::of_database(format!("cannot open {}", path.display()), e))?;
+        .map_err(|e| failures::of_database(format!("cannot open {}", path.shown()), e))?;
     tracing::info!("opened {}: {recovery}", path.display());
     kvfs::lay_by_name(&db);
     kvfs::receive_by_ways(&db);
@@ -287,7 +288,7 @@ fn waiting(path: &Path, open: impl Fn() -> Outcome<Store>) -> Outcome<Store> {
                 return Err(busy);
             }
             if record.is_stopped() {
-                let (path, pid) = (path.display(), record.pid);
+                let (path, pid) = (path.shown(), record.pid);
                 let text = format!(
                     "{path} is in use by process {pid}, which is stopped: it was unmounted, and is not closed yet"
                 );
@@ -350,7 +351,7 @@ impl Store {
 
     fn is_lent(&self) -> Outcome<bool> {
         kvdb_wire::is_lent(&self.db).map_err(|e| {
-            let what = format!("cannot read who has the main files of {}", self.path.display());
+            let what = format!("cannot read who has the main files of {}", self.path.shown());
             failures::of_database(what, e)
         })
     }
@@ -369,10 +370,7 @@ impl Store {
         Fs::take_over(self.db.clone(), env, options, in_use).map_err(|e| {
             let exit =
                 if matches!(e, kvfs::Error::Corrupt { .. }) { Exit::Damaged } else { Exit::Failed };
-            Failure::new(
-                exit,
-                format!("cannot open the file system in {}: {e}", self.path.display()),
-            )
+            Failure::new(exit, format!("cannot open the file system in {}: {e}", self.path.shown()))
         })
     }
 
@@ -380,7 +378,7 @@ impl Store {
     /// others.
     pub fn close(self) -> Outcome {
         self.db.close().map_err(|e| {
-            failures::of_database(format!("{} was not closed well", self.path.display()), e)
+            failures::of_database(format!("{} was not closed well", self.path.shown()), e)
         })
     }
 }

@@ -10,6 +10,7 @@ use places::{Error, FORMS, FORMS_OF_PLACES, FORMS_OF_SERVERS};
 
 use crate::support::machine::{identity, paths};
 use crate::support::terminal::output::{Exit, Failure};
+use crate::support::terminal::text::Shown;
 
 /// Converts an error of the database. `doing` describes the failed operation.
 pub fn of_database(doing: impl std::fmt::Display, error: kvdb::Error) -> Failure {
@@ -74,7 +75,7 @@ impl From<Error> for Failure {
                 let unpublished = matches!(source, kvdb::Error::Unpublished(_));
                 let failure = of_database(format!("cannot write {address}"), source);
                 let place = address.rsplit_once('/').map_or(&*address, |(place, _)| place);
-                let file = file.display();
+                let file = file.shown();
                 let hint = || format!("kvfs push {file} {place}/ANOTHER-NAME, and rm {file}");
                 if unpublished { failure.hint(hint()) } else { failure }
             }
@@ -93,14 +94,14 @@ impl From<Error> for Failure {
                 Failure::new(Exit::Usage, text).hint("give both: --cert FILE --cert-key FILE")
             }
             Error::NotPrivate { path, .. } => {
-                Failure::new(Exit::Usage, text).hint(format!("chmod o= {}", path.display()))
+                Failure::new(Exit::Usage, text).hint(format!("chmod o= {}", path.shown()))
             }
             Error::NoLine { .. } => {
                 let hint = format!("write one of up to {LONGEST_SECRET} bytes");
                 Failure::new(Exit::Usage, text).hint(hint)
             }
             Error::Unreadable { path, source } => {
-                Failure::io(format!("cannot read {}", path.display()), &source)
+                Failure::io(format!("cannot read {}", path.shown()), &source)
             }
             Error::Tls(_) => Failure::new(Exit::Usage, text),
             Error::Server { .. } => Failure::new(Exit::Failed, text),
@@ -112,24 +113,24 @@ impl From<Error> for Failure {
 /// mounted: the failure then tells where.
 pub fn of_device(path: &Path, verb: &str, error: zones::Error) -> Failure {
     if !matches!(error, zones::Error::Busy(_)) {
-        return of_database(format!("cannot {verb} {}", path.display()), error.into());
+        return of_database(format!("cannot {verb} {}", path.shown()), error.into());
     }
     let full = paths::full_path(path).unwrap_or_else(|_| path.to_path_buf());
     match identity::daemon_of(&full) {
         Some(r) if r.closing => {
             let text = format!(
                 "{} is being closed by process {}, which has served it",
-                path.display(),
+                path.shown(),
                 r.pid
             );
             Failure::new(Exit::Busy, text).hint("try again when that has ended")
         }
         Some(r) => {
-            let (what, mount) = (path.display(), r.mount_point.display());
+            let (what, mount) = (path.shown(), r.mount_point.shown());
             // A loop device and the file that it is bound to are one store.
             let text = match (is_block_device(&full), is_block_device(&r.store)) {
                 (true, false) | (false, true) => {
-                    format!("{what} is mounted on {mount}, by its other name {}", r.store.display())
+                    format!("{what} is mounted on {mount}, by its other name {}", r.store.shown())
                 }
                 _ => format!("{what} is mounted on {mount}"),
             };
@@ -137,11 +138,9 @@ pub fn of_device(path: &Path, verb: &str, error: zones::Error) -> Failure {
         }
         None if is_block_device(&full) => {
             let what = "is in use: another process has it open, or a file system on it is mounted";
-            Failure::new(Exit::Busy, format!("{} {what}", path.display()))
+            Failure::new(Exit::Busy, format!("{} {what}", path.shown()))
         }
-        None => {
-            Failure::new(Exit::Busy, format!("{} is in use by another process", path.display()))
-        }
+        None => Failure::new(Exit::Busy, format!("{} is in use by another process", path.shown())),
     }
 }
 
@@ -164,7 +163,7 @@ pub fn of_mount(error: kvfs_fuse::Error) -> Failure {
         Error::NoRoot(root) => {
             let name = root.file_name().unwrap_or_default().to_string_lossy();
             let name = kvfs_fuse::view_names::view_name(&name);
-            let kind = root.iter().nth(1).unwrap_or_default().display();
+            let kind = root.iter().nth(1).unwrap_or_default().shown();
             Failure::new(Exit::NotFound, format!("the store has no {kind} {name}"))
                 .hint(format!("list them: kvfs {kind} list STORE"))
         }
@@ -172,7 +171,7 @@ pub fn of_mount(error: kvfs_fuse::Error) -> Failure {
             Failure::new(Exit::of(e), text).hint("load the kernel's FUSE (modprobe fuse), or run where /dev/fuse exists")
         }
         Error::Unmount(dir, e) if e.kind() == std::io::ErrorKind::ResourceBusy => {
-            let dir = dir.display();
+            let dir = dir.shown();
             Failure::new(Exit::Busy, format!("{dir} is in use"))
                 .hint(format!("see who uses it: fuser -vm {dir}; --lazy unmounts when the last one leaves"))
         }

@@ -48,6 +48,19 @@ pub fn show_message(message: &str) -> String {
     show_line(message).replace('\n', "\\n").replace('\t', "\\t")
 }
 
+/// Shows a path within text for a terminal.
+pub trait Shown {
+    /// Formats the path on one line: a name in it can neither act on a terminal nor begin another
+    /// line. Bytes that are not UTF-8 become replacement characters.
+    fn shown(&self) -> String;
+}
+
+impl<T: AsRef<Path> + ?Sized> Shown for T {
+    fn shown(&self) -> String {
+        show_message(&self.as_ref().to_string_lossy())
+    }
+}
+
 /// Formats JSON on one line, with escapes for characters that would control a terminal. The value
 /// is the same.
 pub fn show_json(value: &impl serde::Serialize) -> serde_json::Result<String> {

@@ -5,6 +5,7 @@
 //! itself waits for an answer while the kernel keeps it from changing its memory, which the answer
 //! may need.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -34,6 +35,12 @@ impl Mount {
 
     /// Mounts with writes that go through, or that the kernel gathers.
     pub fn in_mode(write_back: bool) -> Option<Mount> {
+        Mount::below(OsStr::new(".tmp"), write_back)
+    }
+
+    /// Mounts in a temporary directory whose name begins in this way.
+    #[allow(dead_code, reason = "not every test that mounts needs it")]
+    pub fn below(prefix: &OsStr, write_back: bool) -> Option<Mount> {
         if let Err(e) = std::fs::File::open("/dev/fuse") {
             eprintln!("SKIPPED: no FUSE here: cannot open /dev/fuse: {e}");
             return None;
@@ -42,7 +49,8 @@ impl Mount {
             eprintln!("SKIPPED: these tests mount as root does");
             return None;
         }
-        let mount = Mount { dir: tempfile::tempdir().expect("a temporary directory"), write_back };
+        let dir = tempfile::Builder::new().prefix(prefix).tempdir().expect("a temporary directory");
+        let mount = Mount { dir, write_back };
         std::fs::create_dir(mount.root()).expect("mkdir");
         succeeds(kvfs().arg("create").arg(mount.store()));
         mount.mount();

@@ -4,6 +4,7 @@ use std::os::fd::AsRawFd;
 
 use super::*;
 use crate::support::machine::beneath;
+use crate::support::terminal::text::Shown;
 
 pub struct Directory<'a> {
     /// The target directory and the nested directories being filled, all held open: a name is made
@@ -72,7 +73,7 @@ impl Directory<'_> {
             return Ok(0);
         }
         let path = self.root.join(std::ffi::OsStr::from_bytes(item.path));
-        let cannot = |e: Errno| Failure::io(format!("cannot write {}", path.display()), &e.into());
+        let cannot = |e: Errno| Failure::io(format!("cannot write {}", path.shown()), &e.into());
         let Some(parent) = self.at.last() else {
             return Err(Failure::new(Exit::Failed, "no directory is open"));
         };
