@@ -189,6 +189,27 @@ impl Compactor {
         Ok(())
     }
 
+    /// Merges runs for which deletions call, as long as these weigh at most `most` bytes together.
+    pub(crate) fn merge_deletions(&self, most: u64) -> Result<()> {
+        let _alone = self.merge_alone();
+        let plans: Vec<CompactionPlan> = {
+            let version = self.engine.versions.load();
+            let candidates = self.candidates.when_quiet(&version);
+            let trees = candidates.iter().filter_map(|id| version.trees.get(id));
+            trees.filter_map(|tree| CompactionPlan::for_tombstones(tree, false)).collect()
+        };
+        let mut left = most;
+        for mut plan in plans {
+            let Some(rest) = left.checked_sub(plan.weight()) else { continue };
+            left = rest;
+            plan.copy_short_spans();
+            if none_if_full(self.compact_now(plan, &never))? != Some(true) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// Does all compactions that are due, including those for few tombstones. The caller merges
     /// alone.
     pub(super) fn settle(&self) -> Result<()> {

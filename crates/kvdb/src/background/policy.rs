@@ -388,6 +388,11 @@ impl CompactionPlan {
         tree.short.are_gathered(tree.info()).then(plan)
     }
 
+    /// Returns the weight of the runs to be merged, about the bytes of their key blocks.
+    pub(crate) fn weight(&self) -> u64 {
+        weights(&self.inputs)
+    }
+
     /// Returns the maximum bytes that its short values may take in their blocks, in addition to the
     /// current size.
     pub(crate) fn gathered_bytes(&self) -> u64 {

@@ -24,6 +24,10 @@ use crate::scrub::Scrubber;
 use crate::snapshots::Snapshotter;
 use crate::transactions::{TransactionParts, Transactions};
 
+/// Limit on the weight of the runs that a close merges because of deletions, bytes. The merge
+/// stitches what it keeps, and takes about a second at most.
+const MERGED_BEFORE_CLOSE: u64 = 256 << 20;
+
 /// The parts of an open store. They are visible in this room only: it passes each call of a client
 /// to its part, and each part holds those of the others that it needs.
 pub(super) struct Database {
@@ -126,6 +130,7 @@ impl Database {
     fn close_store(&self) -> Result<()> {
         self.transactions.close();
         self.feed.close();
+        self.merge_before_close();
         self.stop_threads();
         if self.engine.options.read_only || self.engine.health.close() {
             return Ok(());
@@ -164,6 +169,20 @@ impl Database {
             tracing::warn!("space in which nothing lies is not given back: {e}");
         }
         Ok(())
+    }
+
+    /// Merges what was deleted shortly before the store is closed: the store would keep its space
+    /// until it is opened again. A failure is left to what follows.
+    fn merge_before_close(&self) {
+        let options = &self.engine.options;
+        if options.read_only || !options.flush_on_close || self.engine.health.check().is_err() {
+            return;
+        }
+        if self.flusher.flush_all().is_ok()
+            && let Err(e) = self.compactor.merge_deletions(MERGED_BEFORE_CLOSE)
+        {
+            tracing::debug!("what was deleted is not merged before the store is closed: {e}");
+        }
     }
 
     /// Returns the unused space of a closed store to the host.

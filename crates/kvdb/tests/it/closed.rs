@@ -88,6 +88,39 @@ fn a_closed_store_takes_little_more_than_what_is_in_it() {
     check(&path);
 }
 
+#[test]
+fn what_was_deleted_right_before_the_close_takes_no_space() {
+    let directory = tempfile::tempdir().unwrap();
+    for (name, one_by_one, len) in
+        [("range", false, 20_000), ("each", true, 20_000), ("short", true, 500)]
+    {
+        let path = directory.path().join(name);
+        let db =
+            Kvdb::create_path(&path, CreateOptions { open: open(), ..Default::default() }).unwrap();
+        let dict = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
+        let count = 40 * MIB / len;
+        for n in 0..count {
+            let value = value(n, len as usize);
+            db.put(dict, &n.to_be_bytes(), &value, Durability::Buffered).unwrap();
+        }
+        db.sync().unwrap();
+        db.flush().unwrap();
+        let mut batch = Batch::new();
+        match one_by_one {
+            true => (0..count).for_each(|n| batch.delete(dict, n.to_be_bytes().to_vec())),
+            false => batch.delete_range(dict, vec![0], vec![1]),
+        }
+        db.commit(batch, Durability::Buffered).unwrap();
+        db.close().unwrap();
+        drop(db);
+        assert!(on_host(&path) <= 2 * MIB, "{name}: {} KiB", on_host(&path) >> 10);
+        check(&path);
+        let db = Kvdb::open_path_with(&path, open()).unwrap();
+        let dict = db.dictionary("d").unwrap();
+        assert!(db.view().scan(dict, b"", b"", 1).unwrap().is_empty());
+    }
+}
+
 /// After the next opening, commits have the released space again.
 #[test]
 fn the_journal_has_its_space_again_when_a_store_is_opened() {
