@@ -234,6 +234,11 @@ pub trait Transactions: Send + Sync {
         let _ = branch;
         Ok(())
     }
+    /// Commits what programs have written to files and is in no commit yet. Called before a change
+    /// that is on disk at once, so that what was written before is on disk with it.
+    fn commit_written(&self) -> Result<()> {
+        Ok(())
+    }
     /// Returns when everything acknowledged so far is on disk, files included.
     fn sync(&self) -> Result<()>;
 }

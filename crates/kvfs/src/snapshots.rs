@@ -102,8 +102,7 @@ impl Views {
 
     /// Drops a snapshot. Clones of it stay.
     pub fn drop_snapshot(&self, name: &str) -> Result<()> {
-        self.shared.watchers.write_back(Wait::ButForLocks)?;
-        self.commit_others(None);
+        self.commit_written()?;
         self.shared.db.drop_snapshot(name)?;
         self.close(&ViewId::Snapshot(name.into()));
         Ok(())
@@ -111,6 +110,7 @@ impl Views {
 
     /// Makes a branch out of a snapshot.
     pub fn clone_snapshot(&self, snapshot: &str, name: &str) -> Result<()> {
+        self.commit_written()?;
         self.shared.db.clone_snapshot(snapshot, name)?;
         if !self.shared.mainline.core.options.read_only {
             self.shared.mainline.count_clone(name);
@@ -277,6 +277,15 @@ impl Views {
     /// Makes the kernel write back all data that programs have written, in every view.
     pub fn hand_over_written(&self) -> Result<()> {
         self.shared.watchers.write_back(Wait::ForAll)
+    }
+
+    /// Commits everything that programs have written in the mainline and in all views, including
+    /// data that the kernel holds back. To be called before a change of the store that is on disk at
+    /// once, such as the drop of a dictionary: what was written before is then on disk with it.
+    pub fn commit_written(&self) -> Result<()> {
+        self.shared.watchers.write_back(Wait::ButForLocks)?;
+        self.commit_others(None);
+        Ok(())
     }
 
     /// Commits everything in the mainline and in all clones, including data that the kernel holds

@@ -45,17 +45,21 @@ pub fn dict(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             if selected.existing_at(&s.place, s.db())?.is_some() {
                 return Err(Failure::request("such a dictionary exists: DICT SET changes it"));
             }
+            s.shared.owner.transactions().commit_written()?;
             s.db().create_dictionary_in(&branch, selected.name(), options)?;
             out.ok();
             Ok(())
         }
         (c, n) if is(c, "set") && pairs && n > 3 => {
             let info = existing(s, args.at(2))?;
+            s.shared.owner.transactions().commit_written()?;
             s.db().set_dictionary_options(info.id, changed(info.options, args)?)?;
             out.ok();
             Ok(())
         }
         (c, 3) if is(c, "drop") => {
+            // A copy of its tuples may be in a file that was just written.
+            s.shared.owner.transactions().commit_written()?;
             // Under these locks no command can find one dictionary without the other, or write into
             // them while they are dropped.
             let _held = s.shared.locks.all();

@@ -1,4 +1,4 @@
-//! A file that is moved out of a clone into the store lies in one of them after every kill.
+//! What is moved from one place of a store to another lies in one of them after every kill.
 
 use std::fs;
 use std::io::Write;
@@ -85,4 +85,29 @@ fn a_file_is_in_the_clone_or_in_the_store_whenever_the_daemon_is_killed() {
     }
     succeeds(&mut p.umount());
     succeeds(kvfs(&["check"]).arg(p.store()).stdin(Stdio::null()));
+}
+
+#[test]
+fn a_value_that_was_copied_to_a_file_is_there_when_its_dictionary_is_not() {
+    let Some(p) = Place::new() else { return };
+    p.mounted();
+    let value = "v".repeat(20_000);
+    for (round, in_clone) in [false, true].into_iter().enumerate() {
+        let root = if in_clone { p.mnt().join(".kvfs/clone/work") } else { p.mnt() };
+        if in_clone {
+            succeeds(&mut on(&p, &["snapshot", "create"], &["base"]));
+            succeeds(&mut on(&p, &["clone", "create"], &["base", "work"]));
+        }
+        let put = &mut kvfs(&["kv", "-d", "old", "put"]);
+        succeeds(put.arg(&root).args(["key", &value]).stdin(Stdio::null()));
+        let pid = p.pid();
+        // Neither the file nor its directory is synced.
+        let copy = root.join(format!("copy{round}"));
+        fs::write(&copy, &value).expect("written");
+        let drop_it = &mut kvfs(&["kv", "call"]);
+        succeeds(drop_it.arg(&root).args(["DICT", "DROP", "old"]).stdin(Stdio::null()));
+        killed(&p, pid);
+        assert!(holds(&copy, value.as_bytes()), "the dictionary is dropped, and the copy is lost");
+    }
+    succeeds(&mut p.umount());
 }

@@ -38,7 +38,16 @@ pub const STEPS: &[Step] = &[
     (&["Views::merge_fork"], merge_fork),
     (&["Views::follow"], follow),
     (&["Views::rebase"], rebase),
-    (&["Views::receive", "Views::rollback", "Views::sync_all", "Fs::sync_all"], receive),
+    (
+        &[
+            "Views::receive",
+            "Views::rollback",
+            "Views::commit_written",
+            "Views::sync_all",
+            "Fs::sync_all",
+        ],
+        receive,
+    ),
     (&["Views::settle", "Views::go_down"], go_down),
 ];
 
@@ -258,6 +267,7 @@ fn receive(w: &mut World) -> Result<()> {
     w.views.drop_snapshot("sent")?;
     let into = ReceiveOptions { branch: "received".into(), ..ReceiveOptions::default() };
     w.views.receive(File::open(&path).expect("there"), &into)?;
+    w.views.commit_written()?;
     w.fs().sync_all()?;
     w.views.rollback("one")?;
     w.settle()?;

@@ -105,6 +105,10 @@ impl Transactions for OverFiles {
         self.0.commit_with(id, options).map_err(of_store)
     }
 
+    fn commit_written(&self) -> Result<()> {
+        self.0.commit_written().map_err(of_store)
+    }
+
     fn revision(&self, id: TransactionId) -> Result<Revision> {
         self.0.revision(id).map_err(of_store)
     }

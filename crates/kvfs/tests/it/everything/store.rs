@@ -208,6 +208,12 @@ pub fn sync(w: &mut World, site: &Site) -> Result<(), Dead> {
 
 /// Everything of the mainline and the clones, or of these alone.
 pub fn sync_views(w: &mut World) -> Result<(), Dead> {
+    if w.random.one_in(4) {
+        w.call(&["Views::commit_written"]);
+        if let Err(e) = w.views.commit_written() {
+            return w.judge(&mainline(), e, "commit_written", &[]);
+        }
+    }
     w.call(&["Views::sync_all", "Views::shutdown"]);
     // Without the mainline it is what an adapter does when the kernel has nothing any more.
     let only_clones = !w.kernel.holds() && w.random.one_in(3);
