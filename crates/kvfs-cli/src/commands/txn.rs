@@ -105,15 +105,20 @@ enum Action {
         #[command(flatten)]
         detail: Detail,
     },
-    /// Revert the changes of a transaction at these paths and below them; all others stay.
+    /// Revert the changes of a transaction at these paths and below them, and of these keys; all
+    /// others stay.
     Revert {
         /// Directory a store is mounted on.
         mount: PathBuf,
         /// Number of the transaction.
         id: u64,
         /// Paths to revert, from the root of the store, as `diff` shows them. "." means all files.
-        #[arg(required = true)]
+        #[arg(required_unless_present = "keys")]
         paths: Vec<OsString>,
+        /// Key to revert, with its elements and its deadline, as `diff` shows it: dictionary:key.
+        /// May be repeated.
+        #[arg(long = "key", value_name = "DICTIONARY:KEY")]
+        keys: Vec<OsString>,
     },
     /// Commit a transaction: make its changes part of the store, all at once.
     Commit {
@@ -261,7 +266,7 @@ fn act(action: Action, output: &Output) -> Outcome {
         Action::List { mount, tree } => list(&mount, tree, output),
         Action::Status { mount, id } => status(&mount, id, output),
         Action::Diff { mount, id, paths, detail } => diff(&mount, id, &paths, detail, output),
-        Action::Revert { mount, id, paths } => revert(&mount, id, &paths, output),
+        Action::Revert { mount, id, paths, keys } => revert(&mount, id, &paths, &keys, output),
         Action::Commit { mount, id, only_if, abort_nested, no_sync } => {
             let (mut mounted, id) = named(&mount, id)?;
             let how =
@@ -366,7 +371,13 @@ fn diff(
     Ok(())
 }
 
-fn revert(mount: &Path, id: u64, paths: &[OsString], output: &Output) -> Outcome {
+fn revert(
+    mount: &Path,
+    id: u64,
+    paths: &[OsString],
+    keys: &[OsString],
+    output: &Output,
+) -> Outcome {
     let (mut mounted, id) = named(mount, Some(id))?;
     let changes = Changes::of(&mut mounted, id, Wanted::default())?;
     // Look up all paths before anything is reverted.
@@ -374,8 +385,11 @@ fn revert(mount: &Path, id: u64, paths: &[OsString], output: &Output) -> Outcome
     for path in paths {
         choices.extend(changes.choices_at(path.as_bytes())?);
     }
+    for key in keys {
+        choices.push(changes.choice_of_key(key.as_bytes())?);
+    }
     changes.revert(&mut mounted, id, &Choice::distinct(choices))?;
-    output.print("", json!({"reverted": paths.len()}))
+    output.print("", json!({"reverted": paths.len() + keys.len()}))
 }
 
 /// Returns the transactions in the order of the list, each with its nesting depth; with `tree`,

@@ -143,3 +143,30 @@ fn a_key_that_is_left_out_keeps_its_elements_and_its_deadline() {
     assert_eq!(say(&mut client, "ZSCORE zset a"), Reply::Bulk("1".into()), "{said}");
     assert_eq!(say(&mut client, "EXISTS set"), Reply::Integer(0), "{said}");
 }
+
+#[test]
+fn keys_are_reverted_by_the_names_that_a_list_shows() {
+    let Some(mount) = Mount::new() else { return };
+    let root = mount.root();
+    let mut client = client(&mount);
+    let Reply::Integer(id) = say(&mut client, "TXN BEGIN") else { panic!("a number") };
+    say(&mut client, &format!("TXN JOIN {id}"));
+    CHANGES.iter().for_each(|command| drop(say(&mut client, command)));
+    let id = id.to_string();
+    let revert = |words: &[&str]| {
+        let mut command = kvfs(&["txn", "revert"]);
+        command.arg(&root).arg(&id).args(words);
+        crate::place::output(&mut command)
+    };
+    // A list is looked up as a whole before anything is reverted.
+    let said = revert(&["--key", "0:hash", "--key", "0:none"]);
+    assert_eq!(said.status.code(), Some(3), "{}", String::from_utf8_lossy(&said.stderr));
+    assert!(String::from_utf8_lossy(&said.stderr).contains("no key 0:none was changed"));
+    let keys = ["0:hash", "0:list", "0:set", "0:stays", "0:zset"];
+    let words: Vec<&str> = keys.iter().flat_map(|key| ["--key", key]).collect();
+    assert!(revert(&words).status.success());
+    let said = succeeds(kvfs(&["txn", "diff"]).arg(&root).arg(&id));
+    let left = ["M key 0:string string of 3 B → set of 1 member", "1 key changed"];
+    assert_eq!(lines(&said), left);
+    assert_eq!(revert(&[]).status.code(), Some(2), "neither a path nor a key");
+}

@@ -16,7 +16,7 @@ use rustix::fs::{Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, XattrFlags};
 
 use super::anchors::Anchors;
 use super::file::{File, XATTR};
-use super::keys::KeyChange;
+use super::keys::{Key, KeyChange};
 use super::paint::{Paint, Style};
 use super::renames::{self, Renames};
 use super::{Changes, Detail};
@@ -214,6 +214,24 @@ impl Changes {
             }
         }
         Ok(touched)
+    }
+
+    /// Returns the choice of a key that has this name in lists: dictionary:key, with escapes or
+    /// without.
+    pub fn choice_of_key(&self, name: &[u8]) -> Outcome<Choice> {
+        let is_it = |key: &Key| match &key.what {
+            KeyChange::One(differs) => {
+                let whole = [key.dictionary.as_bytes(), b":", &differs.key].concat();
+                whole == name || text::show(&whole).as_bytes() == name
+            }
+            // It is taken or left with the whole transaction.
+            KeyChange::Range { .. } => false,
+        };
+        let found = self.keys.iter().position(is_it).ok_or_else(|| {
+            let what = format!("no key {} was changed", text::show(name));
+            Failure::new(Exit::NotFound, what).hint("a key is named dictionary:key")
+        })?;
+        Ok(Choice { files: Vec::new(), key: Some(found), tops: BTreeSet::new() })
     }
 
     /// Returns the contents that differ in a choice as a patch.
