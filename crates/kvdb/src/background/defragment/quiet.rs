@@ -42,6 +42,9 @@ pub(super) struct Aging {
     left: u64,
     /// The ranges of the order that the last pass has passed, if it did not come to the end.
     reached: u64,
+    /// The bytes that commits had brought when passes went on after these ranges. Values of ranges
+    /// that had been passed before may be among them.
+    missed: u64,
     /// Clients have ended the last pass.
     unfinished: bool,
 }
@@ -50,13 +53,17 @@ impl Aging {
     /// Returns whether a pass is due, if the store has `live` bytes and commits have placed
     /// `placed` bytes so far.
     fn is_due(&self, placed: u64, live: u64) -> bool {
-        self.unfinished || placed.saturating_sub(self.seen) >= AGED_LEAST.max(live / AGED_PART)
+        let fresh = placed.saturating_sub(self.seen);
+        // The next pass finds what was missed only if it begins at the beginning.
+        let missed = if self.reached == 0 { self.missed } else { 0 };
+        self.unfinished || fresh.saturating_add(missed) >= AGED_LEAST.max(live / AGED_PART)
     }
 
     /// Notes that a pass begins.
     fn begin(&mut self, placed: u64) {
         let fresh = placed.saturating_sub(self.seen);
         self.seen = placed;
+        self.missed = if self.reached == 0 { 0 } else { self.missed.saturating_add(fresh) };
         self.left = self.left.saturating_add(fresh.saturating_mul(TIMES));
         self.unfinished = false;
     }
@@ -182,6 +189,24 @@ mod tests {
         assert!(!aging.is_due(5 * MIB, 0), "nothing was written since");
         aging.end(7 * MIB, Some(&Laid { copied: 6 * MIB, reached: None }), true);
         assert_eq!(aging, Aging { seen: 5 * MIB, left: 3 * MIB, ..Aging::default() });
+    }
+
+    #[test]
+    fn what_came_while_a_pass_was_interrupted_is_a_reason_for_another_one() {
+        let mut aging = Aging::default();
+        aging.begin(8 * MIB);
+        aging.end(MIB, Some(&Laid { copied: MIB, reached: Some(70) }), true);
+        // The pass goes on after the ranges in which this may be.
+        aging.begin(13 * MIB);
+        assert_eq!(aging.missed, 5 * MIB);
+        aging.end(MIB, Some(&Laid { copied: MIB, reached: Some(90) }), false);
+        assert!(!aging.is_due(13 * MIB, 0), "a further one would not begin at the beginning");
+        aging.begin(17 * MIB);
+        aging.end(MIB, Some(&Laid { copied: MIB, reached: None }), false);
+        assert!(aging.is_due(17 * MIB, 72 * MIB) && !aging.is_due(17 * MIB, 80 * MIB));
+        aging.begin(17 * MIB);
+        aging.end(0, None, false);
+        assert!(!aging.is_due(17 * MIB, 0), "it comes to rest, even if there is no room");
     }
 
     #[test]
