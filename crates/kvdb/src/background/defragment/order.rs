@@ -151,7 +151,8 @@ pub(super) struct Course<'a> {
 pub(super) struct Laid {
     /// Bytes of values that were copied.
     pub copied: u64,
-    /// The number of ranges that it has passed, if it has ended before the end of the order.
+    /// The number of ranges that it has passed or passed over, if it has ended before the end of
+    /// the order.
     pub reached: Option<u64>,
 }
 
@@ -309,7 +310,9 @@ impl<'a> Pass<'a> {
         if !(self.course.gives_up)() {
             self.replace_references()?;
         }
-        Ok(Laid { copied: self.copied, reached: self.ended.then_some(self.passed) })
+        // A pass that ends among the ranges that it passes over has taken none of them back.
+        let reached = self.passed.max(self.course.skip);
+        Ok(Laid { copied: self.copied, reached: self.ended.then_some(reached) })
     }
 }
 
@@ -480,6 +483,53 @@ impl Defragmenter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Kvdb;
+
+    /// Visits this number of ranges of a dictionary.
+    struct Ranges(DictionaryId, u64);
+
+    impl ValueOrder for Ranges {
+        fn dictionaries(&self, _: &View) -> Vec<DictionaryId> {
+            vec![self.0]
+        }
+
+        fn visit(&self, _: &View, visit: &mut VisitRange<'_>) -> Result<()> {
+            for _ in 0..self.1 {
+                if visit(self.0, b"a", b"b")?.is_break() {
+                    break;
+                }
+            }
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_pass_that_ends_before_the_ranges_that_are_left_has_lost_nothing() {
+        let db = Kvdb::in_memory();
+        let dict = db.open_dictionary("d").expect("a fresh store").id();
+        let bounds = Bounds::of(1, 1 << 30, 1 << 30, 0, PORTION_BYTES).expect("small blocks");
+        let reached = |ranges: u64, skip: u64, most: u32| {
+            let asked = std::cell::Cell::new(0);
+            let ends = || asked.replace(asked.get() + 1) >= most;
+            let course = Course {
+                evacuate: None,
+                kept: BTreeSet::new(),
+                skip,
+                ends: &ends,
+                gives_up: &|| true,
+                tell: &|_| {},
+            };
+            let dictionaries = BTreeSet::from([dict]);
+            let order = Ranges(dict, ranges);
+            let laid = db.defragmenter().pass(&order, &dictionaries, bounds, course);
+            laid.expect("there is nothing to lay").reached
+        };
+        assert_eq!(reached(9, 0, 4), Some(4));
+        assert_eq!(reached(9, 6, 4), Some(6), "it is still among those that are passed over");
+        assert_eq!(reached(9, 6, 7), Some(7));
+        assert_eq!(reached(9, 6, 100), None);
+        assert_eq!(reached(9, 20, 100), None, "there are fewer by now");
+    }
 
     #[test]
     fn a_place_is_visited_once_whatever_else_is_visited() {
