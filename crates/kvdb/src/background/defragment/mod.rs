@@ -376,10 +376,10 @@ impl Defragmenter {
     /// kept for reuse.
     pub(crate) fn at_rest(&self) -> bool {
         self.engine.zones.spare() == 0
-            && !self.progress().running
+            // None is due while one runs, so this is asked first: one may begin in between.
             && !self.holes_due()
-            && !self.is_laying()
-            && !self.is_aged()
+            && !self.progress().running
+            && !self.is_to_lay()
     }
 
     /// Starts automatically if there are too many holes.

@@ -90,8 +90,17 @@ impl Defragmenter {
             && self.engine.zones.remote_table().is_none()
     }
 
+    /// Returns whether a pass is requested, in progress or due.
+    pub(super) fn is_to_lay(&self) -> bool {
+        if !self.lays_when_quiet() {
+            return self.is_laying_or(|| false);
+        }
+        let (placed, live) = (self.engine.counters.placed(), self.holes().live);
+        self.is_laying_or(|| self.aging.lock().is_due(placed, live))
+    }
+
     /// Returns whether enough was written since the last pass for another one.
-    pub(super) fn is_aged(&self) -> bool {
+    fn is_aged(&self) -> bool {
         if !self.lays_when_quiet() {
             return false;
         }

@@ -87,9 +87,12 @@ impl Defragmenter {
         }
     }
 
-    /// Returns whether a pass that lays values is requested or in progress.
-    pub(super) fn is_laying(&self) -> bool {
-        self.state.lock().laying != Laying::Not
+    /// Returns whether a pass that lays values is requested or in progress, or due by `is_due`. None
+    /// begins or ends during the call: one that begins is not due any more, and one that ends may
+    /// be due again.
+    pub(super) fn is_laying_or(&self, is_due: impl FnOnce() -> bool) -> bool {
+        let state = self.state.lock();
+        state.laying != Laying::Not || is_due()
     }
 
     /// Ends a pass that lays values.
@@ -207,14 +210,15 @@ mod tests {
         let db = Kvdb::in_memory();
         let defragmenter = db.defragmenter();
         defragmenter.request_laying();
-        assert!(defragmenter.is_laying() && !defragmenter.is_requested());
+        let is_laying = || defragmenter.is_laying_or(|| false);
+        assert!(is_laying() && !defragmenter.is_requested());
         assert!(defragmenter.request(BY_ITSELF, true));
         assert_eq!(defragmenter.wait(|| false), Some(Wanted::Defragmentation(BY_ITSELF)));
         defragmenter.end();
         assert_eq!(defragmenter.wait(|| false), Some(Wanted::Laying));
-        assert!(defragmenter.is_laying());
+        assert!(is_laying());
         defragmenter.end_laying();
-        assert!(!defragmenter.is_laying());
+        assert!(!is_laying() && defragmenter.is_laying_or(|| true));
     }
 
     /// The store is closed when a defragmentation has been requested but not begun.
