@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use env::sync::Mutex;
 use env::thread;
 
-/// Calls `work` for each of `all`, on up to `most` threads, one of which is the caller's. After an
-/// error, which is returned, it begins no further call.
+/// Calls `work` for each of `all`, on up to `most` threads, one of which is the caller's. There are
+/// fewer if no more can be started. After an error, which is returned, it begins no further call.
 pub(super) fn at_once<T: Sync>(
     all: &[T],
     most: usize,
@@ -29,7 +29,10 @@ pub(super) fn at_once<T: Sync>(
     };
     thread::scope(|scope| {
         for _ in 1..all.len().min(most) {
-            scope.spawn(go_on);
+            if let Err(e) = thread::Builder::new().spawn_scoped(scope, go_on) {
+                tracing::debug!("no further thread for requests: {e}");
+                break;
+            }
         }
         go_on();
     });
