@@ -57,6 +57,8 @@ pub(super) struct Prefetch {
 
 #[derive(Default)]
 struct State {
+    /// Counts the states of the store that were shown.
+    shown: u64,
     /// Dictionaries that are fetched as a whole if there is room for them, until a read waits.
     untried: Vec<Untried>,
     /// The bytes of dictionaries that were fetched as a whole.
@@ -69,6 +71,14 @@ struct State {
     is_running: bool,
     /// The prefetch has stopped, for now or for good.
     is_stopped: bool,
+}
+
+impl State {
+    /// Returns whether this is what was begun with the number `shown`, and has not stopped. A stop
+    /// does not wait long, so the thread may come back when another state is shown.
+    fn is_of(&self, shown: u64) -> bool {
+        !self.is_stopped && self.shown == shown
+    }
 }
 
 /// A dictionary, by those of its runs that lie in object storage.
@@ -157,7 +167,8 @@ impl Prefetch {
         let version = db.engine.versions.load_full();
         let untried = Untried::of(&db.engine.zones, &version, &self.often, &self.seldom);
         let mut state = self.state.lock();
-        *state = State { untried, is_running: state.is_running, ..State::default() };
+        let (shown, is_running) = (state.shown + 1, state.is_running);
+        *state = State { shown, untried, is_running, ..State::default() };
     }
 
     /// Adds dictionaries before those that were not tried yet.
@@ -219,13 +230,14 @@ impl Prefetch {
     /// `false` if there is nothing more to do now.
     fn goes_on(&self) -> bool {
         let mut state = self.state.lock();
+        let shown = state.shown;
         if !state.is_stopped && !state.untried.is_empty() {
             let untried = std::mem::take(&mut state.untried);
             let most = WHOLE.min(self.most.saturating_sub(state.whole));
             drop(state);
-            let (bytes, walks) = self.fetch_whole(untried, most);
+            let (bytes, walks) = self.fetch_whole(untried, most, shown);
             let mut state = self.state.lock();
-            if !state.is_stopped {
+            if state.is_of(shown) {
                 state.whole += bytes;
                 state.walks.extend(walks);
             }
@@ -242,7 +254,7 @@ impl Prefetch {
         let mut state = self.state.lock();
         match announced {
             // The walk may belong to a state that is not shown any more.
-            _ if state.is_stopped => {}
+            _ if !state.is_of(shown) => {}
             Ok(Some(bytes)) => {
                 state.fetched += bytes;
                 state.walks.push_back(walk);
@@ -258,10 +270,10 @@ impl Prefetch {
         true
     }
 
-    /// Announces those dictionaries that fit as a whole, in their order. Returns their bytes, and
-    /// walks over the others that are read often.
-    fn fetch_whole(&self, untried: Vec<Untried>, most: u64) -> (u64, Vec<BlockWalk>) {
-        let goes_on = || !self.state.lock().is_stopped;
+    /// Announces those dictionaries of the state `shown` that fit as a whole, in their order. Returns
+    /// their bytes, and walks over the others that are read often.
+    fn fetch_whole(&self, untried: Vec<Untried>, most: u64, shown: u64) -> (u64, Vec<BlockWalk>) {
+        let goes_on = || self.state.lock().is_of(shown);
         let (mut all, mut walks) = (Units::default(), Vec::new());
         for Untried { runs, is_read_often } in untried {
             let runs: Vec<Arc<Run>> = runs.into_iter().map(|(_, run)| run).collect();
@@ -289,4 +301,29 @@ fn announce(walk: &mut BlockWalk) -> Result<Option<u64>> {
     let bytes = blocks.iter().map(|(_, len)| u64::from(*len)).sum();
     walk.cache().announce_blocks(blocks);
     Ok(Some(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_work_for_one_state_is_not_taken_for_that_of_the_next_one() {
+        let db = Kvdb::in_memory();
+        let prefetch = Prefetch {
+            often: Vec::new(),
+            seldom: Vec::new(),
+            most: MOST,
+            state: Mutex::default(),
+            ended: Condvar::new(),
+        };
+        prefetch.begin(&db.db);
+        let shown = prefetch.state.lock().shown;
+        assert!(prefetch.state.lock().is_of(shown));
+        prefetch.stop();
+        assert!(!prefetch.state.lock().is_of(shown));
+        prefetch.begin(&db.db);
+        let state = prefetch.state.lock();
+        assert!(!state.is_of(shown) && state.is_of(state.shown));
+    }
 }
