@@ -31,9 +31,9 @@ impl Units {
         for run in runs {
             let mut walk = BlockWalk::new(run.clone());
             while let Some(blocks) = walk.next_leaf()? {
-                add(&mut units.tuples, &blocks);
-                add(&mut units.filters, &walk.take_filters());
-                if units.bytes() > most || !goes_on() {
+                let fits = add(&mut units.tuples, &blocks, most)
+                    && add(&mut units.filters, &walk.take_filters(), most);
+                if !fits || units.bytes() > most || !goes_on() {
                     return Ok(None);
                 }
             }
@@ -74,12 +74,18 @@ impl Units {
     }
 }
 
-/// Adds the units in which these places lie, given by address and length.
-fn add(units: &mut BTreeSet<u64>, places: &[(u64, u32)]) {
-    for &(addr, len) in places {
-        let last = addr.saturating_add(u64::from(len).saturating_sub(1));
-        units.extend(addr / FETCHED..=last / FETCHED);
-    }
+/// Adds the units in which these places lie, given by address and length. Returns `false` as soon
+/// as there would be more than `most` bytes: the places in a damaged index have any length.
+fn add(units: &mut BTreeSet<u64>, places: &[(u64, u32)], most: u64) -> bool {
+    let most = most / FETCHED;
+    places.iter().all(|&(addr, len)| {
+        let last = addr.saturating_add(u64::from(len).saturating_sub(1)) / FETCHED;
+        let fits = last - addr / FETCHED < most;
+        if fits {
+            units.extend(addr / FETCHED..=last);
+        }
+        fits && units.len() as u64 <= most
+    })
 }
 
 #[cfg(test)]
@@ -88,8 +94,18 @@ mod tests {
 
     fn units(tuples: &[(u64, u32)]) -> Units {
         let mut units = Units::default();
-        add(&mut units.tuples, tuples);
+        assert!(add(&mut units.tuples, tuples, 1 << 20));
         units
+    }
+
+    #[test]
+    fn the_places_in_a_damaged_index_take_no_memory() {
+        let mut units = BTreeSet::new();
+        let places: Vec<(u64, u32)> = (0..1000).map(|n| (n << 40, u32::MAX)).collect();
+        assert!(!add(&mut units, &places, 4 * FETCHED) && units.is_empty());
+        let short: Vec<(u64, u32)> = (0..1000).map(|n| (n << 40, 1)).collect();
+        assert!(!add(&mut units, &short, 4 * FETCHED));
+        assert_eq!(units.len(), 5);
     }
 
     #[test]
