@@ -270,8 +270,8 @@ impl Prefetch {
         true
     }
 
-    /// Announces those dictionaries of the state `shown` that fit as a whole, in their order. Returns
-    /// their bytes, and walks over the others that are read often.
+    /// Announces those dictionaries of the state `shown` that fit as a whole, in their order.
+    /// Returns their bytes, and walks over the others that are read often.
     fn fetch_whole(&self, untried: Vec<Untried>, most: u64, shown: u64) -> (u64, Vec<BlockWalk>) {
         let goes_on = || self.state.lock().is_of(shown);
         let (mut all, mut walks) = (Units::default(), Vec::new());
