@@ -87,9 +87,9 @@ impl Defragmenter {
         }
     }
 
-    /// Returns whether a pass that lays values is requested or in progress, or due by `is_due`. None
-    /// begins or ends during the call: one that begins is not due any more, and one that ends may
-    /// be due again.
+    /// Returns whether a pass that lays values is requested or in progress, or due by `is_due`.
+    /// None begins or ends during the call: one that begins is not due any more, and one that ends
+    /// may be due again.
     pub(super) fn is_laying_or(&self, is_due: impl FnOnce() -> bool) -> bool {
         let state = self.state.lock();
         state.laying != Laying::Not || is_due()
