@@ -23,7 +23,8 @@ impl Defragmenter {
     /// Moves the values of dictionaries that have an order of their own out of the victims, in the
     /// order of their addresses. A value to which several runs refer is copied once. `between` is
     /// called with the bytes that were written since the last call, and returns whether to
-    /// continue; otherwise copies to which nothing refers yet are given up.
+    /// continue; otherwise copies to which nothing refers yet are given up. So they are when the
+    /// store runs short of space, since the evacuation can do without them.
     pub(super) fn keep_order(
         &self,
         victims: &Victims,
@@ -33,9 +34,11 @@ impl Defragmenter {
         // The view pins the old places until their references were replaced.
         let view = self.engine.versions.view();
         let values = values_in(&view, &dictionaries, &victims.zones)?;
-        if values.is_empty() {
+        if values.is_empty() || !self.leaves_room() {
             return Ok(());
         }
+        // The view also keeps what other merges leave, and `between` may wait for long.
+        let mut goes_on = |moved| between(moved) && self.leaves_room();
         let trees = dictionaries.iter().filter_map(|dict| view.version.trees.get(dict));
         let lifetime = lifetime(&self.engine.zones, trees.flat_map(|tree| tree.runs()), BOTTOM);
         let evacuate = Some(Arc::new(victims.zones.clone()));
@@ -47,15 +50,20 @@ impl Defragmenter {
             relocation.push(e)?;
             let written = relocation.stats().written();
             if written >= told + STEP {
-                let goes_on = between(written - told);
-                told = written;
-                if !goes_on {
+                if !goes_on(written - told) {
                     return Ok(());
                 }
+                told = written;
             }
         }
-        self.replace_references(relocation, &dictionaries, between)?;
+        self.replace_references(relocation, &dictionaries, &mut goes_on)?;
         Ok(())
+    }
+
+    /// Returns whether commits and flushes have room without the space that a round pins.
+    fn leaves_room(&self) -> bool {
+        let needed = self.flusher.unflushed_bytes().saturating_add(STEP);
+        self.engine.zones.space().free_for_user > needed
     }
 }
 
