@@ -30,7 +30,9 @@ fn after_quiet(
     let open = OpenOptions {
         threads: true,
         flush_interval: Duration::from_millis(10),
-        idle_flush: Duration::from_millis(100),
+        // Hundreds of files are saved between two commits. A pass that began then would take what
+        // was written by then as its measure, and the rest might be too little for another one.
+        idle_flush: Duration::from_secs(2),
         lay_when_quiet,
         ..options(MEMORY)
     };
