@@ -10,8 +10,8 @@ use zones::{FormatOptions, MemoryDevice, Purpose, ZONE_SIZE, ZoneId, Zones};
 
 const ZONE: ZoneId = ZoneId(3);
 
-/// Requests that are sent together arrive within this time.
-const QUIET: Duration = Duration::from_millis(150);
+/// Requests that are sent together arrive within this time, even on a machine with much to do.
+const QUIET: Duration = Duration::from_millis(300);
 
 /// A local file of a zone full of 1s, which lies in that many objects of the same length.
 fn local_file(pieces: u32) -> (Arc<Zones>, Arc<RoundObjects>) {
