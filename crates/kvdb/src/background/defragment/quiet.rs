@@ -28,6 +28,10 @@ const AGED_PART: u64 = 8;
 const AGED_LEAST: u64 = 4 << 20;
 /// The bytes that passes may write for each one that commits have placed.
 const TIMES: u64 = 2;
+/// The passes that clients may end one after the other although none of them has got any further.
+/// Each walks from the beginning of the order to the ranges that are left. If clients read more
+/// often than this takes, such walks would keep the device busy without end.
+const IN_VAIN: u32 = 8;
 /// The values that are copied before references are replaced, bytes. This is also what is still
 /// written for when clients come.
 const PORTION: u64 = 32 << 20;
@@ -45,8 +49,10 @@ pub(super) struct Aging {
     /// The bytes that commits had brought when passes went on after these ranges. Values of ranges
     /// that had been passed before may be among them.
     missed: u64,
-    /// Clients have ended the last pass.
+    /// Clients have ended the last pass, and it is to go on without another byte.
     unfinished: bool,
+    /// The number of passes that clients have ended since one has got further.
+    in_vain: u32,
 }
 
 impl Aging {
@@ -65,7 +71,9 @@ impl Aging {
         self.seen = placed;
         self.missed = if self.reached == 0 { 0 } else { self.missed.saturating_add(fresh) };
         self.left = self.left.saturating_add(fresh.saturating_mul(TIMES));
-        self.unfinished = false;
+        if !std::mem::take(&mut self.unfinished) {
+            self.in_vain = 0;
+        }
     }
 
     /// Notes that `written` bytes were written, and what was laid, if anything could be. The pass
@@ -73,8 +81,11 @@ impl Aging {
     fn end(&mut self, written: u64, laid: Option<&Laid>, disturbed: bool) {
         self.left = self.left.saturating_sub(written);
         if let Some(laid) = laid {
-            self.reached = laid.reached.unwrap_or(0);
-            self.unfinished = disturbed && laid.reached.is_some();
+            let reached = laid.reached.unwrap_or(0);
+            let got_further = laid.copied > 0 || reached > self.reached;
+            self.in_vain = if got_further { 0 } else { self.in_vain.saturating_add(1) };
+            self.reached = reached;
+            self.unfinished = disturbed && laid.reached.is_some() && self.in_vain < IN_VAIN;
         }
     }
 }
@@ -198,6 +209,25 @@ mod tests {
         assert!(!aging.is_due(5 * MIB, 0), "nothing was written since");
         aging.end(7 * MIB, Some(&Laid { copied: 6 * MIB, reached: None }), true);
         assert_eq!(aging, Aging { seen: 5 * MIB, left: 3 * MIB, ..Aging::default() });
+    }
+
+    #[test]
+    fn passes_that_get_no_further_come_to_rest_until_more_is_written() {
+        let mut aging = Aging::default();
+        for placed in [8 * MIB, 12 * MIB] {
+            let mut passes = 0;
+            while aging.is_due(placed, 0) {
+                aging.begin(placed);
+                // The first one gets further.
+                aging.end(0, Some(&Laid { copied: 0, reached: Some(70) }), true);
+                passes += 1;
+                assert!(passes <= 2 * IN_VAIN, "it comes to rest");
+            }
+            assert!(passes >= IN_VAIN, "a client who comes once is no reason to give up");
+        }
+        aging.begin(16 * MIB);
+        aging.end(MIB, Some(&Laid { copied: MIB, reached: Some(70) }), true);
+        assert!(aging.is_due(16 * MIB, 0), "it goes on within a long range");
     }
 
     #[test]
