@@ -307,7 +307,10 @@ impl Writer<'_> {
         };
         thread::scope(|scope| {
             for _ in 1..queued.len() {
-                scope.spawn(write);
+                if let Err(e) = thread::Builder::new().spawn_scoped(scope, write) {
+                    tracing::debug!("no further thread for objects: {e}");
+                    break;
+                }
             }
             write();
         });

@@ -3,7 +3,8 @@
 
 use env::sync::{Condvar, Mutex};
 
-/// The most requests in flight.
+/// The most requests in flight. A request for a range whose pieces lie in several objects counts as
+/// one, though it asks for up to four of these at the same time.
 pub(super) const AT_ONCE: usize = 64;
 
 /// Limits the requests in flight, and the bytes that they bring.
