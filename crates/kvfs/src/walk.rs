@@ -52,17 +52,26 @@ struct StoredSizes {
 
 impl StoredSizes {
     /// Returns the attributes of an inode. If its pages may be compressed, their references are
-    /// read, which have their lengths on the device.
+    /// read, which have their lengths on the device. If these cannot be read, the file counts with
+    /// all of its pages: a tree of which some pages are damaged still has all of its names.
     fn shown(
         &mut self,
         view: &View,
         layout: Layout,
         (ino, attr, xattrs): (Ino, &Attributes, Option<&Xattrs>),
-    ) -> Result<Attr> {
+    ) -> Attr {
         let mut shown = attr.public(ino);
-        if !matches!(attr.body, Body::Paged(1..)) || !compress::may_apply(xattrs, self.default) {
-            return Ok(shown);
+        if matches!(attr.body, Body::Paged(1..)) && compress::may_apply(xattrs, self.default) {
+            match self.bytes_of(view, layout, ino) {
+                Ok(bytes) => shown.blocks = bytes.div_ceil(512),
+                Err(e) => tracing::warn!(ino, "the stored size of a file is not known: {e}"),
+            }
         }
+        shown
+    }
+
+    /// Returns the bytes that the pages of a file take as they are stored.
+    fn bytes_of(&mut self, view: &View, layout: Layout, ino: Ino) -> Result<u64> {
         let pages = match &mut self.pages {
             Some(pages) => pages,
             none => none.insert(view.stored_tuples(layout.dmap)?),
@@ -74,8 +83,7 @@ impl StoredSizes {
         {
             bytes = bytes.saturating_add(page.stored_bytes() as u64);
         }
-        shown.blocks = bytes.div_ceil(512);
-        Ok(shown)
+        Ok(bytes)
     }
 }
 
@@ -98,7 +106,7 @@ impl Fs {
         let node = view.get(layout.imap, &layout::node_key(from))?.ok_or(Error::Stale(from))?;
         let (attr, xattrs, _) = layout::decode_node(from, &node)?;
         let mut sizes = StoredSizes { default: self.core.options.compress, pages: None };
-        let top = sizes.shown(&view, layout, (from, &attr, xattrs.as_ref()))?;
+        let top = sizes.shown(&view, layout, (from, &attr, xattrs.as_ref()));
         Ok(Walk {
             top: Some(fs.core.promises.shown(top)),
             fs,
@@ -198,7 +206,7 @@ impl Directory {
             };
             let node = node.ok_or_else(|| corrupt("names it, and it does not exist"))?;
             let (attr, xattrs, _) = layout::decode_node(ino, &node)?;
-            let attr = sizes.shown(view, layout, (ino, &attr, xattrs.as_ref()))?;
+            let attr = sizes.shown(view, layout, (ino, &attr, xattrs.as_ref()));
             if (attr.kind == FileKind::Dir) != (kind == FileKind::Dir) {
                 return Err(corrupt("says that it is of another kind"));
             }

@@ -12,7 +12,7 @@ use kvfs::{
     COMPRESS_ATTRIBUTE, Compress, FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr, ViewId,
     Whole, XattrFlags,
 };
-use zones::{CrashDevice, Device};
+use zones::{CrashDevice, Device, Fault, FaultDevice, FaultKind, MemoryDevice, Operation};
 
 use crate::world::{USER, World, fails};
 
@@ -189,6 +189,55 @@ fn a_walk_counts_what_is_stored_and_stat_what_was_written() {
     assert!(blocks[&log] < 20 * 8);
     let alone = w.fs.walk(log).unwrap().next().unwrap().unwrap().attr.blocks;
     assert_eq!(alone, blocks[&log]);
+}
+
+/// A walk reads the references to the pages of compressed files for their sizes only.
+#[test]
+fn a_walk_has_the_names_of_files_whose_pages_cannot_be_found() {
+    let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
+    let env = Arc::new(Simulated::new(3));
+    let options = CreateOptions { open: open_options(), ..CreateOptions::default() };
+    let db = Kvdb::create(device.clone(), env.clone(), options).unwrap();
+    let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
+    set(&fs, ROOT, Compress::Lz4);
+    for name in [b"a", b"b"] {
+        let file = fs.mknod(ROOT, name, FileKind::File, 0o644, 0, USER).unwrap().ino;
+        fs.write(file, 0, &text(40), Default::default()).unwrap();
+    }
+    fs.shutdown().unwrap();
+    db.flush().unwrap();
+    db.close().unwrap();
+    drop((fs, db));
+    let walked = |fs: &Fs| {
+        let (mut walk, mut all) = (fs.walk(ROOT)?, Vec::new());
+        while let Some(walked) = walk.next()? {
+            all.push((walked.path.to_vec(), walked.attr.blocks));
+        }
+        Ok::<_, kvfs::Error>(all)
+    };
+    let mut blocks = Vec::new();
+    for after in 0.. {
+        // The store is opened with nothing in memory.
+        let env = Arc::new(Simulated::new(3));
+        let (db, _) = Kvdb::open(device.clone(), env.clone(), open_options()).unwrap();
+        let fs = Fs::open(db, env, FsOptions::default()).unwrap();
+        let struck = device.struck();
+        device.inject(Fault::once(Operation::Read, FaultKind::Error).after(after));
+        let found = walked(&fs);
+        device.clear();
+        if let Ok(found) = found {
+            let names: Vec<&[u8]> = found.iter().map(|(path, _)| &path[..]).collect();
+            assert_eq!(names, [&b""[..], b"a", b"b"], "read {after} failed");
+            blocks.push(found[1].1);
+        }
+        if device.struck() == struck {
+            break;
+        }
+    }
+    // No read has failed in the last walk.
+    let (last, others) = blocks.split_last().unwrap();
+    assert!(*last < 20 * 8, "{last}");
+    assert!(others.contains(&(40 * 8)), "all pages count where they are not found: {others:?}");
 }
 
 #[test]
