@@ -9,7 +9,8 @@ use std::collections::HashSet;
 
 use bytes::Bytes;
 use kvfs::{
-    Caller, FileKind, Fs, Ino, ROOT, SetAttr, TimeSet, Untold, Whole, WriteHints, XattrFlags,
+    COMPRESS_ATTRIBUTE, Caller, FileKind, Fs, Ino, ROOT, SetAttr, TimeSet, Untold, Whole,
+    WriteHints, XattrFlags,
 };
 use serde::Serialize;
 
@@ -414,12 +415,19 @@ impl Importer {
 
     /// Makes the file being received, because its data is too much to collect, or is out of order.
     fn make_gathered(&mut self) -> Outcome {
-        let Some(Open { at: At::Gathered { parent, name, all, pieces }, path, .. }) = &self.file
+        let Some(Open { at: At::Gathered { parent, name, all, pieces }, path, meta, .. }) =
+            &self.file
         else {
             return Ok(());
         };
         let made = self.fs.mknod(*parent, name, FileKind::File, 0o600, 0, self.caller);
         let ino = made.map_err(|e| cannot("make", path, e))?.ino;
+        // Pages of a large file are committed, and compressed, before its other attributes are set.
+        // If this one is refused, it is left out then.
+        let ways = meta.xattrs.iter().filter(|(name, _)| name == COMPRESS_ATTRIBUTE.as_bytes());
+        for (name, value) in ways {
+            let _ = self.fs.setxattr(ino, name, value, XattrFlags::Any);
+        }
         let data = if all.is_empty() { Bytes::copy_from_slice(pieces) } else { all.clone() };
         if let Some(file) = &mut self.file {
             file.at = At::Made(ino);
@@ -546,4 +554,55 @@ impl Importer {
 
 fn cannot(doing: &str, path: &[u8], error: kvfs::Error) -> Failure {
     tree::failure(format!("cannot {doing} {}", text::show(path)), error)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use kvdb::Kvdb;
+    use kvfs::{FsOptions, Timestamp};
+
+    use super::*;
+
+    #[test]
+    fn a_large_file_is_compressed_by_the_way_that_the_archive_tells() {
+        let db = Kvdb::in_memory();
+        // Pages are committed long before the file is complete.
+        let options = FsOptions { write_buffer: 1 << 20, ..FsOptions::default() };
+        let env = Arc::new(env::Simulated::new(1));
+        let fs = Fs::open(db.clone(), env, options).expect("a file system");
+        let way = (COMPRESS_ATTRIBUTE.as_bytes().to_vec(), b"zstd".to_vec());
+        let meta = Meta {
+            perm: 0o644,
+            uid: 1,
+            gid: 1,
+            mtime: Timestamp { secs: 1, nanos: 0 },
+            atime: None,
+            xattrs: vec![way],
+        };
+        let mut importer = Importer::new(fs.clone(), b"/", Caller::default()).expect("a directory");
+        let mut text = b"a line of a text like many others\n".repeat(PIECE / 32);
+        text.truncate(PIECE);
+        let size = 4 * PIECE as u64;
+        importer.take(Item::File { path: b"log".to_vec(), meta, size }).expect("made");
+        for n in 0..4 {
+            let (at, bytes) = (n * PIECE as u64, Bytes::copy_from_slice(&text));
+            importer.take(Item::Data { at, bytes }).expect("written");
+        }
+        importer.take(Item::End).expect("complete");
+        importer.finish().expect("all is made");
+        fs.shutdown().expect("written");
+        db.flush().expect("flushed");
+        let dmap = db.dictionary("dmap").expect("the pages");
+        let view = db.view();
+        let mut pages = view.stored_tuples(dmap).expect("pages");
+        let mut count = 0;
+        while pages.advance().expect("a page") {
+            let stored = pages.current().map_or(0, |page| page.stored_bytes());
+            assert!(stored < 2048, "page {count} takes {stored} bytes");
+            count += 1;
+        }
+        assert_eq!(count, size / 4096);
+    }
 }
