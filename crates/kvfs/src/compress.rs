@@ -119,8 +119,9 @@ pub(crate) fn announce(
 
 /// Tells the store the ways of the files of which a client changes pages, where a server has the
 /// store. The client commits the node of a file together with its pages, so the changes have the
-/// attribute. Those that cannot be read are for the client's own checks, and tell nothing.
-pub fn announce_ways(db: &Kvdb, changes: &[ServedChange]) {
+/// attribute; `default` is the way of files without it. Changes that cannot be read are for the
+/// client's own checks, and tell nothing.
+pub fn announce_ways(db: &Kvdb, changes: &[ServedChange], default: Option<Compress>) {
     let puts = || {
         changes.iter().filter_map(|change| match change {
             ServedChange::Put(dict, key, value) => Some((*dict, key, value)),
@@ -146,7 +147,7 @@ pub fn announce_ways(db: &Kvdb, changes: &[ServedChange]) {
         };
         let Some(dmap) = tables.values().find(is_changed) else { continue };
         let Ok((_, xattrs, _)) = layout::decode_node(ino, value) else { continue };
-        let codec = way_of(xattrs.as_ref()).map(Compress::codec);
+        let codec = way_of(xattrs.as_ref()).or(default).map(Compress::codec);
         // It fails only for prefixes of different lengths.
         let _ = db.set_codec_of_series(dmap.id, &layout::pages_of(ino), codec);
     }

@@ -114,7 +114,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let fs = args.write.then(|| store.served_file_system()).transpose()?;
     let views = fs.clone().map(|fs| Views::new(store.db.clone(), fs));
     let db = &store.db;
-    let of = |views| ServedFiles { db: db.clone(), views, is_mounted: false };
+    let of = |views| ServedFiles { db: db.clone(), views, is_mounted: false, compress: None };
     let files = views.clone().map(of);
     let served = args.store.shown();
     let serving: Box<dyn std::any::Any> = match at {

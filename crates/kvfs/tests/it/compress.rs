@@ -394,18 +394,24 @@ fn the_changes_of_a_client_are_stored_by_the_ways_of_their_files() {
         // Nothing is known of the files any more.
         w.db.set_codec_of_series(dmap, &node, None).unwrap();
     }
-    kvfs::announce_ways(&w.db, &changes);
-    let mut batch = Batch::new();
-    for change in changes {
-        let ServedChange::Put(dict, key, value) = change else { continue };
-        batch.put(dict, key, value);
-    }
-    w.db.commit(batch, Durability::Synced).unwrap();
-    assert!(stored(&w.db, "", files[0])[0] < PAGE / 2);
-    assert_eq!(stored(&w.db, "", files[1]), [PAGE]);
+    let commit_by = |default| {
+        kvfs::announce_ways(&w.db, &changes, default);
+        let mut batch = Batch::new();
+        for change in &changes {
+            let ServedChange::Put(dict, key, value) = change else { continue };
+            batch.put(*dict, key.clone(), value.clone());
+        }
+        w.db.commit(batch, Durability::Synced).unwrap();
+        files.map(|file| stored(&w.db, "", file)[0])
+    };
+    let [packed, plain] = commit_by(None);
+    assert!(packed < PAGE / 2 && plain == PAGE, "{packed} and {plain} bytes");
+    // The mount of the server has a way for files without one.
+    let [packed, plain] = commit_by(Some(Compress::Lz4));
+    assert!(packed < PAGE / 2 && plain < PAGE / 2, "{packed} and {plain} bytes");
     // Changes that mean nothing are left to others.
     let odd = ServedChange::Put(imap, vec![7; 9].into(), vec![0xff; 30].into());
-    kvfs::announce_ways(&w.db, &[odd]);
+    kvfs::announce_ways(&w.db, &[odd], Some(Compress::Auto));
 }
 
 fn open_options() -> OpenOptions {

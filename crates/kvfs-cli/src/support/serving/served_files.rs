@@ -10,7 +10,7 @@ use kvdb::{
     TransactionOptions,
 };
 use kvdb_wire::Host;
-use kvfs::{ViewId, Views};
+use kvfs::{Compress, ViewId, Views};
 
 use crate::support::serving::served_reviews;
 use crate::support::serving::transactions::of_store;
@@ -21,6 +21,8 @@ pub struct ServedFiles {
     pub views: Views,
     /// This process has the files mounted, too.
     pub is_mounted: bool,
+    /// The compression of files without a way of their own.
+    pub compress: Option<Compress>,
 }
 
 impl Host for ServedFiles {
@@ -52,7 +54,7 @@ impl Host for ServedFiles {
     }
 
     fn note_changes(&self, changes: &[ServedChange]) {
-        kvfs::announce_ways(&self.db, changes);
+        kvfs::announce_ways(&self.db, changes, self.compress);
     }
 
     fn review(&self, transaction: &Transaction, words: &[Bytes]) -> Result<Vec<u8>> {

@@ -126,7 +126,12 @@ impl Service {
         };
         let metrics = options.metrics.map(|address| metrics::start(address, sources()));
         let metrics = or_without(metrics.transpose(), needed)?;
-        let files = || ServedFiles { db: store.db.clone(), views: views.clone(), is_mounted: true };
+        let files = || ServedFiles {
+            db: store.db.clone(),
+            views: views.clone(),
+            is_mounted: true,
+            compress: options.compress,
+        };
         let writable = options.serve_write.then(files);
         let serving =
             options.serve.as_deref().map(|path| Serving::begin(&store.db, writable, SHARE, path));
