@@ -30,6 +30,9 @@ const FIRST_PAUSE: u32 = 8;
 const LONGEST_PAUSE: u32 = 1024;
 /// The number of series that are kept at least; at most twice as many are.
 const KEPT: usize = 16 << 10;
+/// The longest prefix of a series, bytes. It bounds the memory that all series take: keys may be
+/// hundreds of times as long.
+const LONGEST_PREFIX: usize = 128;
 
 /// The codec of a series of values, see [`crate::Kvdb::set_codec_of_series`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,10 +127,15 @@ struct Tables {
 
 impl Tables {
     fn remember(&mut self, dict: DictionaryId, prefix: &[u8], codec: SeriesCodec) -> Result<()> {
+        let len = prefix.len();
+        if len > LONGEST_PREFIX {
+            return Err(Error::Invalid(format!(
+                "a series with a prefix of {len} bytes: it may have {LONGEST_PREFIX}"
+            )));
+        }
         if self.young >= KEPT {
             self.age();
         }
-        let len = prefix.len();
         let Tables { by_dictionary, young } = self;
         let table = by_dictionary.entry(dict).or_insert_with(|| Table {
             len,
@@ -379,6 +387,9 @@ mod tests {
         }
         assert_eq!(of(DictionaryId(8), b"abc"), Compression::None);
         assert!(codecs.set(DICT, b"a", Some(SeriesCodec::Auto)).is_err(), "another length");
+        let long = codecs.set(DictionaryId(9), &[b'a'; 129], Some(SeriesCodec::Auto)).unwrap_err();
+        assert!(long.to_string().contains("it may have 128"), "{long}");
+        assert_eq!(of(DictionaryId(9), &[b'a'; 129]), Compression::None);
         codecs.set(DictionaryId(8), b"a", Some(SeriesCodec::Auto)).unwrap();
     }
 

@@ -189,10 +189,10 @@ impl Kvdb {
 
     /// Sets the codec of the large values of a dictionary whose keys begin with `series`, for those
     /// that get their place from now on; `None` stands for the codec of the dictionary again. All
-    /// series of a dictionary have prefixes of one length. This is not stored, and only the
-    /// thousands of series that were set last are remembered: a program sets the codec of a series
-    /// whenever it is about to commit values of it, which costs little. Values keep the codec that
-    /// they have.
+    /// series of a dictionary have prefixes of one length, at most 128 bytes. This is not stored,
+    /// and only the thousands of series that were set last are remembered: a program sets the codec
+    /// of a series whenever it is about to commit values of it, which costs little. Values keep the
+    /// codec that they have.
     ///
     /// ```
     /// # use kvdb::{Batch, Compression, Durability, Kvdb, SeriesCodec};
