@@ -525,7 +525,8 @@ impl Taking<'_> {
 type ReadKey<'a> = &'a dyn Fn(DictionaryId, &[u8]) -> Result<Option<Bytes>>;
 
 /// Sets the codecs of the series to which these tuples belong, if the program knows them. `get`
-/// reads a key of what was received before.
+/// reads a key of what was received before. Where that is damaged, the codecs are not known, which
+/// is no reason to receive nothing.
 fn set_codecs(
     db: &Kvdb,
     dict: DictionaryId,
@@ -545,7 +546,11 @@ fn set_codecs(
         if last.is_some_and(|prefix| key.starts_with(prefix)) {
             continue;
         }
-        let Some((len, codec)) = source.series_of(&info, key, &mut read)? else { return Ok(()) };
+        let found = source.series_of(&info, key, &mut read).unwrap_or_else(|e| {
+            tracing::warn!("the codecs of values that are received are not known: {e}");
+            None
+        });
+        let Some((len, codec)) = found else { return Ok(()) };
         let Some(prefix) = key.get(..len) else { continue };
         series.set(dict, prefix, codec)?;
         last = Some(prefix);

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use env::{Machine, Simulated};
 use kvdb::{
-    Batch, Compression, CreateOptions, DictionaryId, DictionaryOptions, Durability, Isolation,
-    Kvdb, OpenOptions, ReceiveOptions, ScrubOptions, SeriesCodec, Update,
+    Batch, Compression, CreateOptions, DictionaryId, DictionaryInfo, DictionaryOptions, Durability,
+    Error, Isolation, Kvdb, OpenOptions, ReadOther, ReceiveOptions, ScrubOptions, SeriesCodec,
+    SeriesOf, SeriesSource, Update,
 };
 use zones::{CrashDevice, MemoryDevice};
 
@@ -223,5 +224,41 @@ fn compressed_values_are_sound_after_a_power_cut_a_scrub_and_in_a_copy() {
         copy.receive(&stream[..], &ReceiveOptions::default()).unwrap();
         let dict = copy.dictionary("d").unwrap();
         assert_whole(&copy, dict, &["text", "nois"]);
+    }
+}
+
+/// Reads what it would know from a damaged store.
+struct Damaged;
+
+impl SeriesSource for Damaged {
+    fn series_of(
+        &self,
+        _: &DictionaryInfo,
+        _: &[u8],
+        _: &mut ReadOther<'_>,
+    ) -> kvdb::Result<Option<SeriesOf>> {
+        Err(Error::Corrupt("a tuple block".into()))
+    }
+}
+
+#[test]
+fn a_copy_is_received_whole_though_the_codecs_of_its_values_are_not_known() {
+    let (db, dict) = store(Arc::new(MemoryDevice::new()));
+    // More than is committed in batches, before runs are made.
+    let series = ["text", "nois", "more", "rest"].repeat(20);
+    for (n, series) in series.iter().enumerate() {
+        let series = format!("{series}{n:02}");
+        db.commit(batch(dict, &series), Durability::Buffered).unwrap();
+    }
+    db.snapshot("s").unwrap();
+    let mut stream = Vec::new();
+    db.send("s", None, &mut stream, None).unwrap();
+    let copy = Kvdb::in_memory();
+    copy.set_series_source(Arc::new(Damaged));
+    copy.receive(&stream[..], &ReceiveOptions::default()).unwrap();
+    let dict = copy.dictionary("d").unwrap();
+    for (n, series) in series.iter().enumerate() {
+        let series = format!("{series}{n:02}");
+        assert_whole(&copy, dict, &[series.as_str()]);
     }
 }
