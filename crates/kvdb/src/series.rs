@@ -3,10 +3,10 @@
 //! may not compress at all.
 //!
 //! A codec is chosen when a value gets its place: by a batch that binds it, by the journal's
-//! thread, by a flush, or when a transaction spills. The reference to the value says which codec it
-//! has, so nothing that reads or moves values knows of series, and nothing of this is stored. The
-//! program sets the codec of a series before it commits values; a series that was forgotten has the
-//! codec of its dictionary.
+//! thread, by a flush, by a compaction if updates have made it longer, or when a transaction
+//! spills. The reference to the value says which codec it has, so nothing that reads or moves
+//! values knows of series, and nothing of this is stored. The program sets the codec of a series
+//! before it commits values; a series that was forgotten has the codec of its dictionary.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;

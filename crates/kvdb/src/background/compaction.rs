@@ -435,9 +435,13 @@ impl Subcompaction {
 }
 
 impl Compactor {
-    /// Returns the storage options for the next part of a plan.
-    fn storage(&self, plan: &CompactionPlan) -> MergeOptions {
-        plan.storage(&self.engine.zones, &self.engine.versions, self.engine.options.seek_bytes)
+    /// Returns the storage options for the next part of a plan. A value that updates have made long
+    /// enough gets its place in a compaction, so that must know the codecs of series.
+    pub(super) fn storage(&self, plan: &CompactionPlan) -> MergeOptions {
+        let engine = &self.engine;
+        let storage = plan.storage(&engine.zones, &engine.versions, engine.options.seek_bytes);
+        let choice = engine.series.choice(plan.dict, storage.compress_values);
+        MergeOptions { choice, ..storage }
     }
 
     /// Returns the bytes that a merge writes before it is installed. The size shrinks when little

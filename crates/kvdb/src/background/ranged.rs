@@ -73,11 +73,7 @@ impl Compactor {
             old_seq: self.engine.versions.visible.load(Ordering::Acquire),
             priority: Priority::Merge,
             lifetime: lifetime(&self.engine.zones, inputs.iter().map(|(_, p)| p), BOTTOM),
-            ..CompactionPlan::everything_from(&tree, 0).storage(
-                &self.engine.zones,
-                &self.engine.versions,
-                self.engine.options.seek_bytes,
-            )
+            ..self.storage(&CompactionPlan::everything_from(&tree, 0))
         };
         let sources: Vec<Input> = inputs.iter().map(|(_, p)| Input::Run(p.run.clone())).collect();
         let mut merge = Merge::new(&self.engine.cache, &sources, &range, options)?;

@@ -185,6 +185,33 @@ fn a_page_that_is_changed_in_part_keeps_its_codec() {
     assert!(stored(&db, dict, "rest").iter().all(|len| *len == 4096));
 }
 
+/// The end of a file that grows slowly lies in its block at first. It gets its place when a
+/// compaction applies what was appended.
+#[test]
+fn a_value_that_grows_until_it_gets_a_place_has_the_codec_of_its_series() {
+    let compactions: [fn(&Kvdb, DictionaryId); 2] = [
+        |db, dict| db.compact(dict).unwrap(),
+        |db, dict| db.compact_range(dict, b"a".as_slice()..b"z".as_slice()).unwrap(),
+    ];
+    for compact in compactions {
+        let (db, _) = store(Arc::new(MemoryDevice::new()));
+        let options = DictionaryOptions { separate_at: 2048, ..DictionaryOptions::default() };
+        let dict = db.create_dictionary("grows", options).unwrap();
+        db.set_codec_of_series(dict, b"text", Some(SeriesCodec::Auto)).unwrap();
+        let (key, whole) = (key("text", 1), page("text", 1));
+        db.put(dict, &key, &whole[..1000], Durability::Buffered).unwrap();
+        db.flush().unwrap();
+        let mut batch = Batch::new();
+        batch.update(dict, key.clone(), Update::append(&whole[1000..]).unwrap());
+        db.commit(batch, Durability::Buffered).unwrap();
+        db.flush().unwrap();
+        compact(&db, dict);
+        assert_eq!(db.get(dict, &key).unwrap().as_deref(), Some(&whole[..]));
+        let stored = stored(&db, dict, "text");
+        assert!(stored.len() == 1 && stored[0] < 1024, "{stored:?}");
+    }
+}
+
 #[test]
 fn compressed_values_are_sound_after_a_power_cut_a_scrub_and_in_a_copy() {
     for seed in 0..20 {
