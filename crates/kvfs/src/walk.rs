@@ -98,11 +98,14 @@ struct Directory {
 impl Fs {
     /// Walks through the current state of `from` and everything below it, `from` first.
     pub fn walk(&self, from: Ino) -> Result<Walk> {
-        let _call = self.enter()?;
+        let call = self.enter()?;
         // Commits sizes and times that wait in memory; locked files are skipped.
         self.commit_unlocked()?;
         let fs = self.clone();
         let (view, layout) = (Arc::new(self.core.scope.view()?), self.core.layout);
+        // The pages of a large file are many: a snapshot, and all calls that come after it, must
+        // not wait until they are looked at.
+        drop(call);
         let node = view.get(layout.imap, &layout::node_key(from))?.ok_or(Error::Stale(from))?;
         let (attr, xattrs, _) = layout::decode_node(from, &node)?;
         let mut sizes = StoredSizes { default: self.core.options.compress, pages: None };
