@@ -119,6 +119,9 @@ pub struct ServedTransaction {
     open: SingleFlight<(Arc<Connection>, u64)>,
     /// Lets one thread send for all.
     sends: SingleFlight<()>,
+    /// Held while the parts of an answer about its changes are read. The server tells the parts of
+    /// answers to the same question apart only if these are read one after the other.
+    reviewing: Mutex<()>,
     pub(crate) outgoing: Mutex<Outgoing>,
     pub(crate) state: Mutex<State>,
 }
@@ -173,6 +176,7 @@ impl ServedTransaction {
             dictionaries: dictionaries.into_iter().map(|(id, name)| (name, id)).collect(),
             open: SingleFlight::new(there.map(|there| (there, transaction))),
             sends: SingleFlight::new(Some(())),
+            reviewing: Mutex::new(()),
             outgoing: Mutex::new(Outgoing::after(batches)),
             state: Mutex::new(State::new(client.options.memory, heard)),
         })

@@ -128,8 +128,9 @@ struct State {
     former: VecDeque<u64>,
     savepoints: BTreeMap<u64, Savepoint>,
     refused: Option<Refused>,
-    /// The marks of the last answers about its changes of which the client has read the beginning.
-    reviewed: VecDeque<u64>,
+    /// The marks of the last questions about its changes, each with the mark of the answer of which
+    /// the client has read the beginning last.
+    reviewed: VecDeque<(u64, u64)>,
     is_over: bool,
 }
 

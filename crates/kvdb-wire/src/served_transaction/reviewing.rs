@@ -23,6 +23,7 @@ impl ServedTransaction {
             let what = format!("{} words of {bytes} bytes in one question", words.len());
             return Err(kvdb::Error::Limit(what));
         }
+        let _alone = self.reviewing.lock();
         self.send()?;
         let mut found = Vec::new();
         let mut whole = None;

@@ -11,15 +11,15 @@ use super::{Answer, Held, State, Transactions};
 use crate::body::ANSWER_BYTES;
 use crate::reply::Reply;
 
-/// Number of answers to one transaction whose parts are told from those of others. A client may
-/// read several at a time.
+/// Number of questions about one transaction of which the parts of the last answer are told from
+/// those of others. A client may read the answers to several questions at a time.
 const MARKS: usize = 16;
 
 impl Transactions {
     /// Returns the part of the host's answer that begins at `offset`. The answer is made again for
     /// each part, so that nothing but a mark of it is kept for a client that does not ask for the
     /// rest. If it is another one than that of which the client has the beginning, the parts would
-    /// not fit together, and this fails.
+    /// not fit together, and this fails. Answers to the same question are read one after the other.
     pub fn review(&self, opened: &Held, words: &[Bytes], offset: u64) -> Answer<Reply> {
         // No batch changes the transaction while it is looked at.
         let (_reviewing, mut state) = self.turn_to_review(opened)?;
@@ -29,14 +29,18 @@ impl Transactions {
         // Changes may have been taken out, by others that undo them.
         opened.measure();
         let found = Bytes::from(found.map_err(|e| self.failed(opened, e))?);
-        let mark = mark_of(words, &found);
-        if offset > 0 && !state.reviewed.contains(&mark) {
+        let (question, answer) = (mark_of(words), mark_of(&found[..]));
+        let begun = state.reviewed.iter().position(|(of, _)| *of == question);
+        if offset == 0 {
+            // An earlier answer may come again by chance, so none but the last one is known.
+            if let Some(at) = begun {
+                state.reviewed.remove(at);
+            }
+            state.reviewed.truncate(MARKS - 1);
+            state.reviewed.push_front((question, answer));
+        } else if begun.is_none_or(|at| state.reviewed[at].1 != answer) {
             let what = "the transaction was changed while its changes were read: try it again";
             return Err(self.failed(opened, Error::Invalid(what.into())));
-        }
-        if offset == 0 && !state.reviewed.contains(&mark) {
-            state.reviewed.truncate(MARKS - 1);
-            state.reviewed.push_front(mark);
         }
         let length = found.len() as u64;
         let from = usize::try_from(offset).unwrap_or(usize::MAX).min(found.len());
@@ -63,10 +67,9 @@ impl Transactions {
     }
 }
 
-/// Returns a number that tells an answer from others, in this process.
-fn mark_of(words: &[Bytes], answer: &[u8]) -> u64 {
+/// Returns a number that tells a question, or an answer, from others in this process.
+fn mark_of(of: &(impl Hash + ?Sized)) -> u64 {
     let mut hasher = DefaultHasher::new();
-    words.hash(&mut hasher);
-    answer.hash(&mut hasher);
+    of.hash(&mut hasher);
     hasher.finish()
 }

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use bytes::Bytes;
 use kvdb::{DictionaryId, Kvdb, Scope, Transaction, TransactionOptions};
 use kvdb_wire::{
-    Failure, FailureCode, Host, Reply, Request, Server, ServerOptions, TransactionKey,
+    Client, ClientOptions, Failure, FailureCode, Host, Reply, Request, Server, ServerOptions,
+    TransactionKey,
 };
 
 use crate::lease_waits::Gate;
@@ -137,6 +138,75 @@ fn parts_of_answers_that_differ_are_not_put_together() {
     assert_eq!(from(1, "files"), part(b"\x03"), "a part may be asked for again");
     // The beginning was that of another question.
     assert!(matches!(from(1, "changes"), Reply::Failed(_)));
+    // An earlier answer comes again, after the beginning of a later one.
+    for (number, answer) in [(7, b"\x07\x07"), (8, b"\x08\x08")] {
+        host.questions.store(number, Ordering::Relaxed);
+        assert_eq!(from(0, "files"), part(answer));
+    }
+    host.questions.store(7, Ordering::Relaxed);
+    assert!(matches!(from(1, "files"), Reply::Failed(_)), "the halves of two answers");
+}
+
+/// A host of keys whose answers take two parts. Every other question gets the answer before.
+struct Alternating {
+    db: Kvdb,
+    questions: AtomicU8,
+}
+
+impl Host for Alternating {
+    fn begin(&self, options: TransactionOptions) -> kvdb::Result<Transaction> {
+        Host::begin(&self.db, options)
+    }
+
+    fn commit(&self, transaction: &Transaction, synced: bool) -> kvdb::Result<()> {
+        Host::commit(&self.db, transaction, synced)
+    }
+
+    fn abort(&self, transaction: &Transaction) -> kvdb::Result<()> {
+        Host::abort(&self.db, transaction)
+    }
+
+    fn review(&self, _: &Transaction, _: &[Bytes]) -> kvdb::Result<Vec<u8>> {
+        let number = self.questions.fetch_add(1, Ordering::Relaxed) / 2 % 2;
+        Ok(vec![number; (4 << 20) + 1])
+    }
+}
+
+#[test]
+fn an_answer_is_one_while_another_thread_asks_the_same() {
+    let db = Kvdb::in_memory();
+    let host = Arc::new(Alternating { db: db.clone(), questions: AtomicU8::new(0) });
+    let server = Server::without_socket(db, Some(host), ServerOptions::default()).unwrap();
+    let server = Arc::new(server);
+    let serving = server.clone();
+    let connect = move |_| {
+        let (near, far) = UnixStream::pair()?;
+        serving.serve(far.into()).map_err(std::io::Error::other)?;
+        Ok(near.into())
+    };
+    let client = Client::connect(connect, ClientOptions::default()).unwrap();
+    let transaction = begin(&client);
+    let read = || {
+        let mut whole = 0;
+        for _ in 0..8 {
+            match transaction.review(&words(&["files"])) {
+                Ok(found) => {
+                    assert_eq!(found[0], found[4 << 20], "the parts of two answers");
+                    whole += 1;
+                }
+                Err(refused) => {
+                    let refused = refused.to_string();
+                    assert!(refused.contains("was changed while its changes"), "{refused}");
+                }
+            }
+        }
+        whole
+    };
+    let whole = std::thread::scope(|threads| {
+        let other = threads.spawn(read);
+        read() + other.join().unwrap()
+    });
+    assert!(whole > 0);
 }
 
 fn asked(options: ServerOptions) -> (Arc<Asked>, Server) {
