@@ -487,13 +487,15 @@ fn idle_clients_are_disconnected_after_the_timeout_unless_they_hold_or_wait_for_
             "(error) ERR argument must be between 0 and 2147483647 inclusive",
         ),
     ]);
+    // The one that is to be idle is heard after this moment.
+    let began = Instant::now();
     idle.expect(&[("PING", "PONG")]);
     listens.run("SUBSCRIBE c");
     within.run("TXN BEGIN");
     waits.send(b"BLPOP list 0\r\n");
-    a.expect(&[("CONFIG SET timeout 1", "OK")]);
+    // A machine under load may let the working client wait, too.
+    a.expect(&[("CONFIG SET timeout 3", "OK")]);
     // One that works on stays.
-    let began = Instant::now();
     let ended = |c: &mut Raw| {
         c.0.get_ref().set_read_timeout(Some(Duration::from_millis(10))).expect("set");
         let mut byte = [0];
@@ -503,7 +505,7 @@ fn idle_clients_are_disconnected_after_the_timeout_unless_they_hold_or_wait_for_
         a.expect(&[("PING", "PONG")]);
         assert!(began.elapsed() < Duration::from_secs(60), "idle clients stay");
     }
-    assert!(began.elapsed() >= Duration::from_millis(900), "{:?}", began.elapsed());
+    assert!(began.elapsed() >= Duration::from_secs(3), "{:?}", began.elapsed());
     // The others had been idle for as long.
     a.expect(&[("PUBLISH c hello", "(integer) 1"), ("RPUSH list x", "(integer) 1")]);
     assert_eq!(show(&waits.reply().expect("a reply")), "[\"list\" \"x\"]");
