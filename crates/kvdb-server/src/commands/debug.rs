@@ -16,8 +16,9 @@ pub const USAGE: &str = "SWEEP [count] | SET-ACTIVE-EXPIRE 0|1 | SET-DISABLE-DEN
 const LOOK: Duration = Duration::from_millis(50);
 /// Longest sleep, seconds.
 const LONGEST: f64 = 3600.0;
-/// Longest sleep in `MULTI` and in scripts, seconds: it holds locks, so other clients wait.
-const LONGEST_UNDER_LOCKS: f64 = 1.0;
+/// Longest time that the commands of an `EXEC` or a script sleep in all: they hold locks, so other
+/// clients wait.
+const LONGEST_UNDER_LOCKS: Duration = Duration::from_secs(1);
 
 /// `SWEEP [count]` removes up to `count` expired keys of each dictionary now and replies with their
 /// number. `SET-ACTIVE-EXPIRE 0` stops the sweeper, `1` starts it. `RELOAD` only syncs the store:
@@ -52,14 +53,14 @@ pub fn debug(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
         (c, 3) if is(c, "sleep") => {
             let seconds = std::str::from_utf8(args.at(2)).ok().and_then(|text| text.parse().ok());
             let seconds = seconds.filter(|seconds| (0.0..=LONGEST).contains(seconds));
-            let seconds: f64 = seconds.ok_or(Failure::NOT_A_FLOAT)?;
-            if s.exec.is_running() && seconds > LONGEST_UNDER_LOCKS {
+            let time = Duration::from_secs_f64(seconds.ok_or(Failure::NOT_A_FLOAT)?);
+            if s.exec.is_running() && !s.exec.may_sleep(time, LONGEST_UNDER_LOCKS) {
                 return Err(Failure::request(format!(
-                    "DEBUG SLEEP takes at most {LONGEST_UNDER_LOCKS} s in MULTI and in scripts, where it holds locks"
+                    "DEBUG SLEEP takes at most {LONGEST_UNDER_LOCKS:?} in all in MULTI and in scripts, where it holds locks"
                 )));
             }
             out.will_wait();
-            let (time, begun) = (Duration::from_secs_f64(seconds), Instant::now());
+            let begun = Instant::now();
             while let Some(left) = time.checked_sub(begun.elapsed()).filter(|left| !left.is_zero())
             {
                 s.check_stopping()?;

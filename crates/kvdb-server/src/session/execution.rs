@@ -3,6 +3,7 @@
 //! lines for `MONITOR` until it commits.
 
 use std::cell::{Cell, RefCell};
+use std::time::Duration;
 
 use bytes::Bytes;
 use env::sync::{Mutex, MutexGuard};
@@ -39,6 +40,8 @@ pub struct Execution {
     slot: Option<Slot>,
     /// The time that all commands see, milliseconds since 1970.
     time: Option<u64>,
+    /// The time that the commands have slept under the locks (`DEBUG SLEEP`).
+    slept: Duration,
     /// A failure of the store, because of which nothing at all must be done.
     stopped: Option<Failure>,
     /// The command under way has applied a part of its changes, which is not undone alone.
@@ -71,7 +74,7 @@ impl Execution {
 
     /// Notes that an attempt begins, whose commands see this time.
     pub fn begin_attempt(&mut self, time: u64) {
-        self.time = Some(time);
+        (self.time, self.slept) = (Some(time), Duration::ZERO);
     }
     /// Forgets all of an attempt. Effects that were not taken are dropped.
     pub fn end_attempt(&mut self) {
@@ -81,6 +84,16 @@ impl Execution {
     }
     pub fn time(&self) -> Option<u64> {
         self.time
+    }
+    /// Notes that a command sleeps for this time. Returns `false`, and notes nothing, if the commands
+    /// of the attempt would sleep for more than `most` in all.
+    pub fn may_sleep(&mut self, time: Duration, most: Duration) -> bool {
+        let slept = self.slept.saturating_add(time);
+        let may = slept <= most;
+        if may {
+            self.slept = slept;
+        }
+        may
     }
     pub fn set_all_locked(&mut self, all_locked: bool) {
         self.all_locked = all_locked;

@@ -252,10 +252,12 @@ fn multi_queues_debug_and_the_sweeper_waits_for_no_locks_of_its_own_exec() {
         ("SET key value", "QUEUED"),
         ("DEBUG SLEEP 2", "QUEUED"),
         ("DEBUG SLEEP 0.01", "QUEUED"),
+        ("DEBUG SLEEP 0.995", "QUEUED"),
         (
             "EXEC",
-            "[OK (error) ERR DEBUG SLEEP takes at most 1 s in MULTI and in scripts, where it \
-             holds locks OK]",
+            "[OK (error) ERR DEBUG SLEEP takes at most 1s in all in MULTI and in scripts, where \
+             it holds locks OK (error) ERR DEBUG SLEEP takes at most 1s in all in MULTI and in \
+             scripts, where it holds locks]",
         ),
     ]);
 }
