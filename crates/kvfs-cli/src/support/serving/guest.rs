@@ -369,11 +369,14 @@ impl Guest {
             return Ok(());
         }
         if kvdb::ServedView::is_durable(&**transaction) {
-            if self.is_outdated() {
-                return Ok(());
-            }
             let key = key_text(&transaction.key());
-            return self.fs.shutdown().map_err(|e| {
+            // Files that have ended write nothing more. What they wrote last may wait to be sent,
+            // if the server did not answer when changes were to be taken out.
+            let written = match self.is_outdated() {
+                true => transaction.send().map_err(kvfs::Error::from),
+                false => self.fs.shutdown(),
+            };
+            return written.map_err(|e| {
                 let what = format!("what was written last in transaction {key} is lost: {e}");
                 Failure::new(Exit::Failed, what)
             });
