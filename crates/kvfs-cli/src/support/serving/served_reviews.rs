@@ -39,7 +39,12 @@ pub fn answer(
             let most = most.ok_or_else(|| Error::Invalid("a number of bytes is missing".into()))?;
             read(views, transaction, path, most)?.map_or(Reply::Null, Reply::Bulk)
         }
-        [b"take-out", ..] => take_out(db, views, transaction, &words[1..])?,
+        [b"take-out", ..] => {
+            let reply = take_out(db, views, transaction, &words[1..])?;
+            // A client that has the answer does not ask for it again after a restart.
+            views.keep(transaction.id()).map_err(of_store)?;
+            reply
+        }
         _ => return Err(unknown()),
     };
     let mut out = Vec::new();
@@ -194,8 +199,9 @@ fn encode(reply: &Reply, out: &mut Vec<u8>) {
 
 #[cfg(test)]
 mod tests {
-    use kvdb::TransactionOptions;
+    use kvdb::{CreateOptions, OpenOptions, TransactionOptions};
     use kvfs::{Caller, Fs, FsOptions, ROOT, SetAttr};
+    use zones::{CrashDevice, Device};
 
     use super::*;
 
@@ -219,6 +225,44 @@ mod tests {
         let read = |path: &[u8]| read(&views, &transaction, path, u64::MAX).expect("asked");
         assert_eq!(read(b"small"), Some(vec![0; 3]));
         assert!(read(b"huge").is_none());
+    }
+
+    fn open_options() -> OpenOptions {
+        let memory = 16 << 20;
+        OpenOptions { memory, threads: false, zero_journal: false, ..OpenOptions::default() }
+    }
+
+    fn files(db: &Kvdb) -> (Fs, Views) {
+        let machine = Arc::new(env::Simulated::new(1));
+        let fs = Fs::open(db.clone(), machine, FsOptions::default()).expect("a file system");
+        (fs.clone(), Views::new(db.clone(), fs))
+    }
+
+    #[test]
+    fn what_was_taken_out_of_a_durable_transaction_stays_out_after_a_power_cut() {
+        let (device, machine) = (Arc::new(CrashDevice::new()), Arc::new(env::Simulated::new(1)));
+        let create = CreateOptions { open: open_options(), ..CreateOptions::default() };
+        let place: Arc<dyn Device> = device.clone();
+        let db = Kvdb::create(place, machine.clone(), create).expect("created");
+        let (_fs, views) = files(&db);
+        let durable = TransactionOptions { durable: true, ..TransactionOptions::default() };
+        let id = views.begin(durable).expect("begun");
+        let inside = views.fs(&ViewId::Transaction(id)).expect("open");
+        for name in [&b"made"[..], b"other"] {
+            inside.mknod(ROOT, name, FileKind::File, 0o644, 0, Caller::default()).expect("made");
+        }
+        views.keep(id).expect("synced");
+        let words = ["take-out", "remove", "made"].map(|word| Bytes::from_static(word.as_bytes()));
+        let transaction = views.transaction(id).expect("open");
+        let reply = answer(&db, &views, &transaction, &words).expect("answered");
+        assert!(!reply.starts_with(b"-"), "{}", reply.escape_ascii());
+
+        let image: Arc<dyn Device> = Arc::new(device.durable());
+        let db = Kvdb::open(image, machine, open_options()).expect("opened").0;
+        let (_fs, views) = files(&db);
+        let inside = views.fs(&ViewId::Transaction(id)).expect("it goes on");
+        assert!(inside.resolve(b"other").is_ok());
+        assert!(matches!(inside.resolve(b"made"), Err(kvfs::Error::NotFound)));
     }
 
     #[test]
