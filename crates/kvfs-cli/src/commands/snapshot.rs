@@ -91,10 +91,9 @@ enum Action {
     /// Roll the store or the clone back to a snapshot. Later changes are lost and open transactions
     /// are aborted; newer snapshots stay.
     Rollback {
-        /// Directory a store is mounted on, or a clone in it (/mnt/.kvfs/clone/NAME), or the file
-        /// of a store that is not mounted.
+        /// Directory a store is mounted on, or the file of a store that is not mounted.
         target: PathBuf,
-        /// Snapshot to roll back to.
+        /// Snapshot to roll back to. A snapshot of a clone rolls that clone back.
         name: String,
     },
 }
