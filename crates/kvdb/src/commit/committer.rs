@@ -288,8 +288,8 @@ impl Committer {
     }
 
     /// Returns the size of all memtables and of the deferred values that would wait if none were
-    /// held, bytes. Held values are no reason to slow down commits: zones are reserved for them, and
-    /// a write of the oldest ones frees memory without a flush.
+    /// held, bytes. Held values are no reason to slow down commits: zones are reserved for them,
+    /// and a write of the oldest ones frees memory without a flush.
     pub(crate) fn pressing_bytes(&self) -> usize {
         let deferred = self.log.deferred_bytes().min(2 * self.shares.window);
         self.active_bytes() + self.sealed_bytes() + deferred

@@ -1,5 +1,5 @@
-//! Values that are overwritten or deleted before the next sync are never written, if the store holds
-//! them until then (`OpenOptions::hold_values`). The bytes that reach the device are counted.
+//! Values that are overwritten or deleted before the next sync are never written, if the store
+//! holds them until then (`OpenOptions::hold_values`). The bytes that reach the device are counted.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -98,8 +98,8 @@ impl Log {
     }
 
     /// Returns the memory of deferred values above which commits are slowed down until these are
-    /// placed; for the one above which they wait see [`Log::most_deferred`]. It is smaller while syncs are expected, since a sync
-    /// has to wait for all data that is on its way to the device.
+    /// placed; for the one above which they wait see [`Log::most_deferred`]. It is smaller while
+    /// syncs are expected, since a sync has to wait for all data that is on its way to the device.
     pub(crate) fn window(&self) -> usize {
         match self.writes_early() {
             true => self.shares.window.min(2 * self.shares.early_values as usize),

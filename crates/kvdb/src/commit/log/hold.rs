@@ -201,8 +201,8 @@ impl Log {
     }
 
     /// Returns the memory of deferred values, together with that which values that are gone still
-    /// take, bytes. Of the latter no more than half of the bound counts, since readers may keep such
-    /// values for any time.
+    /// take, bytes. Of the latter no more than half of the bound counts, since readers may keep
+    /// such values for any time.
     pub(crate) fn deferred_memory(&self) -> usize {
         let wasted = self.wasted.load(Ordering::Relaxed);
         self.deferred_bytes() + wasted.min(self.held_at_most() / 2)
