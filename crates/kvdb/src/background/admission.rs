@@ -161,7 +161,8 @@ impl Admission {
         if self.look_at_space(bytes, claim) {
             return Ok(());
         }
-        if self.want_space() && self.look_at_space(bytes, claim) {
+        // Values that are held count as data that a flush has yet to write, until they are placed.
+        if (self.want_space() || self.place_held()) && self.look_at_space(bytes, claim) {
             Ok(())
         } else {
             Err(Error::NoSpace)
@@ -252,17 +253,23 @@ impl CommitEnv for Admission {
         if !self.engine.signals.reclaimable.swap(false, Ordering::AcqRel) {
             return false;
         }
-        // Values that are held and hidden keep zones reserved.
-        if self.commits.log.holds() {
-            Self::warn_of_failed_work(self.commits.log.write_out());
-        }
-        self.commits.log.return_reserved_zones();
+        self.place_held();
         match self.reclaim() {
             Ok(true) => self.engine.signals.reclaimable.store(true, Ordering::Release),
             Ok(false) => {}
             Err(e) => tracing::warn!("no space could be made free: {e}"),
         }
         true
+    }
+
+    fn place_held(&self) -> bool {
+        let log = &self.commits.log;
+        let held = log.holds() && log.deferred_bytes() > 0;
+        if held {
+            Self::warn_of_failed_work(log.write_out());
+        }
+        let given_back = log.return_reserved_zones();
+        held || given_back
     }
 
     fn flush_all(&self) -> Result<()> {

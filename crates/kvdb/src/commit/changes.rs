@@ -152,14 +152,22 @@ impl Committer {
         drop(version);
         let may_wait = (durability == Durability::Buffered || !self.engine.options.journal)
             && !self.log.is_mirrored();
-        if total >= self.engine.options.late_bind_at.min(deferred::LONGEST)
-            && !(may_wait && self.may_hold(&large, &changes, total))
-        {
+        let is_bound = total >= self.engine.options.late_bind_at.min(deferred::LONGEST);
+        let mut is_held = is_bound && may_wait && self.may_hold(&large, &changes, total);
+        if is_bound && !is_held {
             pin.merge(self.bind(services, large, &mut changes, claim)?);
         } else if !large.is_empty() && may_wait {
             // Admission precedes the copy, which takes memory.
-            services.admit(user_bytes as usize, total as usize, claim)?;
-            self.copy_values(&large, &mut changes);
+            match services.admit(user_bytes as usize, total as usize, claim) {
+                Err(Error::NoSpace) if is_held => {
+                    is_held = false;
+                    pin.merge(self.bind(services, large, &mut changes, claim)?);
+                }
+                admitted => {
+                    admitted?;
+                    self.copy_values(&large, &mut changes);
+                }
+            }
         }
         let record = record::size(&changes);
         if record > self.shares.largest_record {
@@ -175,10 +183,16 @@ impl Committer {
             || changes.iter().any(|(_, op)| matches!(op, Op::Delete(_) | Op::DeleteRange(..)));
         let mut valid = Valid { changes, claim, pin, note, known };
         let mut applied = loop {
-            match self.attempt(services, record, &mut valid, owner, &still)? {
-                Attempt::Applied(applied) => break applied,
-                Attempt::Stale => return Ok(Outcome::Stale),
-                Attempt::Locked => self.wait_for_locks(ranges(&valid.changes), owner)?,
+            match self.attempt(services, record, &mut valid, owner, &still) {
+                Ok(Attempt::Applied(applied)) => break applied,
+                Ok(Attempt::Stale) => return Ok(Outcome::Stale),
+                Ok(Attempt::Locked) => self.wait_for_locks(ranges(&valid.changes), owner)?,
+                // There are no zones for them alone, but perhaps there is room in an open one.
+                Err(Error::NoSpace) if is_held => {
+                    is_held = false;
+                    self.bind_held(services, &mut valid)?;
+                }
+                Err(e) => return Err(e),
             }
         };
         if deletes {

@@ -64,6 +64,10 @@ pub(crate) trait CommitEnv {
     /// not mean that space was gained: the caller must check again.
     fn want_space(&self) -> bool;
 
+    /// Places the values that are held, and gives back the zones that were reserved for more of
+    /// them. Returns `false` if there were neither.
+    fn place_held(&self) -> bool;
+
     /// Flushes all earlier commits into runs.
     fn flush_all(&self) -> Result<()>;
 

@@ -4,7 +4,7 @@
 use vt_tree::{Compression, ExtentRef, Packer, Value};
 use zones::{Purpose, ZonePin};
 
-use super::{CommitEnv, Committer, SpaceClaim};
+use super::{CommitEnv, Committer, SpaceClaim, Valid};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::record::{Op, Ops};
@@ -61,7 +61,8 @@ impl Committer {
             // A reclaim may free the space of deleted data, and a flush may free promised space
             // that the journal has taken.
             Err(Error::NoSpace)
-                if services.want_space() || claim.promised && services.flush_all().is_ok() =>
+                if services.want_space()
+                    || services.place_held() | (claim.promised && services.flush_all().is_ok()) =>
             {
                 self.place(changes, &large, claim)?
             }
@@ -74,6 +75,22 @@ impl Committer {
         }
         self.engine.counters.bound_bytes.add(pin.uses().total_bytes());
         Ok(pin)
+    }
+
+    /// Places the values of a commit for which no zones could be reserved, so that they cannot be
+    /// held.
+    pub(super) fn bind_held(&self, services: &impl CommitEnv, valid: &mut Valid) -> Result<()> {
+        let mut large = Vec::new();
+        for (i, (_, op)) in valid.changes.iter_mut().enumerate() {
+            if let Op::PutDeferred(key, value, _) = op {
+                let (key, value) = (std::mem::take(key), std::mem::take(value));
+                *op = Op::Put(key, Value::Inline(value));
+                large.push(i);
+            }
+        }
+        let pin = self.bind(services, large, &mut valid.changes, valid.claim)?;
+        valid.pin.merge(pin);
+        Ok(())
     }
 
     pub(super) fn place(

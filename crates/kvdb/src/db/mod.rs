@@ -416,8 +416,9 @@ impl Kvdb {
     /// Frees the space of deleted data now, as the background does in time. For callers that find
     /// `space().free` low. Fast if nothing was deleted since the last call.
     pub fn reclaim(&self) {
-        if self.db.engine.health.writable().is_ok() {
-            self.db.admission.want_space();
+        let admission = &self.db.admission;
+        if self.db.engine.health.writable().is_ok() && !admission.want_space() {
+            admission.place_held();
         }
     }
 

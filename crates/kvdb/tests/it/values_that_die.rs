@@ -404,6 +404,34 @@ fn a_full_store_refuses_a_commit_and_keeps_all_before() {
     assert_eq!(get(&db, dict, count - 2), None);
 }
 
+/// Returns the number of values of 64 KiB that a small store takes, after a search for space has
+/// found nothing.
+fn taken_by_a_small_store(hold_values: usize) -> u32 {
+    let open = OpenOptions { hold_values, ..held(512 << 20) };
+    let (db, dict) = create(Arc::new(MemoryDevice::with_limit(24 * ZONE_SIZE)), open);
+    db.flush().unwrap();
+    (0..3).for_each(|_| db.reclaim());
+    let mut count = 0;
+    let refused = loop {
+        match db.put(dict, &key(count), &vec![count as u8; 64 << 10], Durability::Buffered) {
+            Ok(()) => count += 1,
+            Err(e) => break e,
+        }
+    };
+    assert!(matches!(refused, Error::NoSpace), "{refused}");
+    db.sync_at_interval().unwrap();
+    (0..count).for_each(|i| assert_eq!(get(&db, dict, i), Some(vec![i as u8; 64 << 10])));
+    count
+}
+
+/// Zones are reserved for values that are held, so these must not count as data that needs space
+/// once more. The last zone of a store is filled, too.
+#[test]
+fn a_small_store_takes_as_much_when_it_holds_values() {
+    let (without, with) = (taken_by_a_small_store(0), taken_by_a_small_store(usize::MAX));
+    assert!(with >= without / 4 * 3, "{with} values, {without} without the option");
+}
+
 /// Threads write, sync and flush while several callers load values and set others again.
 #[test]
 fn loads_and_overwrites_run_next_to_the_threads() {

@@ -82,12 +82,16 @@ impl Log {
         Ok(())
     }
 
-    /// Returns the zones that were reserved in advance and are not needed.
-    pub(crate) fn return_reserved_zones(&self) {
+    /// Gives back the zones that were reserved in advance and are not needed. Returns whether there
+    /// were any.
+    pub(crate) fn return_reserved_zones(&self) -> bool {
         let mut writer = self.writer.lock();
         let mut pipeline = self.pipeline.lock();
-        writer.reserved.truncate(deferred::zones_for(pipeline.pending.cost));
+        let needed = deferred::zones_for(pipeline.pending.cost);
+        let too_many = writer.reserved.len() > needed;
+        writer.reserved.truncate(needed);
         pipeline.update_room(&writer);
+        too_many
     }
 
     /// Lists one more segment in the manifest and gives it to the writer.
