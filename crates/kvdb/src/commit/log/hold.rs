@@ -292,7 +292,9 @@ impl Log {
     /// `taken` is the length of the values in buffers that are not in the pipeline.
     fn measure_waste(&self, taken: usize) -> usize {
         let newer = self.pipeline.lock().pending.buffered();
-        let wasted = self.value_buffers.lock().in_use().saturating_sub(taken + newer);
+        let most = self.held_at_most() + self.shares.window;
+        let used = self.value_buffers.lock().in_use(most);
+        let wasted = used.saturating_sub(taken + newer);
         self.wasted.store(wasted, Ordering::Relaxed);
         wasted
     }
@@ -437,7 +439,7 @@ mod tests {
             put(&db, dict, key, 5000);
             assert!(log.deferred_memory() <= most, "{}", log.deferred_memory());
         }
-        let used = log.value_buffers.lock().in_use();
+        let used = log.value_buffers.lock().in_use(usize::MAX);
         assert!(used <= most, "{used} bytes of buffers");
         assert!(db.stats().discarded_bytes > 150_000_000, "{}", db.stats().discarded_bytes);
     }

@@ -37,8 +37,9 @@ impl ValueBuffers {
         self.filling.split().freeze()
     }
 
-    /// Returns the bytes of the full buffers that values refer to. The others are used next.
-    pub(crate) fn in_use(&mut self) -> usize {
+    /// Returns the bytes of the full buffers that values refer to. The others are used next, as far
+    /// as all of them take no more than `most` bytes; the rest is dropped.
+    pub(crate) fn in_use(&mut self, most: usize) -> usize {
         let (mut free, mut used) = (VecDeque::new(), VecDeque::new());
         for mut buffer in self.full.drain(..) {
             match buffer.try_reclaim(BUFFER) {
@@ -47,6 +48,7 @@ impl ValueBuffers {
             }
         }
         let bytes = used.len() * BUFFER;
+        free.truncate((most / BUFFER).saturating_sub(used.len()));
         free.append(&mut used);
         self.full = free;
         bytes
@@ -85,12 +87,16 @@ mod tests {
         let mut buffers = ValueBuffers::default();
         let mut all: Vec<Bytes> = (0..1000).map(|_| buffers.copy(&[3; 5000])).collect();
         let full = buffers.full.len();
-        assert_eq!(buffers.in_use(), full * BUFFER);
+        assert_eq!(buffers.in_use(usize::MAX), full * BUFFER);
         all.drain(..900);
-        assert!(buffers.in_use() <= BUFFER, "{}", buffers.in_use());
+        let used = buffers.in_use(usize::MAX);
+        assert!(used <= BUFFER, "{used}");
         assert_eq!(buffers.full.len(), full, "the others are kept");
         all.extend((0..700).map(|_| buffers.copy(&[4; 5000])));
         assert!(buffers.full.len() <= full + 1, "the free ones come first");
         assert!(all[..100].iter().all(|v| v == &[3; 5000][..]));
+        drop(all);
+        assert_eq!(buffers.in_use(2 * BUFFER), 0);
+        assert_eq!(buffers.full.len(), 2, "no more memory is kept than is said");
     }
 }
