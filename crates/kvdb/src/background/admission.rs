@@ -99,8 +99,10 @@ impl Admission {
         while full() {
             self.engine.health.writable()?;
             // The journal's thread makes room for a window of values. A commit with more of them
-            // relies on the bound of held values, which falls while memtables grow.
-            if std::mem::replace(&mut asked, true) && bytes > self.shares.window {
+            // relies on the bound of held values, which falls while memtables grow, and when syncs
+            // are expected.
+            let window = self.shares.window.min(self.commits.log.window());
+            if std::mem::replace(&mut asked, true) && bytes > window {
                 match self.commits.log.write_out() {
                     Ok(_) | Err(Error::NoSpace) => {}
                     Err(e) => return Err(e),
