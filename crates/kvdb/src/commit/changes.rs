@@ -153,14 +153,17 @@ impl Committer {
         let may_wait = (durability == Durability::Buffered || !self.engine.options.journal)
             && !self.log.is_mirrored();
         let is_bound = total >= self.engine.options.late_bind_at.min(deferred::LONGEST);
-        let mut is_held = is_bound && may_wait && self.may_hold(&large, &changes, total);
-        if is_bound && !is_held {
+        let mut held = match is_bound && may_wait {
+            true => self.may_hold(&large, &changes, total),
+            false => None,
+        };
+        if is_bound && held.is_none() {
             pin.merge(self.bind(services, large, &mut changes, claim)?);
         } else if !large.is_empty() && may_wait {
             // Admission precedes the copy, which takes memory.
             match services.admit(user_bytes as usize, total as usize, claim) {
-                Err(Error::NoSpace) if is_held => {
-                    is_held = false;
+                Err(Error::NoSpace) if held.is_some() => {
+                    held = None;
                     pin.merge(self.bind(services, large, &mut changes, claim)?);
                 }
                 admitted => {
@@ -188,8 +191,8 @@ impl Committer {
                 Ok(Attempt::Stale) => return Ok(Outcome::Stale),
                 Ok(Attempt::Locked) => self.wait_for_locks(ranges(&valid.changes), owner)?,
                 // There are no zones for them alone, but perhaps there is room in an open one.
-                Err(Error::NoSpace) if is_held => {
-                    is_held = false;
+                Err(Error::NoSpace) if held.is_some() => {
+                    held = None;
                     self.bind_held(services, &mut valid)?;
                 }
                 Err(e) => return Err(e),

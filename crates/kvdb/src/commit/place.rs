@@ -4,6 +4,7 @@
 use vt_tree::{Compression, ExtentRef, Packer, Value};
 use zones::{Purpose, ZonePin};
 
+use super::log::Coming;
 use super::{CommitEnv, Committer, SpaceClaim, Valid};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
@@ -27,8 +28,14 @@ impl Committer {
         if self.engine.options.late_bind_at == u64::MAX { (Vec::new(), 0) } else { (large, total) }
     }
 
-    /// Returns whether large values, of `total` bytes together, may be held until the next sync.
-    pub(super) fn may_hold(&self, large: &[usize], changes: &Ops, total: u64) -> bool {
+    /// Lets a commit hold its large values, of `total` bytes together, until the next sync. Returns
+    /// `None` if it must place them.
+    pub(super) fn may_hold(
+        &self,
+        large: &[usize],
+        changes: &Ops,
+        total: u64,
+    ) -> Option<Coming<'_>> {
         let longest = large.iter().map(|&i| changes[i].1.bytes()).max().unwrap_or(0);
         self.log.may_hold(total, longest)
     }

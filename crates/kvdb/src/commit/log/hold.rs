@@ -60,6 +60,19 @@ struct Keep {
     stream: usize,
 }
 
+/// The values of a commit that holds them, until it is visible and they wait with the others.
+/// Without these, commits of many threads would each find room for theirs at the same moment.
+pub(in crate::commit) struct Coming<'a> {
+    log: &'a Log,
+    bytes: u64,
+}
+
+impl Drop for Coming<'_> {
+    fn drop(&mut self) {
+        self.log.coming.fetch_sub(self.bytes, Ordering::AcqRel);
+    }
+}
+
 impl Pending {
     /// Returns the room in segments that a write of it needs, in pieces or at once, bytes: 0 in a
     /// store without a journal.
@@ -170,21 +183,25 @@ impl Log {
         }
     }
 
-    /// Returns whether a commit with `total` bytes of large values, the longest of `longest` bytes,
-    /// holds them. If too much is held, it places them itself: then it need neither wait for the
-    /// thread that writes the oldest ones nor be slowed down for it. That thread is told.
-    pub(in crate::commit) fn may_hold(&self, total: u64, longest: usize) -> bool {
+    /// Lets a commit with `total` bytes of large values, the longest of `longest` bytes, hold them.
+    /// If too much is held, it returns `None`, and the commit places them itself: then it need
+    /// neither wait for the thread that writes the oldest ones nor be slowed down for it. That
+    /// thread is told.
+    pub(in crate::commit) fn may_hold(&self, total: u64, longest: usize) -> Option<Coming<'_>> {
         let bound = self.held_at_most() as u64;
         if !self.holds() || longest > LONGEST_HELD || total > bound / 2 {
-            return false;
+            return None;
         }
+        // It counts before the values that wait, since other commits move theirs to these.
+        let others = self.coming.fetch_add(total, Ordering::AcqRel);
+        let coming = Coming { log: self, bytes: total };
         let waiting = self.deferred_memory() as u64;
-        let fits = waiting + total <= bound;
+        let fits = waiting + others + total <= bound;
         // Three quarters stay when the oldest values are written.
         if !fits && waiting > bound / 4 * 3 {
             self.crowded.store(true, Ordering::Relaxed);
         }
-        fits
+        fits.then_some(coming)
     }
 
     /// Returns whether the pending data is to be examined since too much is held.
@@ -442,6 +459,22 @@ mod tests {
         let used = log.value_buffers.lock().in_use(usize::MAX);
         assert!(used <= most, "{used} bytes of buffers");
         assert!(db.stats().discarded_bytes > 150_000_000, "{}", db.stats().discarded_bytes);
+    }
+
+    /// Threads that commit at the same time share the room that there is.
+    #[test]
+    fn commits_under_way_count_as_held() {
+        let (db, dict) = store(64 << 20);
+        let log = &db.pipeline().log;
+        let third = log.held_at_most() as u64 / 3;
+        let (one, other) = (log.may_hold(third, 1000), log.may_hold(third, 1000));
+        assert!(one.is_some() && other.is_some());
+        put(&db, dict, 1, 200_000);
+        assert!(log.may_hold(third, 1000).is_none(), "there is no room for a third one");
+        drop(one);
+        assert!(log.may_hold(third, 1000).is_some());
+        drop(other);
+        assert_eq!(log.coming.load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -47,6 +47,7 @@ use vt_tree::Seq;
 
 use self::deferred::Pending;
 use self::early::{EARLY, ExpectedSyncs};
+pub(in crate::commit) use self::hold::Coming;
 pub(crate) use self::pipeline::Pipeline;
 use self::tap::{JournalTap, SyncElsewhere};
 use self::value_buffers::ValueBuffers;
@@ -73,6 +74,8 @@ pub(crate) struct Log {
     deferred_bytes: AtomicUsize,
     /// The memory of values that are held at most, bytes; 0 if they are not held.
     hold: AtomicUsize,
+    /// The bytes of values that commits under way are about to hold.
+    coming: AtomicU64,
     /// The memory that discarded and placed values still take in buffers, while values are held.
     wasted: AtomicUsize,
     /// Set when a commit has found no room to hold its values.
@@ -115,6 +118,7 @@ impl Log {
             zero_journal: engine.options.zero_journal,
             deferred_bytes: AtomicUsize::new(0),
             hold: AtomicUsize::new(Shares::of(&engine.options).hold),
+            coming: AtomicU64::new(0),
             wasted: AtomicUsize::new(0),
             crowded: AtomicBool::new(false),
             value_buffers: Mutex::default(),
