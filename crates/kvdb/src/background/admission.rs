@@ -163,11 +163,14 @@ impl Admission {
         if self.look_at_space(bytes, claim) {
             return Ok(());
         }
-        // Values that are held count as data that a flush has yet to write, until they are placed.
-        if (self.want_space() || self.place_held()) && self.look_at_space(bytes, claim) {
-            Ok(())
-        } else {
-            Err(Error::NoSpace)
+        // Values that are held count as data that a flush has yet to write, until they are placed,
+        // which costs less than a search for space.
+        if self.place_held() && self.look_at_space(bytes, claim) {
+            return Ok(());
+        }
+        match self.want_space() && self.look_at_space(bytes, claim) {
+            true => Ok(()),
+            false => Err(Error::NoSpace),
         }
     }
 
