@@ -308,10 +308,12 @@ impl Log {
     /// Measures the memory in buffers that values which are gone still take, notes and returns it.
     /// `taken` is the length of the values in buffers that are not in the pipeline.
     fn measure_waste(&self, taken: usize) -> usize {
+        // Commits under way may have copied theirs already.
+        let coming = self.coming.load(Ordering::Acquire) as usize;
         let newer = self.pipeline.lock().pending.buffered();
         let most = self.held_at_most() + self.shares.window;
         let used = self.value_buffers.lock().in_use(most);
-        let wasted = used.saturating_sub(taken + newer);
+        let wasted = used.saturating_sub(taken + newer + coming);
         self.wasted.store(wasted, Ordering::Relaxed);
         wasted
     }
