@@ -167,8 +167,10 @@ impl Ingest {
             let db = &self.db.db;
             db.engine.health.writable()?;
             if db.space().free < SHORT {
-                // A reclaim may free deleted space.
-                db.admission.want_space();
+                // A reclaim may free deleted space. Values that are held keep zones reserved.
+                if !db.admission.want_space() {
+                    db.admission.place_held();
+                }
             }
         }
         // Copy the key, since the caller's buffer may be much larger.

@@ -185,7 +185,12 @@ impl Open {
             {
                 Ok(())
             }
-            Err(Error::NoSpace) if registry.parts.admission.want_space() => self.spill(registry),
+            Err(Error::NoSpace)
+                if registry.parts.admission.want_space()
+                    || registry.parts.admission.place_held() =>
+            {
+                self.spill(registry)
+            }
             spilled => spilled,
         }
     }
