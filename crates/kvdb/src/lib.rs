@@ -94,7 +94,7 @@ pub use db::receive::{ReceiveOptions, ReceiveStats};
 pub use db::recovery::Recovery;
 pub use db::reference::Reference;
 pub use db::rehearsal::Rehearse;
-pub use db::repair::RepairReport;
+pub use db::repair::{Deletion, RepairReport, StateOfRun};
 pub use db::scope::{Scope, ScopeCursor};
 pub use db::send::SendStats;
 pub use db::served::{PageRequest, ServedChange, ServedView, TuplePage};

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use bytes::Bytes;
 use env::Env;
-use kvdb::{Batch, DictionaryId, FaultKeys, Kvdb, RepairReport, View};
+use kvdb::{Batch, Deletion, DictionaryId, Kvdb, RepairReport, View};
 
 use crate::attr::{FileKind, Ino, ROOT, Timestamp};
 use crate::error::Result;
@@ -54,11 +54,15 @@ pub fn repair(db: &Kvdb, env: &dyn Env, losses: Losses) -> Result<Repaired> {
     let layout = Layout::find(db);
     let others = Others::of(db);
     // A page whose place is known is marked in its run: snapshots and clones share it.
-    let stand_in = |deleted: &FaultKeys| {
+    let stand_in = |deletion: &mut Deletion<'_>| {
+        let deleted = deletion.keys;
         let is_page = layout.is_some()
             && deleted.dictionary == "dmap"
+            && deleted.end.split_last() == Some((&0, &deleted.start[..]))
             && layout::decode_page_key(&deleted.start).is_ok();
-        (is_page && losses == Losses::Keep).then(|| Bytes::from_static(&layout::LOST_PAGE))
+        if is_page && losses == Losses::Keep {
+            deletion.put(&deleted.start, Bytes::from_static(&layout::LOST_PAGE));
+        }
     };
     let store = db.repair(stand_in, |view, removed| -> Result<Batch> {
         let Some(layout) = layout else { return Ok(Batch::new()) };

@@ -81,7 +81,7 @@ pub use memtable::{DEFERRED_OVERHEAD, DeferredSlot, Memtable, MemtableCursor, Po
 pub use merge::{ADAPTIVE, Placement, SOLID_STATE_SEEK, VALUE_WINDOW};
 pub use merge::{Merge, MergeOptions, MergeStats, RunWriter, concat, merge, slice, split_points};
 pub use merge::{Relocated, Relocation};
-pub use rewrite::rewrite;
+pub use rewrite::{PutInstead, rewrite};
 pub use run::{BlockWalk, IndexLeaves, Probe, Run, RunCursor, RunStats, ZoneWeight};
 pub use salvage::{SalvageCache, SalvageCursor, Salvaged};
 pub use scrub::{Damage, Scrub, scrub_end};

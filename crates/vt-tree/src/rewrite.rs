@@ -1,5 +1,6 @@
 //! Rewrites a run without its unreadable parts. Lost data is replaced by tombstones instead of
-//! being left out: otherwise items of older runs, which it had hidden, would be visible again.
+//! being left out: otherwise items of older runs, which it had hidden, would be visible again. The
+//! caller may put stand-ins in its place.
 
 use std::sync::Arc;
 
@@ -15,14 +16,19 @@ use crate::salvage::{SalvageCache, SalvageCursor, Salvaged};
 use crate::scrub::Damage;
 use crate::value::Value;
 
-/// Returns a run with all of `run` that can be read. A range of keys that cannot be read becomes a
-/// range tombstone, a large value a tombstone; `removed` is called with each. For a large value it
-/// may return another one, which takes its place. Sums, fences and filters are computed again;
-/// large values stay where they are. Returns `None` if the result is empty.
+/// Takes a stand-in for lost data: a key among those that were lost, and its value. Keys must
+/// ascend; a pair with any other key is ignored.
+pub type PutInstead<'a> = dyn FnMut(&[u8], Bytes) + 'a;
+
+/// Returns a run with all of `run` that can be read. A range of keys that cannot be read becomes
+/// range tombstones, a large value a tombstone; `removed` is called with each, in the order of
+/// keys. The pairs that it puts take the place of what was lost, and the tombstones lie around
+/// them. Sums, fences and filters are computed again; large values stay where they are. Returns
+/// `None` if the result is empty.
 pub fn rewrite(
     run: &Arc<Run>,
     options: &MergeOptions,
-    removed: &mut dyn FnMut(Damage) -> Option<Bytes>,
+    removed: &mut dyn FnMut(Damage, &mut PutInstead<'_>),
 ) -> Result<Option<Arc<Run>>> {
     let mut builder = RunBuilder::new(run.cache(), options);
     let mut recent = SalvageCache::default();
@@ -30,22 +36,29 @@ pub fn rewrite(
     while let Some(piece) = pieces.next(&mut recent) {
         let item = match piece {
             Salvaged::Gap { start, end, what } => {
-                removed(Damage { addr: 0, what, start: start.clone(), end: end.clone() });
-                Item { key: start, seq: 0, body: Body::DeleteRange { end } }
+                let damage = Damage { addr: 0, what, start: start.clone(), end: end.clone() };
+                let mut gap = Gap { builder: &mut builder, from: start, end, written: Ok(()) };
+                removed(damage, &mut |key, value| gap.put(key, value));
+                gap.close()?;
+                continue;
             }
             Salvaged::Item(item) => match item.body {
                 Body::Put(Value::Extent(e)) => match run.cache().read_value(&Value::Extent(e)) {
                     Ok(_) => item,
                     Err(error) => {
-                        let end = Bytes::from(successor(&item.key));
-                        let instead = removed(Damage {
+                        let damage = Damage {
                             addr: e.addr,
                             what: error.to_string(),
                             start: item.key.clone(),
-                            end,
+                            end: Bytes::from(successor(&item.key)),
+                        };
+                        let mut body = Body::Delete;
+                        removed(damage, &mut |key, value| {
+                            if *key == item.key[..] {
+                                body = Body::Put(Value::Inline(value));
+                            }
                         });
-                        let put = |value| Body::Put(Value::Inline(value));
-                        Item { body: instead.map_or(Body::Delete, put), ..item }
+                        Item { body, ..item }
                     }
                 },
                 _ => item,
@@ -54,4 +67,44 @@ pub fn rewrite(
         builder.push_item(item)?;
     }
     Ok(builder.finish()?.0)
+}
+
+/// A range of keys that cannot be read. Items of a run are disjoint, so the range tombstone in its
+/// place is cut around the stand-ins.
+struct Gap<'a> {
+    builder: &'a mut RunBuilder,
+    /// The first key that nothing was written for.
+    from: Bytes,
+    end: Bytes,
+    written: Result<()>,
+}
+
+impl Gap<'_> {
+    fn put(&mut self, key: &[u8], value: Bytes) {
+        if self.written.is_ok() && self.from[..] <= *key && *key < self.end[..] {
+            self.written = self.write(key, value);
+        }
+    }
+
+    fn write(&mut self, key: &[u8], value: Bytes) -> Result<()> {
+        let key = Bytes::copy_from_slice(key);
+        self.delete_up_to(key.clone())?;
+        self.from = Bytes::from(successor(&key));
+        let body = Body::Put(Value::Inline(value));
+        self.builder.push_item(Item { key, seq: 0, body })
+    }
+
+    fn delete_up_to(&mut self, end: Bytes) -> Result<()> {
+        if self.from >= end {
+            return Ok(());
+        }
+        let key = std::mem::replace(&mut self.from, end.clone());
+        self.builder.push_item(Item { key, seq: 0, body: Body::DeleteRange { end } })
+    }
+
+    /// Deletes the rest of the range.
+    fn close(mut self) -> Result<()> {
+        std::mem::replace(&mut self.written, Ok(()))?;
+        self.delete_up_to(self.end.clone())
+    }
 }

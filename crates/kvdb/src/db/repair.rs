@@ -1,6 +1,6 @@
 //! Repair: makes a store with damaged blocks usable again. Runs that cannot be read completely are
-//! rewritten without the unreadable parts; the lost data is deleted and listed. A large value that
-//! is lost can be replaced by a stand-in, which all that share the run have then: branches and
+//! rewritten without the unreadable parts; the lost data is deleted and listed. The caller can put
+//! stand-ins in its place ([`Deletion`]), which all that share the run have then: branches and
 //! snapshots, too. The caller can then mend its own structures on top, and everything takes effect
 //! atomically: a new manifest replaces the old runs by the new ones, in dictionaries, branches and
 //! snapshots alike. Until the superblock leads to that manifest, the store is the old one.
@@ -13,7 +13,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement, Run, Value};
+use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement, PutInstead, Run, Value};
 use zones::Priority;
 
 use crate::commit::batch::{Batch, BatchChange};
@@ -40,10 +40,43 @@ pub struct RepairReport {
     pub changes: u64,
 }
 
+/// Keys that a repair deletes from a run because their tuples or values cannot be read.
+pub struct Deletion<'a> {
+    /// The keys: those of a block or of a part of the tree, or the one of a large value.
+    pub keys: &'a FaultKeys,
+    /// The states that have the run.
+    pub states: &'a [StateOfRun],
+    put: &'a mut PutInstead<'a>,
+}
+
+impl Deletion<'_> {
+    /// Puts a stand-in into the run: a tuple that takes the place of what was lost, in all states
+    /// that have the run. Newer runs hide it as they hid what was lost. The keys must be among the
+    /// deleted ones and ascend; any other is ignored.
+    pub fn put(&mut self, key: &[u8], value: impl Into<Bytes>) {
+        (self.put)(key, value.into());
+    }
+}
+
+/// A state that has a damaged run: the newest one of a branch, or a snapshot.
+pub struct StateOfRun {
+    /// The state as it was before the repair: reading what is damaged fails.
+    pub view: View,
+    /// The branch in that view; empty for the main one, and for a snapshot.
+    branch: Arc<str>,
+}
+
+impl StateOfRun {
+    /// Finds a dictionary of the state by name.
+    pub fn dictionary(&self, name: &str) -> Option<DictionaryId> {
+        self.view.dictionary_in(&self.branch, name)
+    }
+}
+
 impl Database {
     fn repair<E: From<Error>>(
         &self,
-        stand_in: impl Fn(&FaultKeys) -> Option<Bytes>,
+        mut stand_in: impl FnMut(&mut Deletion<'_>),
         mend: impl FnOnce(&View, &[ScrubFault]) -> std::result::Result<Batch, E>,
     ) -> std::result::Result<RepairReport, E> {
         if !self.engine.inline {
@@ -70,19 +103,19 @@ impl Database {
                 ..tree.info().options.storage(Placement::stitch())
             };
             let name = tree.info().name.clone();
-            let new = vt_tree::rewrite(&run, &options, &mut |damage| {
+            let states = self.states_with(&run);
+            let new = vt_tree::rewrite(&run, &options, &mut |damage, put| {
                 let keys = FaultKeys {
                     dictionary: name.clone(),
                     start: Bytes::copy_from_slice(&damage.start),
                     end: Bytes::copy_from_slice(&damage.end),
                 };
-                let instead = stand_in(&keys);
+                stand_in(&mut Deletion { keys: &keys, states: &states, put });
                 report.removed.push(ScrubFault {
                     place: place.clone(),
                     what: damage.what,
                     keys: Some(keys),
                 });
-                instead
             });
             let new = new.map_err(Error::from)?;
             report.runs += 1;
@@ -146,6 +179,26 @@ impl Database {
         runs
     }
 
+    /// Returns the states that have a run.
+    fn states_with(&self, run: &Arc<Run>) -> Vec<StateOfRun> {
+        let root = encode_run(run);
+        let has = |tree: &Tree| {
+            tree.runs().any(|p| Arc::ptr_eq(&p.run, run) || encode_run(&p.run) == root)
+        };
+        let newest = self.engine.versions.view();
+        let mut states = Vec::new();
+        for tree in newest.version.trees.values().filter(|tree| has(tree)) {
+            states.push(StateOfRun { view: newest.clone(), branch: tree.info().branch.clone() });
+        }
+        for snapshot in self.engine.snapshots.list() {
+            if snapshot.version().trees.values().any(|tree| has(tree)) {
+                let view = self.snapshotter.open(&snapshot);
+                states.push(StateOfRun { view, branch: Arc::from("") });
+            }
+        }
+        states
+    }
+
     /// Writes the changes of a batch into runs, to lie above all others, each one above those
     /// before it.
     fn write_above(
@@ -203,10 +256,10 @@ fn op_of(change: BatchChange) -> (DictionaryId, Op) {
 
 impl crate::Kvdb {
     /// Makes a store with damaged blocks usable again: unreadable data is deleted and listed in the
-    /// report; everything else stays. `stand_in` is called with each deletion; if that is a single
-    /// large value, the value that it returns takes its place, in every branch and snapshot that
-    /// had the lost one. `mend` gets a view of the store without the unreadable data and the list
-    /// of the deletions, and returns the changes that make the structures of the layer above
+    /// report; everything else stays. `stand_in` is called with each deletion, in the order of the
+    /// report; the tuples that it puts take the place of what was lost, in every branch and
+    /// snapshot that had it. `mend` gets a view of the store without the unreadable data and the
+    /// list of the deletions, and returns the changes that make the structures of the layer above
     /// consistent again. All of this takes effect atomically; if anything fails, nothing is
     /// changed. The store must be opened without threads, with no other user, and is best closed
     /// right afterwards.
@@ -214,7 +267,7 @@ impl crate::Kvdb {
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
     /// let report = db.repair(
-    ///     |_deleted| None,
+    ///     |_deletion| {},
     ///     |_view, _removed| Ok::<_, kvdb::Error>(kvdb::Batch::new()),
     /// )?;
     /// assert_eq!(report, kvdb::RepairReport::default(), "nothing was damaged");
@@ -222,7 +275,7 @@ impl crate::Kvdb {
     /// ```
     pub fn repair<E: From<Error>>(
         &self,
-        stand_in: impl Fn(&FaultKeys) -> Option<Bytes>,
+        stand_in: impl FnMut(&mut Deletion<'_>),
         mend: impl FnOnce(&View, &[ScrubFault]) -> std::result::Result<Batch, E>,
     ) -> std::result::Result<RepairReport, E> {
         self.db.repair(stand_in, mend)

@@ -339,5 +339,5 @@ fn reopen(w: &mut World) -> Result<()> {
 }
 
 fn repair(w: &mut World) -> Result<()> {
-    w.db.repair(|_| None, |_, _| Ok::<_, kvdb::Error>(Batch::new())).map(drop)
+    w.db.repair(|_| {}, |_, _| Ok::<_, kvdb::Error>(Batch::new())).map(drop)
 }

@@ -67,7 +67,7 @@ fn all_that_have_a_damaged_run_have_the_repaired_one_at_once() {
     damage(&device, &value(100));
     assert!(!kvdb::check(device.clone(), &mut |_, _| {}).is_clean());
     let db = open(&device, false);
-    let report = db.repair(|_| None, |_, _| Ok::<_, Error>(Batch::new())).unwrap();
+    let report = db.repair(|_| {}, |_, _| Ok::<_, Error>(Batch::new())).unwrap();
     assert_eq!((report.runs, report.removed.len()), (1, 1), "{report:?}");
     let keys = report.removed[0].keys.clone().expect("keys");
     assert!(keys.start[..] <= b"key100"[..] && keys.end[..] > b"key100"[..], "{keys:?}");
@@ -103,13 +103,57 @@ fn all_that_have_a_damaged_run_have_the_repaired_one_at_once() {
     assert_eq!(main.get(d, b"new").unwrap().as_deref(), Some(&b"value"[..]));
 }
 
+/// Stand-ins for a lost block are in all states that had it, and newer tuples hide them. What is
+/// not among the lost keys, or does not ascend, is left out.
+#[test]
+fn stand_ins_for_a_lost_block_are_in_all_states_that_had_it() {
+    let device = made();
+    damage(&device, &value(100));
+    let db = open(&device, false);
+    let instead = |i: u64| Bytes::from(format!("instead of {i}"));
+    let stand_in = |deletion: &mut kvdb::Deletion<'_>| {
+        assert_eq!(deletion.states.len(), 3, "the main branch, the clone and the snapshot");
+        for state in deletion.states {
+            let d = state.dictionary("d").expect("its dictionary");
+            assert_eq!(state.view.get(d, b"key299").unwrap().as_deref(), Some(&value(299)[..]));
+        }
+        for i in (0..300).filter(|i| i % 2 == 0) {
+            deletion.put(format!("key{i:03}").as_bytes(), instead(i));
+        }
+        deletion.put(b"key100", "too late");
+    };
+    let report = db.repair(stand_in, |_, _| Ok::<_, Error>(Batch::new())).unwrap();
+    assert_eq!(report.removed.len(), 1, "{report:?}");
+    let keys = report.removed[0].keys.clone().expect("keys");
+    db.close().unwrap();
+    drop(db);
+
+    assert_eq!(kvdb::check(device.clone(), &mut |_, _| {}).faults, []);
+    let db = open(&device, true);
+    let (main, snapshot) = (db.view(), db.open_snapshot("s").unwrap());
+    let dictionaries = [db.dictionary("d"), db.dictionary_in("c", "d"), snapshot.dictionary("d")];
+    let [d, in_clone, of_snapshot] = dictionaries.map(|found| found.expect("a dictionary"));
+    for i in 0..300u64 {
+        let key = format!("key{i:03}").into_bytes();
+        let gone = keys.start[..] <= key[..] && key[..] < keys.end[..];
+        let old = match gone {
+            true => (i % 2 == 0).then(|| instead(i)),
+            false => Some(Bytes::from(value(i))),
+        };
+        assert_eq!(snapshot.get(of_snapshot, &key).unwrap(), old, "{i} in the snapshot");
+        assert_eq!(main.get(in_clone, &key).unwrap(), old, "{i} in the clone");
+        let new = if i % 3 == 0 { Some(Bytes::from(value(i + 1000))) } else { old };
+        assert_eq!(main.get(d, &key).unwrap(), new, "{i}");
+    }
+}
+
 /// A version that was lost in a newer run is not replaced by an older one.
 #[test]
 fn an_older_value_does_not_come_back() {
     let device = made();
     damage(&device, &value(1003));
     let db = open(&device, false);
-    let report = db.repair(|_| None, |_, _| Ok::<_, Error>(Batch::new())).unwrap();
+    let report = db.repair(|_| {}, |_, _| Ok::<_, Error>(Batch::new())).unwrap();
     assert_eq!(report.removed.len(), 1, "{report:?}");
     let d = db.dictionary("d").unwrap();
     assert_eq!(db.get(d, b"key003").unwrap(), None);
@@ -122,7 +166,7 @@ fn what_the_caller_refuses_changes_nothing() {
     let device = made();
     damage(&device, &value(100));
     let db = open(&device, false);
-    let refused = db.repair(|_| None, |_, _| Err(Error::Invalid("no".into())));
+    let refused = db.repair(|_| {}, |_, _| Err(Error::Invalid("no".into())));
     assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
     db.close().unwrap();
     assert!(!kvdb::check(device.clone(), &mut |_, _| {}).is_clean(), "as it was");
@@ -147,7 +191,7 @@ fn changes_of_the_caller_take_effect_in_their_order_however_many_they_are() {
         batch.delete_range(d, "many0500", "many0510");
         Ok::<_, Error>(batch)
     };
-    let report = db.repair(|_| None, mend).unwrap();
+    let report = db.repair(|_| {}, mend).unwrap();
     assert_eq!((report.runs, report.changes), (0, 1005));
     db.close().unwrap();
     drop(db);

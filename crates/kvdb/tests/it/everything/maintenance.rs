@@ -184,7 +184,7 @@ pub fn maintenance(w: &mut World) -> Result<(), Dead> {
         }
         7 => {
             w.call("Kvdb::repair");
-            let repaired = w.db.repair(|_| None, |_, _| Ok::<_, kvdb::Error>(Batch::new()));
+            let repaired = w.db.repair(|_| {}, |_, _| Ok::<_, kvdb::Error>(Batch::new()));
             let Some(report) = w.unless_full(repaired)? else { return Ok(()) };
             assert_eq!(report, kvdb::RepairReport::default(), "nothing is damaged");
             w.history.certain();
