@@ -5,9 +5,10 @@
 //! page, a truncation or a removal replaces it. The list is that of the main branch, and a loss is
 //! in it as long as a snapshot or a clone has a page of it, too.
 //!
-//! Pages that were lost together with the block that led to them can be marked in the main branch
-//! only, since snapshots do not change. Such a loss has a second note for the states that existed
-//! then.
+//! Pages that were lost together with the block that led to them are marked for all states that
+//! shared it, as far as the nodes of these states say which pages these are. Where the nodes are
+//! lost, too, or there are too many pages, only the main branch can be marked, since snapshots do
+//! not change. Such a loss has a second note for the states that existed then.
 
 use std::collections::BTreeMap;
 

@@ -2,17 +2,20 @@
 //! after any other damage that the checker finds. It changes tuples that contradict others and
 //! nothing that is sound, and removes only tuples without a meaning: names that lead nowhere,
 //! values that nothing refers to. An inode that has lost its name gets one in `lost+found`; data
-//! that has lost its node gets a new node. Losses are noted (`lost`), and reading a lost page
-//! fails.
+//! that has lost its node gets a new node. Losses are noted (`lost`), and reading a lost page fails,
+//! in snapshots and clones as in the main branch (`stand_ins`).
 //!
 //! The repair is one batch over one view: first the tuples (`tuples`), then the tree that they make
 //! (`tree`). It takes as much memory as the checker: an entry for each inode.
 
+mod between;
 mod lost;
+mod stand_ins;
 mod tree;
 mod tuples;
 
-use std::collections::{BTreeMap, HashSet};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use bytes::Bytes;
 use env::Env;
@@ -22,9 +25,11 @@ use crate::attr::{FileKind, Ino, ROOT, Timestamp};
 use crate::error::Result;
 use crate::fs::counter::{given_below, largest_ino, noted_bound, notes_of, valid_reserved};
 use crate::layout::counter::{BOUND_KEY, LENT_KEY, branch_range, encode_number};
-use crate::layout::{self, Attributes, Body, Layout, Xattrs};
+use crate::layout::{Attributes, Body, Layout, Xattrs};
 use crate::reservation::INO_LIMIT;
 use crate::verify::Finding;
+
+use self::stand_ins::StandIns;
 
 /// The result of a repair.
 #[derive(Clone, Debug, Default)]
@@ -53,15 +58,10 @@ pub fn repair(db: &Kvdb, env: &dyn Env, losses: Losses) -> Result<Repaired> {
     let mut mended = Vec::new();
     let layout = Layout::find(db);
     let others = Others::of(db);
-    // A page whose place is known is marked in its run: snapshots and clones share it.
+    let stand_ins = RefCell::new(StandIns::default());
     let stand_in = |deletion: &mut Deletion<'_>| {
-        let deleted = deletion.keys;
-        let is_page = layout.is_some()
-            && deleted.dictionary == "dmap"
-            && deleted.end.split_last() == Some((&0, &deleted.start[..]))
-            && layout::decode_page_key(&deleted.start).is_ok();
-        if is_page && losses == Losses::Keep {
-            deletion.put(&deleted.start, Bytes::from_static(&layout::LOST_PAGE));
+        if layout.is_some() && losses == Losses::Keep {
+            stand_ins.borrow_mut().put(deletion);
         }
     };
     let store = db.repair(stand_in, |view, removed| -> Result<Batch> {
@@ -77,7 +77,8 @@ pub fn repair(db: &Kvdb, env: &dyn Env, losses: Losses) -> Result<Repaired> {
         if losses == Losses::Accept {
             mend.accept_in(&others.clones)?;
         }
-        mend.lost(removed)?;
+        mend.lost(removed, &stand_ins.borrow())?;
+        mend.settle(&others.clones, removed)?;
         mend.pages()?;
         mend.names()?;
         mend.tree();
@@ -148,6 +149,8 @@ struct Mend<'a> {
     mended: Vec<Finding>,
     inodes: BTreeMap<Ino, Examined>,
     orphans: HashSet<Ino>,
+    /// Ranges of keys of `dmap` with stand-ins, some of which may be for pages of other states only.
+    may_be_stray: BTreeSet<(Bytes, Bytes)>,
 }
 
 impl<'a> Mend<'a> {
@@ -171,6 +174,7 @@ impl<'a> Mend<'a> {
             mended: Vec::new(),
             inodes: BTreeMap::new(),
             orphans: HashSet::new(),
+            may_be_stray: BTreeSet::new(),
         }
     }
 

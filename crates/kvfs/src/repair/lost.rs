@@ -1,29 +1,30 @@
-//! Records lost data: the pages of files concerned, as far as they are known, and the list of
-//! losses in the store.
+//! Records lost data: the pages of files concerned that have no stand-in, as far as they are known,
+//! and the list of losses in the store.
 
 use std::collections::HashSet;
 
 use bytes::Bytes;
 use kvdb::ScrubFault;
 
+use super::between::{Between, paged_blocks};
+use super::stand_ins::StandIns;
 use super::{Losses, Mend};
-use crate::attr::{FileKind, Ino, ROOT};
+use crate::attr::Ino;
 use crate::describe_keys::describe_keys_in;
 use crate::error::Result;
-use crate::layout::{self, Body, Layout, PAGE, blocks_of};
+use crate::layout::{self, Layout};
 use crate::losses::{Loss, Pages};
-use crate::reservation::INO_LIMIT;
 
-/// Limit of the pages that are marked as lost. If more are lost, the rest is listed and reads as
-/// zeros.
-const MOST_PAGES: usize = 1 << 20;
+/// Limit of the pages that are marked as lost, in the main branch and with stand-ins each. If more
+/// are lost, the rest is listed and reads as zeros.
+pub(super) const MOST_PAGES: usize = 1 << 20;
 /// Limit of the entries that one repair adds to the list.
 const MOST_NOTED: usize = 10_000;
 
 impl Mend<'_> {
     /// Notes the data that was removed from the store, and marks the pages in it. Call after
     /// `nodes` and before `pages`.
-    pub(super) fn lost(&mut self, removed: &[ScrubFault]) -> Result<()> {
+    pub(super) fn lost(&mut self, removed: &[ScrubFault], stand_ins: &StandIns) -> Result<()> {
         if self.losses == Losses::Accept {
             return Ok(());
         }
@@ -39,8 +40,8 @@ impl Mend<'_> {
                 for (ino, from, to) in self.files_between(start, end) {
                     for block in from..to {
                         let key = layout::page_key(ino, block);
-                        // Another run may have the page.
-                        let there = self.view.get(self.layout.dmap, &key);
+                        // It has a stand-in, or another run has the page.
+                        let there = self.view.value_len(self.layout.dmap, &key);
                         if marked.len() == MOST_PAGES
                             || there?.is_some()
                             || !marked.insert((ino, block))
@@ -78,9 +79,10 @@ impl Mend<'_> {
                 _ => None,
             };
             let time = u64::try_from(self.now.secs).unwrap_or(0);
-            // A single page has a mark in its run, which all states share that have the run.
-            let is_marked = end.split_last() == Some((&0, start));
-            let newest = self.newest_of_others.filter(|_| pages.is_some() && !is_marked);
+            // All states that have the run share its stand-ins. Where some could not be made, the
+            // main branch alone has marks.
+            let is_marked = keys.dictionary != "dmap" || stand_ins.are_complete(n);
+            let newest = self.newest_of_others.filter(|_| !is_marked);
             let of_others = newest.map(|newest| Loss {
                 time,
                 what: format!(
@@ -126,31 +128,12 @@ impl Mend<'_> {
     /// Returns the files with pages between two keys of `dmap`, each with the range of these
     /// blocks.
     fn files_between(&self, start: &[u8], end: &[u8]) -> Vec<(Ino, u64, u64)> {
-        let number = |key: &[u8]| key.first_chunk::<8>().map(|ino| Ino::from_be_bytes(*ino));
-        let block = |key: &[u8]| {
-            key.get(8..16).and_then(|block| block.try_into().ok()).map_or(0, u64::from_be_bytes)
-        };
-        let first = number(start).unwrap_or(0).max(ROOT + 1);
-        let last = number(end).unwrap_or(INO_LIMIT);
-        if first > last {
-            return Vec::new();
-        }
-        let mut found = Vec::new();
-        for (&ino, seen) in self.inodes.range(first..=last) {
-            if seen.attr.kind != FileKind::File || !matches!(seen.attr.body, Body::Paged(_)) {
-                continue;
-            }
-            let from = if number(start) == Some(ino) { block(start) } else { 0 };
-            let to = match number(end) {
-                // The end of a single key is that key with a zero byte appended.
-                Some(of) if of == ino => block(end) + u64::from(end.len() > 16),
-                _ => u64::MAX / PAGE,
-            };
-            let to = to.min(blocks_of(seen.attr.size));
-            if from < to {
-                found.push((ino, from, to));
-            }
-        }
-        found
+        let between = Between { start, end };
+        let Some(inodes) = between.inodes() else { return Vec::new() };
+        let paged = self.inodes.range(inodes).filter_map(|(&ino, seen)| {
+            let blocks = between.blocks(ino, paged_blocks(&seen.attr)?);
+            (!blocks.is_empty()).then_some((ino, blocks.start, blocks.end))
+        });
+        paged.collect()
     }
 }

@@ -173,6 +173,10 @@ impl Mend<'_> {
                     self.batch.delete(dmap, tuple.key);
                     continue;
                 }
+                if self.is_stray(&tuple.key) {
+                    self.batch.delete(dmap, tuple.key);
+                    continue;
+                }
                 // For the checks below, a lost page has the greatest length possible at its place.
                 len = layout::decode_page_key(&tuple.key)
                     .ok()

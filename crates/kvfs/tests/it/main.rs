@@ -43,6 +43,7 @@ mod laid_when_quiet;
 mod limits;
 mod limits_of_files;
 mod listing;
+mod lost_blocks;
 mod merge;
 mod merge_forks;
 mod merge_power_cut;
