@@ -74,13 +74,26 @@ impl ExtentRef {
 
     /// Adds the space that the extent takes on the device to `uses`: its bytes, the padding up to
     /// the next unit of alignment, and the gap that alignment has left between it and `before`, the
-    /// previous extent in key order, if it lies directly after that one. All of this space would be
-    /// taken again if the two were written to another place, so none of it is a hole.
+    /// previous extent in key order, if it lies where it would be written directly after that one.
+    /// All of this space would be taken again if the two were written to another place, so none of
+    /// it is a hole.
     pub(crate) fn add_room(&self, before: Option<&ExtentRef>, uses: &mut ZoneUse) {
+        let directly = |before: &&ExtentRef| self.behind(before.end()) == Some(self.addr);
+        self.add_room_after(before.filter(directly), uses);
+    }
+
+    /// Like [`ExtentRef::add_room`], but with every gap that is shorter than a page: as entries
+    /// have it that were written before the space of deleted values between short ones was told
+    /// from alignment.
+    pub(crate) fn add_room_and_short_gaps(&self, before: Option<&ExtentRef>, uses: &mut ZoneUse) {
+        self.add_room_after(before.filter(|before| contiguous(before, self)), uses);
+    }
+
+    fn add_room_after(&self, before: Option<&ExtentRef>, uses: &mut ZoneUse) {
         let unit = u64::from(SMALL_ALIGN);
         let padded = |e: &ExtentRef| e.end().checked_next_multiple_of(unit).unwrap_or(u64::MAX);
         uses.add_extent(self.addr, padded(self).saturating_sub(self.addr));
-        if let Some(before) = before.filter(|before| contiguous(before, self)) {
+        if let Some(before) = before {
             let end = padded(before);
             uses.add_extent(end, self.addr.saturating_sub(end));
         }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use env::{Machine, Random};
-use kvdb::{Batch, CreateOptions, DefragOptions, DictionaryId, Durability, Error, Kvdb};
+use kvdb::{
+    Batch, CreateOptions, DefragOptions, DictionaryId, DictionaryOptions, Durability, Error, Kvdb,
+};
 use zones::MemoryDevice;
 
 use super::shape::{Lengths, Shape};
@@ -144,6 +146,16 @@ fn gets_full_and_empty_again(shape: &Shape, len: u64, removal: Removal) {
         std::thread::sleep(Duration::from_millis(100));
     });
     store.db.close().unwrap();
+}
+
+/// Three of four short values outside of blocks are deleted one by one: what is between the rest is
+/// no alignment.
+#[test]
+fn a_full_store_gives_back_the_space_between_short_values() {
+    let options = DictionaryOptions { separate_at: 512, ..DictionaryOptions::default() };
+    let lengths = Lengths::One(550);
+    let shape = Shape { lengths, options, memory: 4 << 20, full: true, ..Shape::of_seed(22) };
+    gets_full_and_empty_again(&shape, 550, Removal::Scattered);
 }
 
 /// Each way to remove, on values of a length that the seed draws.
