@@ -200,7 +200,7 @@ fn a_setting_that_is_fixed_takes_the_value_that_it_has_and_no_other() {
     c.expect(&[
         ("CONFIG SET save \"\" appendonly YES timeout 0 maxmemory 0 requirepass \"\"", "OK"),
         ("CONFIG GET requirepass", "[\"requirepass\" \"\"]"),
-        ("CONFIG SET durable yes timeout 300", &fixed("timeout")),
+        ("CONFIG SET durable yes databases 3", &fixed("databases")),
         ("DURABLE", "\"no\""),
         ("CONFIG SET maxmemory-policy allkeys-lru", &fixed("maxmemory-policy")),
         ("CONFIG GET hash-max-listpack-entries", "[\"hash-max-listpack-entries\" \"128\"]"),

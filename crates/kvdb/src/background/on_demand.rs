@@ -196,13 +196,17 @@ impl Compactor {
             let version = self.engine.versions.load();
             let candidates = self.candidates.when_quiet(&version);
             let trees = candidates.iter().filter_map(|id| version.trees.get(id));
-            trees.filter_map(|tree| CompactionPlan::for_tombstones(tree, false)).collect()
+            let plan = |tree| {
+                let any = CompactionPlan::for_tombstones(tree, true);
+                CompactionPlan::for_tombstones(tree, false)
+                    .or_else(|| any.filter(CompactionPlan::deletes_much))
+            };
+            trees.filter_map(plan).collect()
         };
         let mut left = most;
-        for mut plan in plans {
+        for plan in plans {
             let Some(rest) = left.checked_sub(plan.weight()) else { continue };
             left = rest;
-            plan.copy_short_spans();
             if none_if_full(self.compact_now(plan, &never))? != Some(true) {
                 break;
             }

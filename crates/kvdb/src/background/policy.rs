@@ -388,6 +388,15 @@ impl CompactionPlan {
         tree.short.are_gathered(tree.info()).then(plan)
     }
 
+    /// Returns whether the runs with tombstones have an eighth of all items or more: of short values
+    /// they weigh little even if everything is deleted.
+    pub(crate) fn deletes_much(&self) -> bool {
+        let items = |p: &NumberedRun| p.run.stats().items;
+        let all: u64 = self.inputs.iter().map(items).sum();
+        let with: u64 = self.inputs.iter().filter(|p| has_tombstones(p)).map(items).sum();
+        with >= all / 8
+    }
+
     /// Returns the weight of the runs to be merged, about the bytes of their key blocks.
     pub(crate) fn weight(&self) -> u64 {
         weights(&self.inputs)

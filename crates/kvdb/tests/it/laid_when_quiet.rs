@@ -221,6 +221,7 @@ fn values_that_a_snapshot_has_stay_where_they_are() {
     let (disk, db, d) = unordered(options(true, SOON));
     write(&db, d, 0);
     db.snapshot("all").unwrap();
+    come_to_rest(&db);
     assert_eq!(laid(&db), 0);
     db.set_value_order(Arc::new(AsRead(d)));
     let zones = db.stats().zones_held;

@@ -16,8 +16,8 @@ use crate::support::terminal::text::with_paths;
 #[command(after_help = "\
 TARGET is the directory a store is mounted on, or the file of a store that is not mounted. \
 Programs can use the store while it runs. A store defragments itself, slowly, when much of its \
-space is unused, and a mount lays files in the order of their names while no program uses it (-o \
-nolay switches this off). Data that was moved stays moved if the command is stopped.")]
+space is unused, and a mount with -o lay lays files in the order of their names while no program \
+uses it. Data that was moved stays moved if the command is stopped.")]
 pub struct Args {
     /// Directory a store is mounted on, or the file of a store that is not mounted.
     target: PathBuf,

@@ -234,10 +234,10 @@ fn a_walk_has_the_names_of_files_whose_pages_cannot_be_found() {
             break;
         }
     }
-    // No read has failed in the last walk.
+    // No read has failed in the last walk. Where the pages are not found, all of them count.
     let (last, others) = blocks.split_last().unwrap();
     assert!(*last < 20 * 8, "{last}");
-    assert!(others.contains(&(40 * 8)), "all pages count where they are not found: {others:?}");
+    assert!(others.iter().all(|blocks| [*last, 40 * 8].contains(blocks)), "{others:?}");
 }
 
 #[test]

@@ -395,10 +395,16 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
                         break;
                     }
                     let Some(tuple) = stored.current() else { break };
-                    for name in ["Bulk::push_stored", "StoredTuple::value", "StoredTuple::small"] {
+                    for name in [
+                        "Bulk::push_stored",
+                        "StoredTuple::value",
+                        "StoredTuple::small",
+                        "StoredTuple::stored_bytes",
+                    ] {
                         w.call(name);
                     }
                     let value = w.ok(tuple.value())?.to_vec();
+                    assert!(tuple.stored_bytes() <= value.len());
                     assert!(tuple.small().is_none_or(|small| *small == value));
                     if w.random.one_in(5) {
                         w.call("Bulk::delete");

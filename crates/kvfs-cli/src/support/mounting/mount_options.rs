@@ -179,10 +179,11 @@ mod tests {
     }
 
     #[test]
-    fn files_are_laid_while_the_store_is_quiet_unless_they_would_be_published_again() {
+    fn files_are_laid_while_the_store_is_quiet_if_asked_unless_they_would_be_published_again() {
         let lays = |text| read(text).expect("valid").budget().lay_when_quiet;
-        assert!(lays("rw") && lays("nolay,lay"));
-        assert!(!lays("nolay") && !lays("ro") && !lays("publish=dir:/srv/stores/work"));
+        assert!(lays("lay") && lays("nolay,lay"));
+        assert!(!lays("rw") && !lays("lay,nolay") && !lays("lay,ro"));
+        assert!(!lays("lay,publish=dir:/srv/stores/work"));
     }
 
     #[test]

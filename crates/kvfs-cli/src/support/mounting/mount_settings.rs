@@ -42,8 +42,8 @@ pub struct Options {
     pub serve: Option<PathBuf>,
     /// They may begin transactions, too.
     pub serve_write: bool,
-    /// Files are not laid in the order of their names while the store is quiet.
-    pub no_laying: bool,
+    /// Files are laid in the order of their names while the store is quiet.
+    pub lays: bool,
     /// The interval at which everything is read again. Without it, nothing is read by itself.
     pub scrub: Option<Interval>,
     /// Where the store is published by itself.
@@ -82,7 +82,7 @@ impl Options {
     /// Returns the share of the machine that the store may take.
     pub fn budget(&self) -> Budget {
         // Data that is moved in the store would be published again.
-        let lay_when_quiet = !self.no_laying && !self.mount.read_only && self.publish.is_none();
+        let lay_when_quiet = self.lays && !self.mount.read_only && self.publish.is_none();
         let (memory, cache) = (self.memory, self.cache_size);
         Budget { memory, cache, offline: self.offline, lay_when_quiet, hold_values: true }
     }

@@ -360,12 +360,12 @@ pub const ROWS: &[Row] = &[
     flag(
         "lay",
         "while no program uses the store, lay files that were written out of the order of their \
-         names in that order, as kvfs defrag does (default). It begins when an eighth of the data \
+         names in that order, as kvfs defrag does. It begins when an eighth of the data \
          was written since the last time, and writes at most about twice as much. Without effect \
          with publish, and for a store in object storage",
-        |d| d.options.no_laying = false,
+        |d| d.options.lays = true,
     ),
-    flag("nolay", "files are only laid by kvfs defrag", |d| d.options.no_laying = true),
+    flag("nolay", "files are only laid by kvfs defrag (default)", |d| d.options.lays = false),
     value(
         "publish",
         ("ADDRESS", "dir:/srv/stores/work"),
