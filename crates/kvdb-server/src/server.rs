@@ -134,8 +134,13 @@ impl Server {
         let accepting =
             accepting.spawn(move || accept(&common, socket, tcp, options.tls, &wake))?;
         server.accepting = Some(accepting);
-        server.sweeping =
-            Some(Sweeping::start(server.common.shared.clone(), server.common.loops.clone())?);
+        let Common { shared, loops } = server.common.clone();
+        let end_idle = move || {
+            if let Some(limit) = shared.access.idle_limit() {
+                loops.iter().for_each(|one| one.end_idle(limit));
+            }
+        };
+        server.sweeping = Some(Sweeping::start(server.common.shared.clone(), end_idle)?);
         Ok(server)
     }
 

@@ -18,7 +18,6 @@ use kvdb::{DictionaryId, Kvdb};
 use parking_lot::{Condvar, Mutex};
 
 use crate::dictionaries::Selected;
-use crate::event_loop::EventLoop;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{
     Head, Keyspace, TYPES_PREFIX, deadline_key, head_key, is_past, parse_deadline_key, types_name,
@@ -217,8 +216,11 @@ pub struct Sweeping {
 }
 
 impl Sweeping {
-    /// Starts the thread, which also ends idle connections of `loops`.
-    pub fn start(shared: Arc<Shared>, loops: Vec<Arc<EventLoop>>) -> std::io::Result<Sweeping> {
+    /// Starts the thread. It also calls `besides` after each step, at least once a second.
+    pub fn start(
+        shared: Arc<Shared>,
+        besides: impl Fn() + Send + 'static,
+    ) -> std::io::Result<Sweeping> {
         let stop = Arc::new((Mutex::new(false), Condvar::new()));
         let told = stop.clone();
         let thread = std::thread::Builder::new().name("resp-expiry".into()).spawn(move || {
@@ -226,9 +228,7 @@ impl Sweeping {
             loop {
                 let sweeps = shared.sweeps.load(Relaxed) && !shared.pause.is_on();
                 let wait = if sweeps { rest(&mut sweeper, &shared) } else { REST };
-                if let Some(limit) = shared.access.idle_limit() {
-                    loops.iter().for_each(|one| one.end_idle(limit));
-                }
+                besides();
                 let mut stopped = told.0.lock();
                 if !*stopped {
                     told.1.wait_for(&mut stopped, wait);

@@ -10,6 +10,7 @@ use super::compaction::{Compaction, Subcompaction};
 use super::policy::CompactionPlan;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
+use crate::version::tree::Tree;
 
 /// Converts [`Error::NoSpace`] to `None`.
 pub(super) fn none_if_full<T>(result: Result<T>) -> Result<Option<T>> {
@@ -196,7 +197,7 @@ impl Compactor {
             let version = self.engine.versions.load();
             let candidates = self.candidates.when_quiet(&version);
             let trees = candidates.iter().filter_map(|id| version.trees.get(id));
-            let plan = |tree| {
+            let plan = |tree: &Arc<Tree>| {
                 let any = CompactionPlan::for_tombstones(tree, true);
                 CompactionPlan::for_tombstones(tree, false)
                     .or_else(|| any.filter(CompactionPlan::deletes_much))

@@ -1,4 +1,4 @@
-//! What is moved from one place of a store to another lies in one of them after every kill.
+//! Data that is moved from one place of a store to another is in one of them after every kill.
 
 use std::fs;
 use std::io::Write;

@@ -111,7 +111,7 @@ fn each_byte_that_is_saved_is_laid_twice_at_most() {
         }
     });
     assert!((ALL / 2..=ALL * 5 / 2).contains(&laid), "{laid} bytes for {ALL}");
-    // What a pass may write is too little to lay the whole tree for a quarter of its files.
+    // A pass may not write enough to lay the whole tree for a quarter of its files.
     show("saved now and then: read all", read_all(&disk, ZONE_SIZE, TREE));
 }
 

@@ -52,7 +52,7 @@ impl Lines {
             let place = |name: &str| {
                 let is_odd = daemon[format!("{name}_base64")].is_string();
                 let none = if is_odd { "(its path is no text: --json has it)" } else { "-" };
-                text::show_line(daemon[name].as_str().unwrap_or(none))
+                text::show_message(daemon[name].as_str().unwrap_or(none))
             };
             self.line("store", place("store"));
             self.line("mounted on", format!("{} (process {pid})", place("mount_point")));
@@ -64,12 +64,12 @@ impl Lines {
                 };
                 let last = daemon["last_end"].as_str();
                 let last = last.map_or(String::new(), |last| format!("; the last one {last}"));
-                self.line("keeper", text::show_line(&format!("{times}{last}")));
+                self.line("keeper", text::show_message(&format!("{times}{last}")));
             }
             self.line("socket", place("socket"));
             for (name, what) in [("listen", "keys at"), ("metrics", "figures at")] {
                 if let Some(address) = daemon[name].as_str() {
-                    self.line(what, text::show_line(address));
+                    self.line(what, text::show_message(address));
                 }
             }
         }
@@ -80,14 +80,14 @@ impl Lines {
         let transaction = &all["transaction"];
         if transaction.is_object() {
             let how = if transaction["durable"] == true { "durable, " } else { "" };
-            let state = text::show_line(transaction["result"].as_str().unwrap_or("-"));
+            let state = text::show_message(transaction["result"].as_str().unwrap_or("-"));
             self.line("transaction", format!("{} of the server, {how}{state}", transaction["id"]));
         }
         let lease = &all["lease"];
         if lease.is_object() {
             let said = match lease["over"].as_str() {
                 None => format!("of the main files of the server, epoch {}", lease["id"]),
-                Some(why) => format!("LOST: {}", text::show_line(why)),
+                Some(why) => format!("LOST: {}", text::show_message(why)),
             };
             self.line("lease", said);
         }
@@ -105,7 +105,7 @@ impl Lines {
             sent.map(|of| (of, "sent")).into_iter().chain([(&all["served"], "served")])
         {
             for one in of.as_array().into_iter().flatten() {
-                let request = text::show_line(one["request"].as_str().unwrap_or("-"));
+                let request = text::show_message(one["request"].as_str().unwrap_or("-"));
                 let (asked, answered) = (bytes(&one["asked"]), bytes(&one["answered"]));
                 let count = count(&one["count"]);
                 self.line(name, format!("{count} {request}: {asked} asked, {answered} answered"));
@@ -125,7 +125,7 @@ impl Lines {
             } else {
                 String::new()
             };
-            self.line("LOST", format!("{}{more}", text::show_line(first)));
+            self.line("LOST", format!("{}{more}", text::show_message(first)));
         }
         if all["space"].is_object() {
             let (total, free) = (count(&all["space"]["total"]), count(&all["space"]["free"]));
