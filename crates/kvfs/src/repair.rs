@@ -2,8 +2,8 @@
 //! after any other damage that the checker finds. It changes tuples that contradict others and
 //! nothing that is sound, and removes only tuples without a meaning: names that lead nowhere,
 //! values that nothing refers to. An inode that has lost its name gets one in `lost+found`; data
-//! that has lost its node gets a new node. Losses are noted (`lost`), and reading a lost page fails,
-//! in snapshots and clones as in the main branch (`stand_ins`).
+//! that has lost its node gets a new node. Losses are noted (`lost`), and reading a lost page
+//! fails, in snapshots and clones as in the main branch (`stand_ins`).
 //!
 //! The repair is one batch over one view: first the tuples (`tuples`), then the tree that they make
 //! (`tree`). It takes as much memory as the checker: an entry for each inode.
@@ -149,7 +149,8 @@ struct Mend<'a> {
     mended: Vec<Finding>,
     inodes: BTreeMap<Ino, Examined>,
     orphans: HashSet<Ino>,
-    /// Ranges of keys of `dmap` with stand-ins, some of which may be for pages of other states only.
+    /// Ranges of keys of `dmap` with stand-ins, some of which may be for pages of other states
+    /// only.
     may_be_stray: BTreeSet<(Bytes, Bytes)>,
 }
 

@@ -280,8 +280,8 @@ impl Views {
     }
 
     /// Commits everything that programs have written in the mainline and in all views, including
-    /// data that the kernel holds back. To be called before a change of the store that is on disk at
-    /// once, such as the drop of a dictionary: what was written before is then on disk with it.
+    /// data that the kernel holds back. To be called before a change of the store that is on disk
+    /// at once, such as the drop of a dictionary: what was written before is then on disk with it.
     pub fn commit_written(&self) -> Result<()> {
         self.shared.watchers.write_back(Wait::ButForLocks)?;
         self.commit_others(None);

@@ -388,8 +388,8 @@ impl CompactionPlan {
         tree.short.are_gathered(tree.info()).then(plan)
     }
 
-    /// Returns whether the runs with tombstones have an eighth of all items or more: of short values
-    /// they weigh little even if everything is deleted.
+    /// Returns whether the runs with tombstones have an eighth of all items or more: of short
+    /// values they weigh little even if everything is deleted.
     pub(crate) fn deletes_much(&self) -> bool {
         let items = |p: &NumberedRun| p.run.stats().items;
         let all: u64 = self.inputs.iter().map(items).sum();

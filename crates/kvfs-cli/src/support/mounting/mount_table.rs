@@ -365,6 +365,13 @@ pub const ROWS: &[Row] = &[
          with publish, and for a store in object storage",
         |d| d.options.lays = true,
     ),
+    flag(
+        "hold",
+        "data waits in memory until the next sync, up to a quarter of the database's memory, so \
+         that files which are removed or overwritten before are not written",
+        |d| d.options.holds = true,
+    ),
+    flag("nohold", "data is written soon (default)", |d| d.options.holds = false),
     flag("nolay", "files are only laid by kvfs defrag (default)", |d| d.options.lays = false),
     value(
         "publish",
