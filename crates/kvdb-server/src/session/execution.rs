@@ -85,8 +85,8 @@ impl Execution {
     pub fn time(&self) -> Option<u64> {
         self.time
     }
-    /// Notes that a command sleeps for this time. Returns `false`, and notes nothing, if the commands
-    /// of the attempt would sleep for more than `most` in all.
+    /// Notes that a command sleeps for this time. Returns `false`, and notes nothing, if the
+    /// commands of the attempt would sleep for more than `most` in all.
     pub fn may_sleep(&mut self, time: Duration, most: Duration) -> bool {
         let slept = self.slept.saturating_add(time);
         let may = slept <= most;
