@@ -167,17 +167,9 @@ impl Compactor {
             let tree = version.tree(dict)?;
             match values {
                 LargeValues::AsUsual => CompactionPlan::for_all(tree),
-                LargeValues::Stay => CompactionPlan::for_all(tree).map(|mut plan| {
-                    // A merge that gathers short values has to move these.
-                    if !plan.gathers {
-                        plan.placement = Some(Placement {
-                            stitch_at: tree.info().options.stitch_at,
-                            seek_bytes: self.engine.options.seek_bytes,
-                            ..Placement::stitch()
-                        });
-                    }
-                    plan
-                }),
+                LargeValues::Stay => {
+                    CompactionPlan::for_all(tree).map(|plan| self.values_stay(plan, tree))
+                }
                 LargeValues::Laid(placement) => tree.runs().next().map(|_| CompactionPlan {
                     placement: Some(placement),
                     ..CompactionPlan::everything_from(tree, 0)
@@ -188,6 +180,19 @@ impl Compactor {
             self.compact_or_reach_bottom(plan, stop)?;
         }
         Ok(())
+    }
+
+    /// Lets the large values of a merge stay where they are.
+    fn values_stay(&self, mut plan: CompactionPlan, tree: &Tree) -> CompactionPlan {
+        // A merge that gathers short values has to move these.
+        if !plan.gathers {
+            plan.placement = Some(Placement {
+                stitch_at: tree.info().options.stitch_at,
+                seek_bytes: self.engine.options.seek_bytes,
+                ..Placement::stitch()
+            });
+        }
+        plan
     }
 
     /// Merges runs for which deletions call, as long as these weigh at most `most` bytes together.
@@ -201,6 +206,7 @@ impl Compactor {
                 let any = CompactionPlan::for_tombstones(tree, true);
                 CompactionPlan::for_tombstones(tree, false)
                     .or_else(|| any.filter(CompactionPlan::deletes_much))
+                    .map(|plan| self.values_stay(plan, tree))
             };
             trees.filter_map(plan).collect()
         };
