@@ -1,5 +1,5 @@
 //! Files lie in the order of their names after the store was quiet, without a defragmentation by
-//! hand, and what is moved out of zones with holes keeps this order.
+//! hand.
 //!
 //! `KVFS_MEASURE=1 cargo test -p kvfs --test it laid_when_quiet:: -- --nocapture` prints what
 //! reading takes.
@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use env::Machine;
-use kvdb::{DefragOptions, Kvdb, OpenOptions};
+use kvdb::{Kvdb, OpenOptions};
 use kvfs::{Fs, FsOptions, Ino};
 use zones::Job;
 
 use crate::aged_tree::{
-    DIRECTORIES, Disk, FILES, MEMORY, SIZE, TREE, ZONE_SIZE, aged, cold, defragment_by_name,
-    directory, import, list, options, read_all, show, write,
+    DIRECTORIES, Disk, FILES, MEMORY, SIZE, TREE, ZONE_SIZE, directory, import, options, read_all,
+    show, write,
 };
 
 const EACH: usize = FILES / DIRECTORIES;
@@ -113,51 +113,4 @@ fn each_byte_that_is_saved_is_laid_twice_at_most() {
     assert!((ALL / 2..=ALL * 5 / 2).contains(&laid), "{laid} bytes for {ALL}");
     // A pass may not write enough to lay the whole tree for a quarter of its files.
     show("saved now and then: read all", read_all(&disk, ZONE_SIZE, TREE));
-}
-
-/// A defragmentation with a rate does what an automatic one does: rounds, and no pass.
-#[test]
-fn rounds_leave_the_files_that_remain_in_the_order_of_their_names() {
-    let disk = aged(|fs, directories, at, name| {
-        write(fs, directories[at], "new", SIZE);
-        let to = directories[at];
-        fs.rename(to, b"new", to, name.as_bytes(), Default::default()).unwrap();
-    });
-    defragment_by_name(&disk);
-    let (db, fs) = cold(&disk, ZONE_SIZE);
-    db.drop_snapshot("before").unwrap();
-    let remains = |n: usize| n.is_multiple_of(20);
-    for at in 0..DIRECTORIES {
-        let dir = fs.resolve(&directory(TREE, at)).unwrap().ino;
-        for (_, (name, _)) in list(&fs, dir).into_iter().enumerate().filter(|(n, _)| !remains(*n)) {
-            fs.unlink(dir, &name).unwrap();
-        }
-    }
-    fs.shutdown().unwrap();
-    drop(fs);
-    db.close().unwrap();
-    drop(db);
-
-    let open = OpenOptions { threads: true, defrag_rate: 0, ..options(MEMORY) };
-    let db = Kvdb::open(disk.clone(), Arc::new(Machine::default()), open).unwrap().0;
-    kvfs::lay_by_name(&db);
-    let rounds = DefragOptions { bytes_per_second: Some(1 << 30), ..DefragOptions::default() };
-    assert!(db.defragment(rounds).unwrap());
-    db.wait_for_defragment();
-    assert!(db.defrag_progress().zones_reclaimed > 0, "{:?}", db.defrag_progress());
-    db.close().unwrap();
-    drop(db);
-
-    let (_db, fs) = cold(&disk, ZONE_SIZE);
-    let mut read = 0;
-    for at in 0..DIRECTORIES {
-        let dir = fs.resolve(&directory(TREE, at)).unwrap().ino;
-        for (_, ino) in list(&fs, dir) {
-            assert_eq!(fs.read(ino, 0, SIZE as u32).unwrap().len(), SIZE);
-            read += 1;
-        }
-    }
-    assert_eq!(read, FILES / 20);
-    let counted = show("what remains: read all", disk.counted());
-    assert!(counted.page_seeks * 2 <= read as u64, "{counted:?}");
 }
