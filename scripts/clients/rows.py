@@ -280,6 +280,8 @@ REASONS = [
         "clients of a Unix socket have one address, and the test kills all of it",
     ),
     (r"CONFIG SET - '([\w-]+)'", "a setting that is not there: `{0}`"),
+    (r"argument 'requirepass'", "a server on the network keeps a password"),
+    (r"argument '([\w-]+)'\) - can't set", "a setting that cannot be changed: `{0}`"),
     (r"hash-max-listpack-entries", "a setting that is not there: `hash-max-listpack-entries`"),
     (r"(?i)unknown command '(\w+)", "a command that is not there: `{0}`"),
     (r"(?i)for '([\w-]+)'\. Try (\w+)", "a subcommand that is not there: `{1} {0}`"),
