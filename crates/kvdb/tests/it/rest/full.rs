@@ -102,12 +102,23 @@ fn gets_full_and_empty_again(shape: &Shape, len: u64, removal: Removal) {
     });
     // The rest is the reserve, the journal, and what merges are about to give back.
     assert!(put > CAPACITY / 8, "{}: {} MiB were put", what("filling a store up"), put / MIB);
-    // Writes that are refused repeatedly cost next to nothing.
-    store.to_rest(&what("writes that are refused"), CAPACITY, |db| {
+    // Writes that are refused repeatedly cost next to nothing. Those that find room, as merges have
+    // given some back in the meantime, cost what they cost in a store that is nearly full.
+    let mut accepted = 0;
+    let written = store.to_rest(&what("writes to a full store"), u64::MAX, |db| {
         for _ in 0..20 {
-            fill(db, dict, len, keys, 2 * MIB);
+            accepted += fill(db, dict, len, keys, 2 * MIB).1;
         }
     });
+    assert!(
+        written <= CAPACITY / 4 + 8 * accepted,
+        "{}: {} MiB were written for {} MiB that were accepted; by jobs: {}; KVFS_SEED={}",
+        what("writes to a full store"),
+        written / MIB,
+        accepted / MIB,
+        store.by_job(),
+        shape.seed
+    );
     store.to_rest(&what("a full store that is left alone"), MIB, |_| {
         std::thread::sleep(Duration::from_millis(300));
     });
