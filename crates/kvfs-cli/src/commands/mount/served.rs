@@ -53,10 +53,10 @@ pub fn address(store: &Path) -> Option<Outcome<Server>> {
 
 /// Mounts the view, or serves the mount if this is the background process.
 pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome {
+    refuse_of_local_stores(args)?;
     let mut options = mount_options::parse(&args.options)?;
     options.memory = args.memory.or(options.memory);
     options.log = args.log.clone().or(options.log);
-    refuse_of_local_stores(&options, args)?;
     let address = server.address();
     let secrets = match args.secrets {
         true => Secrets::receive().map_err(tell)?,
@@ -264,29 +264,24 @@ fn snapshot_of(options: &mut Options, args: &Args, address: &OsStr) -> Outcome<S
 }
 
 /// Fails if an option is given that requires a store on this machine.
-fn refuse_of_local_stores(options: &Options, args: &Args) -> Outcome {
-    let is_local = args.write
-        || (args.take && !args.lease)
-        || args.offline
-        || args.cache.is_some()
-        || args.cache_size.is_some()
-        || args.metrics.is_some()
-        || options.writing.is_some()
-        || options.publish.is_some()
-        || options.scrub.is_some()
-        || options.compress.is_some()
-        || options.keeper
-        || options.serve.is_some()
-        || options.serve_write
-        || options.metrics.is_some()
-        || options.network.listen.is_some();
-    if !is_local {
+fn refuse_of_local_stores(args: &Args) -> Outcome {
+    let flags = [
+        ("--write", args.write),
+        ("--take", args.take && !args.lease),
+        ("--offline", args.offline),
+        ("--cache", args.cache.is_some()),
+        ("--cache-size", args.cache_size.is_some()),
+        ("--metrics", args.metrics.is_some()),
+    ];
+    let flag = flags.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag.into());
+    let word = mount_options::first_local(&args.options);
+    let Some(refused) = flag.or(word.map(|word| format!("-o {}", Path::new(&word).shown()))) else {
         return Ok(());
-    }
-    let what = "the store is with a server, and this is asked of one that is here";
+    };
+    let what = format!("{refused} is for a store on this machine, and this one is with a server");
     Err(Failure::new(Exit::Usage, what).hint(
-        "leave out all but --snapshot, --txn, --lease, --timeout, --memory, --log, and options of \
-         mount(8)",
+        "leave it out; a mount of a server has --snapshot, --txn, --lease, --timeout, --memory, \
+         --log, and the options of mount(8)",
     ))
 }
 

@@ -4,6 +4,7 @@
 //! Words that are for others (mount(8), systemd, `/etc/fstab`) are skipped; any other unknown word
 //! is an error that names it, for an option that silently does nothing is worse than none.
 
+use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
@@ -24,17 +25,28 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
     draft.finish()
 }
 
-/// Reads one word.
-fn take(draft: &mut Draft, word: &OsStr) -> Outcome {
-    let bad = |why: &str| {
-        Failure::new(Exit::Usage, format!("mount option '{}': {why}", word.to_string_lossy()))
-    };
+/// Returns the first word that only a mount of a store on this machine can have.
+pub fn first_local(lists: &[OsString]) -> Option<OsString> {
+    let mut words = lists.iter().flat_map(|list| split(list.clone()));
+    words.find(|word| option(&parts(word).0).is_some_and(|row| row.local))
+}
+
+/// Returns the name of an option, and its value.
+fn parts(word: &OsStr) -> (Cow<'_, str>, Option<&OsStr>) {
     let bytes = word.as_bytes();
     let (name, value) = match bytes.iter().position(|&byte| byte == b'=') {
         Some(at) => (&bytes[..at], Some(OsStr::from_bytes(&bytes[at + 1..]))),
         None => (bytes, None),
     };
-    let name = String::from_utf8_lossy(name);
+    (String::from_utf8_lossy(name), value)
+}
+
+/// Reads one word.
+fn take(draft: &mut Draft, word: &OsStr) -> Outcome {
+    let bad = |why: &str| {
+        Failure::new(Exit::Usage, format!("mount option '{}': {why}", word.to_string_lossy()))
+    };
+    let (name, value) = parts(word);
     let Some(row) = option(&name) else {
         return match (&*name, value) {
             ("", None) => Ok(()),
@@ -142,6 +154,26 @@ mod tests {
                 };
                 assert_eq!(failure.exit, Exit::Usage, "{name}");
                 assert!(failure.message.contains(wrong), "{name}: {}", failure.message);
+            }
+        }
+    }
+
+    /// Options that a mount of a server's store has as well. A new option is put here, or its row is
+    /// marked as `local`: one that does nothing there must be refused there.
+    const ON_SERVERS: &str = "ro rw allow_other open_views default_permissions \
+        nodefault_permissions suid nosuid dev nodev exec noexec sync async dirsync relatime noatime \
+        strictatime diratime cache writeback nowriteback fsname subtype memory log snapshot clone \
+        transport zone_size threads noscrub nohold nolay nokeeper xattr noxattr btime nobtime";
+
+    #[test]
+    fn each_option_works_on_mounts_of_servers_or_is_refused_there() {
+        for row in ROWS {
+            let works = ON_SERVERS.split_whitespace().any(|name| name == row.name);
+            assert_ne!(works, row.local, "{}", row.name);
+            for name in [&[row.name][..], row.aliases].concat() {
+                let words = ["rw,noatime".into(), format!("nosuid,{name}=1,exec").into()];
+                let found = first_local(&words).is_some();
+                assert_eq!(found, row.local, "{name}");
             }
         }
     }

@@ -25,6 +25,9 @@ pub struct Row {
     /// Other names of it, which mount(8), FUSE or other file systems use.
     pub aliases: &'static [&'static str],
     pub kind: Kind,
+    /// Only mounts of a store on this machine have the option. A mount of a server's store refuses
+    /// it.
+    pub local: bool,
     /// Its description, one or more sentences without the last period.
     pub help: &'static str,
 }
@@ -46,7 +49,7 @@ pub enum Kind {
 }
 
 const fn flag(name: &'static str, help: &'static str, set: fn(&mut Draft)) -> Row {
-    Row { name, aliases: &[], kind: Kind::Flag(set), help }
+    Row { name, aliases: &[], kind: Kind::Flag(set), local: false, help }
 }
 
 const fn value(
@@ -55,12 +58,16 @@ const fn value(
     help: &'static str,
     set: fn(&mut Draft, &OsStr) -> Result<(), String>,
 ) -> Row {
-    Row { name, aliases: &[], kind: Kind::Value { shown, example, set }, help }
+    Row { name, aliases: &[], kind: Kind::Value { shown, example, set }, local: false, help }
 }
 
 impl Row {
     const fn also(self, aliases: &'static [&'static str]) -> Row {
         Row { aliases, ..self }
+    }
+
+    const fn local(self) -> Row {
+        Row { local: true, ..self }
     }
 
     /// Returns the forms of the option as the help shows them.
@@ -133,6 +140,7 @@ pub const ROWS: &[Row] = &[
                   count",
             hint: "use relatime, or noatime",
         },
+        local: false,
         help: "refused, since a read that the kernel answers from its cache updates no access time",
     },
     flag(
@@ -191,7 +199,8 @@ pub const ROWS: &[Row] = &[
     value("metrics", ("ADDRESS", "127.0.0.1:9100"), "as --metrics", |d, value| {
         d.options.metrics = Some(parse_address(&value.to_string_lossy())?);
         Ok(())
-    }),
+    })
+    .local(),
     value(
         "cache_size",
         ("SIZE", "10G"),
@@ -201,7 +210,8 @@ pub const ROWS: &[Row] = &[
             d.options.cache_size = Some(size(value)?);
             Ok(())
         },
-    ),
+    )
+    .local(),
     value(
         "snapshot",
         ("NAME", "monday"),
@@ -230,7 +240,8 @@ pub const ROWS: &[Row] = &[
             d.options.network.listen = Some(address.ok_or(wrong)?);
             Ok(())
         },
-    ),
+    )
+    .local(),
     value(
         "password_file",
         ("FILE", "/etc/kvfs/password"),
@@ -240,7 +251,8 @@ pub const ROWS: &[Row] = &[
             d.options.network.password_file = Some(full_path(value)?);
             Ok(())
         },
-    ),
+    )
+    .local(),
     value(
         "tls_cert",
         ("FILE", "/etc/kvfs/cert.pem"),
@@ -250,11 +262,13 @@ pub const ROWS: &[Row] = &[
             d.options.network.tls_cert = Some(full_path(value)?);
             Ok(())
         },
-    ),
+    )
+    .local(),
     value("tls_key", ("FILE", "/etc/kvfs/key.pem"), "the key of tls_cert, in PEM", |d, value| {
         d.options.network.tls_key = Some(full_path(value)?);
         Ok(())
-    }),
+    })
+    .local(),
     value(
         "max_clients",
         ("N", "100"),
@@ -266,7 +280,8 @@ pub const ROWS: &[Row] = &[
             d.options.network.max_clients = Some(most as usize);
             Ok(())
         },
-    ),
+    )
+    .local(),
     value(
         "serve",
         ("unix:SOCKET", "unix:/run/kvfs/work.sock"),
@@ -277,13 +292,15 @@ pub const ROWS: &[Row] = &[
             d.options.serve = Some(path.ok_or("write unix: and the path of a socket in full")?);
             Ok(())
         },
-    ),
+    )
+    .local(),
     flag(
         "serve_write",
         "with serve: also let those mounts begin transactions, which change the store when they \
          commit",
         |d| d.options.serve_write = true,
-    ),
+    )
+    .local(),
     value(
         "transport",
         ("auto|uring|device", "auto"),
@@ -321,7 +338,8 @@ pub const ROWS: &[Row] = &[
             d.options.compress = Some(way.ok_or("write none, lz4, zstd or auto")?);
             Ok(())
         },
-    ),
+    )
+    .local(),
     value(
         "threads",
         ("N", "4"),
@@ -344,7 +362,8 @@ pub const ROWS: &[Row] = &[
             d.options.scrub.get_or_insert_default().every = Duration::from_secs_f64(days * 86400.0);
             Ok(())
         },
-    ),
+    )
+    .local(),
     value(
         "scrub_rate",
         ("MIB", "16"),
@@ -355,7 +374,8 @@ pub const ROWS: &[Row] = &[
             d.options.scrub.get_or_insert_default().bytes_per_second = rate << 20;
             Ok(())
         },
-    ),
+    )
+    .local(),
     flag("noscrub", "no scrubs (default)", |d| d.options.scrub = None),
     flag(
         "lay",
@@ -364,13 +384,15 @@ pub const ROWS: &[Row] = &[
          was written since the last time, and writes at most about twice as much. Without effect \
          with publish, and for a store in object storage",
         |d| d.options.lays = true,
-    ),
+    )
+    .local(),
     flag(
         "hold",
         "data waits in memory until the next sync, up to a quarter of the database's memory, so \
          that files which are removed or overwritten before are not written",
         |d| d.options.holds = true,
-    ),
+    )
+    .local(),
     flag("nohold", "data is written soon (default)", |d| d.options.holds = false),
     flag("nolay", "files are only laid by kvfs defrag (default)", |d| d.options.lays = false),
     value(
@@ -384,7 +406,8 @@ pub const ROWS: &[Row] = &[
             d.options.publish = Some(Publication { to, every, syncs_there });
             Ok(())
         },
-    ),
+    )
+    .local(),
     value(
         "publish_every",
         ("SECONDS", "10"),
@@ -393,7 +416,8 @@ pub const ROWS: &[Row] = &[
             d.publish_every = Some(period(value).ok_or("write a number of seconds, 0.1 to 86400")?);
             Ok(())
         },
-    ),
+    )
+    .local(),
     value(
         "durability",
         ("local|remote", "local"),
@@ -408,7 +432,8 @@ pub const ROWS: &[Row] = &[
             });
             Ok(())
         },
-    ),
+    )
+    .local(),
     value(
         "follow",
         ("ADDRESS", "dir:/srv/stores/work"),
@@ -419,7 +444,8 @@ pub const ROWS: &[Row] = &[
             d.options.follow = Some(Following { of, every: following::EVERY });
             Ok(())
         },
-    ),
+    )
+    .local(),
     value(
         "follow_every",
         ("SECONDS", "10"),
@@ -432,32 +458,37 @@ pub const ROWS: &[Row] = &[
             d.options.follow_every = Some(never.or_else(|| period(value)).ok_or(wrong)?);
             Ok(())
         },
-    ),
+    )
+    .local(),
     flag(
         "write",
         "for a store in object storage: mount it writable, and publish changes as with \
          publish=ADDRESS. Only one machine can write it at a time",
         |d| _ = d.options.writing.get_or_insert(Writing { take: false }),
-    ),
+    )
+    .local(),
     flag(
         "take",
         "like write, even if another machine has the store open; unpublished changes of that \
          machine stay in its local file",
         |d| d.options.writing = Some(Writing { take: true }),
-    ),
+    )
+    .local(),
     flag(
         "offline",
         "for a store in object storage: send no requests. Data that was not fetched cannot be read \
          (EIO); changes are published after the next mount without this option",
         |d| d.options.offline = true,
-    ),
+    )
+    .local(),
     flag(
         "keeper",
         "restart the daemon when it is killed or crashes: programs wait for a moment and notice \
          nothing else, and completed calls lose nothing. Each change takes longer, since it is \
          committed before its call returns. Requires Linux 6.9; not with transport=uring",
         |d| d.options.keeper = true,
-    ),
+    )
+    .local(),
     flag("nokeeper", "no keeper (default)", |d| d.options.keeper = false),
     flag("xattr", "extended attributes (default)", |d| d.options.policy.xattrs = true)
         .also(&["user_xattr"]),
