@@ -487,7 +487,9 @@ fn open(
     let memory = usize::try_from(options.memory.unwrap_or(MEMORY)).unwrap_or(usize::MAX);
     let client_options = ClientOptions { timeout, memory: memory / 2, ..ClientOptions::default() };
     let zone_size = options.zone_size;
-    let fs_options = FsOptions { zone_size, inode_memory: memory / 4, ..FsOptions::default() };
+    let usual = FsOptions::default();
+    let flush_interval = options.flush_interval.unwrap_or(usual.flush_interval);
+    let fs_options = FsOptions { zone_size, inode_memory: memory / 4, flush_interval, ..usual };
     let mut credentials = asked.credentials.all();
     if let Some(token) = &asked.secrets.token {
         credentials.token = Some(token.clone());

@@ -163,7 +163,7 @@ mod tests {
     const ON_SERVERS: &str = "ro rw allow_other open_views default_permissions \
         nodefault_permissions suid nosuid dev nodev exec noexec sync async dirsync relatime noatime \
         strictatime diratime cache writeback nowriteback fsname subtype memory log snapshot clone \
-        transport zone_size threads noscrub nohold nolay nokeeper xattr noxattr btime nobtime";
+        transport zone_size threads commit noscrub nohold nolay nokeeper xattr noxattr btime nobtime";
 
     #[test]
     fn each_option_works_on_mounts_of_servers_or_is_refused_there() {
@@ -216,6 +216,17 @@ mod tests {
         assert!(lays("lay") && lays("nolay,lay"));
         assert!(!lays("rw") && !lays("lay,nolay") && !lays("lay,ro"));
         assert!(!lays("lay,publish=dir:/srv/stores/work"));
+    }
+
+    #[test]
+    fn the_flush_interval_is_a_time_that_a_commit_waits_at_most() {
+        let interval = |text| read(text).map(|options| options.budget().flush_interval);
+        assert_eq!(interval("rw").expect("valid"), None);
+        assert_eq!(interval("commit=30").expect("valid"), Some(Duration::from_secs(30)));
+        assert_eq!(interval("commit=0.5").expect("valid"), Some(Duration::from_millis(500)));
+        for wrong in ["commit=0", "commit=301", "commit=-1", "commit=x", "commit"] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -46,6 +46,8 @@ pub struct Options {
     pub lays: bool,
     /// Data waits in the memory of the database until the next sync.
     pub holds: bool,
+    /// The flush interval. Without it, that of the library.
+    pub flush_interval: Option<Duration>,
     /// The interval at which everything is read again. Without it, nothing is read by itself.
     pub scrub: Option<Interval>,
     /// Where the store is published by itself.
@@ -86,7 +88,14 @@ impl Options {
         // Data that is moved in the store would be published again.
         let lay_when_quiet = self.lays && !self.mount.read_only && self.publish.is_none();
         let (memory, cache) = (self.memory, self.cache_size);
-        Budget { memory, cache, offline: self.offline, lay_when_quiet, hold_values: self.holds }
+        Budget {
+            memory,
+            cache,
+            offline: self.offline,
+            lay_when_quiet,
+            hold_values: self.holds,
+            flush_interval: self.flush_interval,
+        }
     }
 }
 

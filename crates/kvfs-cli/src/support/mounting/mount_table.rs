@@ -386,10 +386,23 @@ pub const ROWS: &[Row] = &[
         |d| d.options.lays = true,
     )
     .local(),
+    value(
+        "commit",
+        ("SECONDS", "5"),
+        "the flush interval: the longest time after which a change without a sync is on disk, and \
+         which a crash can lose, 0.1 to 300 (default: 1)",
+        |d, value| {
+            let interval = period(value).filter(|interval| *interval <= Duration::from_secs(300));
+            let interval = interval.ok_or("write a number of seconds, 0.1 to 300")?;
+            d.options.flush_interval = Some(interval);
+            Ok(())
+        },
+    ),
     flag(
         "hold",
         "data waits in memory until the next sync, up to a quarter of the database's memory, so \
-         that files which are removed or overwritten before are not written",
+         that files which are removed or overwritten before are not written. A longer flush \
+         interval (commit) spares more of them",
         |d| d.options.holds = true,
     )
     .local(),

@@ -114,6 +114,7 @@ pub struct Store {
     /// The store's file, which stays locked until the last reference is dropped.
     pub device: Arc<FileDevice>,
     shares: Shares,
+    flush_interval: Duration,
 }
 
 /// An open store, and the state of its file system that is in use.
@@ -167,6 +168,8 @@ pub struct Budget {
     /// Data waits in the memory of the database until the interval, as much as may
     /// ([`OpenOptions::hold_values`]), so that files which are removed before are not written.
     pub hold_values: bool,
+    /// The longest time after which a change without a sync is on disk.
+    pub flush_interval: Option<Duration>,
 }
 
 impl From<Option<u64>> for Budget {
@@ -243,14 +246,17 @@ fn open_on(
     };
     let cache_bytes = budget.cache.unwrap_or(u64::MAX);
     let remote = remote.map(|zones| RemoteZones { cache_bytes, ..zones });
+    let usual = OpenOptions::default();
+    let flush_interval = budget.flush_interval.unwrap_or(usual.flush_interval);
     let options = OpenOptions {
         read_only: access == Access::ReadOnly,
+        flush_interval,
         memory: shares.database,
         lay_when_quiet: budget.lay_when_quiet,
         hold_values: if budget.hold_values { usize::MAX } else { 0 },
         mirror,
         remote,
-        ..Default::default()
+        ..usual
     };
     let (db, recovery) = Kvdb::open(device.clone(), Arc::new(Machine::default()), options)
         .map_err(|e| failures::of_database(format!("cannot open {}", path.shown()), e))?;
@@ -265,6 +271,7 @@ fn open_on(
         recovery,
         device,
         shares,
+        flush_interval,
     })
 }
 
@@ -361,6 +368,7 @@ impl Store {
             read_only: self.access == Access::ReadOnly,
             write_buffer: self.shares.write_buffer,
             inode_memory: self.shares.inodes,
+            flush_interval: self.flush_interval,
             ..FsOptions::default()
         }
     }
@@ -398,5 +406,22 @@ mod tests {
             Shares { write_buffer: 64 << 20, inodes: 16 << 20, database: 240 << 20 }
         );
         assert!(Shares::of(0).database > 0);
+    }
+
+    #[test]
+    fn files_are_committed_at_the_interval_of_the_mount() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("s.kvfs");
+        Kvdb::create_path(&path, Default::default()).expect("made").close().expect("closed");
+        let interval_of = |flush_interval| {
+            let budget = Budget { flush_interval, ..Budget::default() };
+            let store =
+                open(&path, Access::ReadWrite, budget).unwrap_or_else(|e| panic!("{}", e.message));
+            let interval = store.file_options().flush_interval;
+            store.close().unwrap_or_else(|e| panic!("{}", e.message));
+            interval
+        };
+        assert_eq!(interval_of(None), Duration::from_secs(1));
+        assert_eq!(interval_of(Some(Duration::from_secs(30))), Duration::from_secs(30));
     }
 }
