@@ -2,8 +2,6 @@
 //! durable state. Tests of durability use this to cut the file system off in the middle of their
 //! work.
 
-use env::sync::atomic::Ordering;
-
 use crate::error::Result;
 use crate::views::Views;
 
@@ -40,7 +38,7 @@ impl Views {
             GoingDown::Committed => self.shared.db.sync()?,
             GoingDown::AsItIs => {}
         }
-        self.shared.down.store(true, Ordering::Release);
+        self.shared.background.go_down();
         self.shared.db.halt(WHY);
         self.opened().iter().for_each(|(_, fs)| fs.core.lost.end());
         self.shared.watchers.tell(|watcher| watcher.went_down());

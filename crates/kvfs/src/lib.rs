@@ -32,8 +32,9 @@
 //!   `free_space` on `space_account`; the codecs of their pages: `compress`. Writes out of a cache:
 //!   `cached_writes`, `lost`. The thread of an interval: `ticker`.
 //! - Transactions, snapshots and clones: `views`, `apply_commit`, `merge`, `fs/superseded`,
-//!   `snapshots`, `difference`, `changed_paths`, `going_down`; `views/in_use`, for another process
-//!   that continues with all of it; `views/lent`, for a client of a server that has the mainline.
+//!   `views/snapshots`, `difference`, `changed_paths`, `going_down`; `views/in_use`, for another
+//!   process that continues with all of it; `views/lent`, for a client of a server that has the
+//!   mainline.
 //!   Merging branches: `merging`, `three_way`, `views/merging`, `views/common_states`; forks:
 //!   `views/merging_forks`.
 //! - Whole trees: `walk`, `tree`, `tree_order`, `clone_tree`, `same_file`, `remove_tree`,
@@ -107,7 +108,6 @@ mod resolve;
 mod salvage;
 mod same_file;
 mod scrub_note;
-mod snapshots;
 mod space_account;
 mod statfs;
 mod store;

@@ -50,44 +50,50 @@
 //! that must put it into an inode number; the number of the mainline is 0. After its end, the view
 //! keeps the number as long as the kernel refers to an inode of it (`retired`).
 
-use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use env::sync::Mutex;
-use env::sync::atomic::{AtomicBool, Ordering};
-use kvdb::{Isolation, Kvdb, MergeRoutine, Merged, TransactionId, TransactionInfo};
+use kvdb::{Kvdb, MergeRoutine, Merged, TransactionId, TransactionInfo};
 
 use crate::attr::Ino;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::merge;
-use crate::opening::in_use::ViewInUse;
-use crate::ticker::Ticker;
 
 mod ancestry;
+mod background;
+mod calls;
 mod common_states;
 mod following;
 mod in_use;
 mod lent;
+mod merger;
 mod merging;
 mod merging_forks;
 mod notes;
 mod open_views;
+mod opener;
 mod rebasing;
 mod running;
-mod states;
+mod snapshots;
 mod transactions;
 mod undo;
 mod watcher;
 mod watchers;
+mod written;
 
+use background::Background;
 pub use in_use::{InUse, Pause};
+use merger::Merger;
 use notes::KeptNotes;
 pub use notes::{Untold, ViewNotes};
 pub(crate) use open_views::OpenView;
 use open_views::OpenViews;
+use opener::Opener;
+use snapshots::Branches;
+use transactions::Transactions;
 pub use watcher::{CommittedTo, Running, Wait, Watcher};
 use watchers::Watchers;
+use written::Written;
 
 /// Identifies a view: one of the states of the file system.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -96,7 +102,7 @@ pub enum ViewId {
     Mainline,
     /// An open transaction.
     Transaction(TransactionId),
-    /// A snapshot, by name: read-only (see `snapshots`).
+    /// A snapshot, by name: read-only (see `views/snapshots`).
     Snapshot(String),
     /// A separate branch, by name.
     Clone(String),
@@ -115,28 +121,20 @@ pub struct Views {
     pub(crate) shared: Arc<Shared>,
 }
 
+/// The parts, which are wired here.
 pub(crate) struct Shared {
     pub db: Kvdb,
     pub mainline: Fs,
-    pub open: OpenViews,
-    /// Held while a clone is opened.
-    pub opening: Mutex<()>,
-    pub watchers: Watchers,
-    /// Orphans that ended transactions have left and that are open nowhere, to be removed from the
-    /// view to which the transaction was committed.
-    orphans: Mutex<Vec<(Fs, Vec<Ino>)>>,
-    ticker: Arc<Ticker>,
-    /// Held while the periodic work runs.
-    pub ticking: Mutex<()>,
-    pub down: AtomicBool,
+    pub open: Arc<OpenViews>,
+    pub watchers: Arc<Watchers>,
+    pub opener: Arc<Opener>,
+    pub background: Arc<Background>,
+    pub transactions: Arc<Transactions>,
+    pub written: Arc<Written>,
+    pub branches: Branches,
+    pub merger: Merger,
     /// Notes for a process that follows this one when it is killed.
     pub notes: KeptNotes,
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        self.ticker.stop();
-    }
 }
 
 /// The merge routine of the `imap` of each branch.
@@ -154,8 +152,6 @@ impl MergeRoutine for Join {
     }
 }
 
-/// Number of orphans that a commit removes itself; more of them are left to the background.
-const ORPHANS_AT_COMMIT: usize = 64;
 /// Divisor of the mainline's memory limits for any other view, which can commit to its transaction
 /// at any time.
 pub(crate) const VIEW_SHARE: usize = 8;
@@ -163,6 +159,63 @@ pub(crate) const VIEW_SHARE: usize = 8;
 /// transaction, in bytes. Data that still waits when the transaction commits is written then, while
 /// the caller waits, so this bounds the time of a commit.
 const AWAITS_COMMIT: usize = 1 << 20;
+
+impl Shared {
+    fn wire(db: Kvdb, mainline: Fs, notes: KeptNotes) -> Shared {
+        let watchers = Arc::new(Watchers::new(mainline.core.options.read_only));
+        let open = Arc::new(OpenViews::new(db.clone(), notes.clone()));
+        let opener = Opener::new(db.clone(), mainline.clone(), open.clone(), watchers.clone());
+        let opener = Arc::new(opener);
+        let background =
+            Background::new(db.clone(), mainline.clone(), open.clone(), opener.clone());
+        let background = Arc::new(background);
+        let transactions = Arc::new(Transactions::new(
+            db.clone(),
+            mainline.clone(),
+            open.clone(),
+            opener.clone(),
+            watchers.clone(),
+            background.clone(),
+            notes.clone(),
+        ));
+        let written = Arc::new(Written::new(
+            db.clone(),
+            mainline.clone(),
+            open.clone(),
+            watchers.clone(),
+            transactions.clone(),
+        ));
+        let branches = Branches::new(
+            db.clone(),
+            mainline.clone(),
+            opener.clone(),
+            watchers.clone(),
+            transactions.clone(),
+            written.clone(),
+            notes.clone(),
+        );
+        let merger = Merger {
+            db: db.clone(),
+            mainline: mainline.clone(),
+            opener: opener.clone(),
+            watchers: watchers.clone(),
+            transactions: transactions.clone(),
+        };
+        Shared {
+            db,
+            mainline,
+            open,
+            watchers,
+            opener,
+            background,
+            transactions,
+            written,
+            branches,
+            merger,
+            notes,
+        }
+    }
+}
 
 impl Views {
     /// The largest number a view can have.
@@ -181,37 +234,19 @@ impl Views {
         reopen: impl FnOnce(&Views),
     ) -> Views {
         db.set_merge(mainline.core.layout.imap, Arc::new(Join));
-        let watchers = Watchers::new(mainline.core.options.read_only);
-        let open = OpenViews::new(db.clone(), notes.clone());
-        let views = Views {
-            shared: Arc::new(Shared {
-                db,
-                mainline,
-                open,
-                opening: Mutex::default(),
-                watchers,
-                orphans: Mutex::default(),
-                ticker: Arc::default(),
-                ticking: Mutex::new(()),
-                down: AtomicBool::new(false),
-                notes,
-            }),
-        };
+        let views = Views { shared: Arc::new(Shared::wire(db, mainline, notes)) };
         reopen(&views);
-        for transaction in views.shared.db.transactions() {
-            if let Err(e) = views.take_up(transaction.id) {
+        let Shared { db, opener, background, .. } = &*views.shared;
+        for transaction in db.transactions() {
+            // The numbers that the transaction has given are known since the view in which it began
+            // was opened.
+            let joined = db.transaction(transaction.id).map_err(Error::from);
+            if let Err(e) = joined.and_then(|joined| opener.open_transaction(joined)) {
                 tracing::warn!("transaction {} has no files: {e}", transaction.id);
             }
         }
-        views.start_ticker();
+        background.start();
         views
-    }
-
-    /// Opens the view of a transaction that began before the store was opened.
-    fn take_up(&self, id: TransactionId) -> Result<()> {
-        // The numbers that the transaction has given are known since the view in which it began was
-        // opened.
-        self.open_transaction(self.shared.db.transaction(id)?).map(drop)
     }
 
     /// Returns the file system outside of all transactions.
@@ -229,18 +264,12 @@ impl Views {
     /// Returns the file system in the state of `view`. Fails with `NotFound` if the view does not
     /// exist, or not any more.
     pub fn fs(&self, view: &ViewId) -> Result<Fs> {
-        match view {
-            ViewId::Mainline => Ok(self.shared.mainline.clone()),
-            view => Ok(self.find(view)?.fs.clone()),
-        }
+        self.shared.opener.fs(view)
     }
 
     /// Returns the number of a view, opening the view if necessary.
     pub fn number(&self, view: &ViewId) -> Result<u16> {
-        match view {
-            ViewId::Mainline => Ok(0),
-            view => Ok(self.find(view)?.number),
-        }
+        self.shared.opener.number(view)
     }
 
     /// Returns the file system of the view with this number, which is not 0.
@@ -279,35 +308,9 @@ impl Views {
         self.shared.open.numbers_taken()
     }
 
-    fn find(&self, view: &ViewId) -> Result<Arc<OpenView>> {
-        if let Some(entry) = self.shared.open.find(view) {
-            return Ok(entry);
-        }
-        match view {
-            ViewId::Transaction(id) => {
-                self.open_transaction(self.shared.db.transaction(*id).map_err(|_| Error::NotFound)?)
-            }
-            ViewId::Snapshot(name) => self.open_snapshot(name),
-            ViewId::Clone(name) => self.open_clone(name, &ViewInUse::default()),
-            ViewId::Mainline => Err(Error::NotFound),
-        }
-    }
-
-    /// Ends a view.
-    pub(crate) fn end_view(&self, entry: &OpenView, committed: Option<CommittedTo<'_>>) {
-        if !self.shared.open.begin_to_end(entry) {
-            return;
-        }
-        entry.fs.core.lost.end();
-        self.shared
-            .watchers
-            .tell(|watcher| watcher.ended(&entry.view, entry.number, &entry.fs, committed));
-        self.shared.open.retire(entry);
-    }
-
     /// Returns whether the file system was shut down: then nothing of it may be shown.
     pub fn is_down(&self) -> bool {
-        self.shared.down.load(Ordering::Acquire)
+        self.shared.background.is_down()
     }
 
     // --- background
@@ -316,66 +319,14 @@ impl Views {
     /// their transactions, ends views whose transaction has ended by itself, and removes orphans.
     /// Its own thread calls this; if the environment runs inline, the owner does.
     pub fn tick(&self) {
-        if self.is_down() {
-            return;
-        }
-        let _ticking = self.shared.ticking.lock();
-        for entry in self.shared.open.all() {
-            let Some(transaction) = &entry.transaction else {
-                if let Err(e) = entry.fs.tick() {
-                    tracing::warn!(
-                        "committing what was written to {:?} failed, will be tried again: {e}",
-                        entry.view
-                    );
-                }
-                continue;
-            };
-            if self.shared.db.transaction(transaction.id()).is_err() {
-                entry.fs.core.freeze_lock.freeze().end();
-                self.end_view(&entry, None);
-            } else if transaction.isolation() == Isolation::Serializable {
-                // The commit might wait for locks; users of the transaction do that themselves.
-            } else if let Err(e) = entry.fs.tick() {
-                tracing::debug!(
-                    id = transaction.id().0,
-                    "a transaction did not take what waits in memory, will be tried again: {e}"
-                );
-            }
-        }
-        let orphans = std::mem::take(&mut *self.shared.orphans.lock());
-        orphans.into_iter().for_each(|(fs, orphans)| fs.remove_orphans_or_leave(orphans));
-    }
-
-    fn remove_orphans(&self, fs: &Fs, orphans: Vec<Ino>) {
-        if orphans.len() > ORPHANS_AT_COMMIT && !self.shared.mainline.core.env.inline() {
-            self.shared.orphans.lock().push((fs.clone(), orphans));
-            self.shared.ticker.wake();
-            return;
-        }
-        fs.remove_orphans_or_leave(orphans);
-    }
-
-    fn start_ticker(&self) {
-        let mainline = &self.shared.mainline.core;
-        if mainline.env.inline() || mainline.options.read_only {
-            return;
-        }
-        let pause = mainline.options.flush_interval / 2;
-        let tick = |shared| {
-            Views { shared }.tick();
-            ControlFlow::Continue(())
-        };
-        let (ticker, owner) = (&self.shared.ticker, Arc::downgrade(&self.shared));
-        if let Err(e) = ticker.start("kvfs-views", pause, owner, tick) {
-            tracing::warn!("no thread for the views, idle ones keep their memory: {e}");
-        }
+        self.shared.background.tick();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use env::Simulated;
-    use kvdb::{CreateOptions, Durability, OpenOptions};
+    use kvdb::{CreateOptions, Durability, Isolation, OpenOptions};
     use zones::{Fault, FaultDevice, FaultKind, MemoryDevice, Operation};
 
     use super::*;
@@ -401,7 +352,7 @@ mod tests {
         views.snapshot(&ViewId::Mainline, "before", Durability::Buffered).unwrap();
         fs.unlink(ROOT, b"f").unwrap();
         // A commit that has removed many files leaves its orphans to the background like this.
-        views.shared.orphans.lock().push((fs.clone(), vec![ino]));
+        views.shared.background.leave_orphans(&fs, vec![ino]);
         views.rollback("before").unwrap();
         views.tick();
         let back = fs.resolve(b"f").unwrap();

@@ -9,7 +9,7 @@ use crate::apply_commit::ChangeSet;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::layout::Layout;
-use crate::views::{OpenView, ViewId, Views};
+use crate::views::{OpenView, Shared, ViewId, Views};
 
 /// A view that continues in the newer state.
 struct Continuing {
@@ -25,17 +25,17 @@ impl Views {
     pub fn follow(&self, follower: &mut Follower) -> Result<bool> {
         let Some(mut newer) = follower.look()? else { return Ok(false) };
         // No clone may be opened between the comparison and the switch of states.
-        let opening = self.shared.opening.lock();
-        let (continuing, over) = self.compare(&newer)?;
+        let opening = self.shared.opener.opens_no_clone();
+        let (continuing, over) = compare(&self.shared, &newer)?;
         let named = self.all();
-        self.show(&mut newer, &continuing)?;
+        show(&mut newer, &continuing)?;
         drop(opening);
         for view in &continuing {
             self.shared
                 .watchers
                 .tell(|watcher| watcher.changed(view.number, &view.fs, &view.changes));
         }
-        over.iter().for_each(|entry| self.end_view(entry, None));
+        over.iter().for_each(|entry| self.shared.opener.end_view(entry, None));
         // Tells of new views, and of views that are gone and were not open.
         let now = self.all();
         let listed = named.iter().chain(&now);
@@ -45,46 +45,46 @@ impl Views {
         follower.keep(newer)?;
         Ok(true)
     }
+}
 
-    fn show(&self, newer: &mut NewerState, continuing: &[Continuing]) -> Result<()> {
-        let _frozen: Vec<_> =
-            continuing.iter().map(|view| view.fs.core.freeze_lock.freeze()).collect();
-        let known = continuing.iter().map(|view| view.fs.known_of(&view.changes));
-        let known = known.collect::<Result<Vec<_>>>()?;
-        newer.show()?;
-        for (view, known) in continuing.iter().zip(known) {
-            // The state is switched: an inode that cannot be read now returns the error when it is
-            // accessed.
-            if let Err(e) = view.fs.follow_changes(&view.changes, known) {
-                tracing::warn!("what is in memory may be older than what was published: {e}");
-            }
+fn show(newer: &mut NewerState, continuing: &[Continuing]) -> Result<()> {
+    let _frozen: Vec<_> = continuing.iter().map(|view| view.fs.core.freeze_lock.freeze()).collect();
+    let known = continuing.iter().map(|view| view.fs.known_of(&view.changes));
+    let known = known.collect::<Result<Vec<_>>>()?;
+    newer.show()?;
+    for (view, known) in continuing.iter().zip(known) {
+        // The state is switched: an inode that cannot be read now returns the error when it is
+        // accessed.
+        if let Err(e) = view.fs.follow_changes(&view.changes, known) {
+            tracing::warn!("what is in memory may be older than what was published: {e}");
         }
-        Ok(())
     }
+    Ok(())
+}
 
-    /// Returns the changes in the mainline and in each open clone, and the views that end.
-    fn compare(&self, newer: &NewerState) -> Result<(Vec<Continuing>, Vec<Arc<OpenView>>)> {
-        let (before, after) = (newer.before(), newer.after());
-        let mainline = &self.shared.mainline;
-        if Layout::of_state(after) != Some(mainline.core.layout) {
-            let why = "another main branch was published, which a received one has replaced: mount it again";
-            return Err(Error::Invalid(why));
-        }
-        let of = |number, fs: &Fs| -> Result<Continuing> {
-            let changes = ChangeSet::between(before, after, &fs.core.layout)?;
-            Ok(Continuing { number, fs: fs.clone(), changes })
-        };
-        let mut continuing = vec![of(0, mainline)?];
-        let mut over = Vec::new();
-        for entry in self.shared.open.all() {
-            match &entry.view {
-                ViewId::Clone(_) if newer.has_dictionary(entry.fs.core.layout.imap) => {
-                    continuing.push(of(entry.number, &entry.fs)?);
-                }
-                ViewId::Snapshot(name) if newer.keeps_snapshot(name) => {}
-                _ => over.push(entry),
-            }
-        }
-        Ok((continuing, over))
+/// Returns the changes in the mainline and in each open clone, and the views that end.
+fn compare(shared: &Shared, newer: &NewerState) -> Result<(Vec<Continuing>, Vec<Arc<OpenView>>)> {
+    let (before, after) = (newer.before(), newer.after());
+    let mainline = &shared.mainline;
+    if Layout::of_state(after) != Some(mainline.core.layout) {
+        let why =
+            "another main branch was published, which a received one has replaced: mount it again";
+        return Err(Error::Invalid(why));
     }
+    let of = |number, fs: &Fs| -> Result<Continuing> {
+        let changes = ChangeSet::between(before, after, &fs.core.layout)?;
+        Ok(Continuing { number, fs: fs.clone(), changes })
+    };
+    let mut continuing = vec![of(0, mainline)?];
+    let mut over = Vec::new();
+    for entry in shared.open.all() {
+        match &entry.view {
+            ViewId::Clone(_) if newer.has_dictionary(entry.fs.core.layout.imap) => {
+                continuing.push(of(entry.number, &entry.fs)?);
+            }
+            ViewId::Snapshot(name) if newer.keeps_snapshot(name) => {}
+            _ => over.push(entry),
+        }
+    }
+    Ok((continuing, over))
 }

@@ -23,7 +23,7 @@ use kvdb::Kvdb;
 
 use super::notes::{KeptNotes, ViewNotes};
 use super::open_views::NumbersInUse;
-use super::{ViewId, Views};
+use super::{Shared, ViewId, Views};
 use crate::attr::Ino;
 use crate::error::{Error, Result};
 use crate::fs::{Fs, FsOptions};
@@ -63,7 +63,7 @@ impl Fs {
 impl Views {
     /// Waits for the periodic work that is under way, and starts none until the pause ends.
     pub fn pause(&self) -> Pause<'_> {
-        Pause(self.shared.ticking.lock())
+        Pause(self.shared.background.pause())
     }
 
     /// Commits and syncs everything, and returns the state for another process that takes the file
@@ -92,52 +92,55 @@ impl Views {
     /// Like [`Views::new`], for a file system that another process has served until now: its views
     /// continue under their numbers. `mainline` comes from [`Fs::take_over`].
     pub fn take_over(db: Kvdb, mainline: Fs, in_use: &InUse) -> Views {
-        Views::with(db, mainline, KeptNotes::default(), |views| views.reopen_all(in_use))
+        Views::with(db, mainline, KeptNotes::default(), |views| reopen_all(&views.shared, in_use))
     }
 
     /// Like [`Views::take_over`]. From now on this process, which may be killed, keeps notes for a
     /// process that follows it.
     pub fn take_over_noted(db: Kvdb, mainline: Fs, in_use: &InUse, notes: Arc<ViewNotes>) -> Views {
         let views = Views::with(db, mainline, KeptNotes::new(notes.clone()), |views| {
-            views.reopen_all(in_use);
+            reopen_all(&views.shared, in_use);
         });
         notes.keep_alone(|number, view| {
             views.shared.open.find(view).is_some_and(|entry| entry.number == number)
         });
         views
     }
+}
 
-    fn reopen_all(&self, in_use: &InUse) {
-        for (number, references) in &in_use.retired {
-            self.shared.open.keep_number(*number, references);
-        }
-        // Opening a transaction opens the view in which it began, which must get its own number
-        // first.
-        let is_transaction = |view: &ViewId| matches!(view, ViewId::Transaction(_));
-        for transactions in [false, true] {
-            let those = in_use.views.iter().filter(|(_, v, _)| is_transaction(v) == transactions);
-            for (number, view, of) in those {
-                if let Err(e) = self.reopen(*number, view, of) {
-                    tracing::warn!("{view:?} does not go on: {e}");
-                    self.shared.open.keep_number(*number, &of.references);
-                }
+/// Opens the views that were in use under the numbers that they had.
+fn reopen_all(shared: &Shared, in_use: &InUse) {
+    let open = &shared.open;
+    for (number, references) in &in_use.retired {
+        open.keep_number(*number, references);
+    }
+    // Opening a transaction opens the view in which it began, which must get its own number
+    // first.
+    let is_transaction = |view: &ViewId| matches!(view, ViewId::Transaction(_));
+    for transactions in [false, true] {
+        let those = in_use.views.iter().filter(|(_, v, _)| is_transaction(v) == transactions);
+        for (number, view, of) in those {
+            if let Err(e) = reopen(shared, *number, view, of) {
+                tracing::warn!("{view:?} does not go on: {e}");
+                open.keep_number(*number, &of.references);
             }
         }
-        self.shared.open.go_on_after(in_use.last);
     }
+    open.go_on_after(in_use.last);
+}
 
-    /// Opens a view under the number that it had.
-    fn reopen(&self, number: u16, view: &ViewId, in_use: &ViewInUse) -> Result<()> {
-        // The next number is the one after the last, and this one is free.
-        self.shared.open.go_on_after(number.wrapping_sub(1));
-        let entry = match view {
-            ViewId::Transaction(id) => self.open_transaction(self.shared.db.transaction(*id)?)?,
-            ViewId::Snapshot(name) => self.open_snapshot(name)?,
-            ViewId::Clone(name) => return self.open_clone(name, in_use).map(drop),
-            ViewId::Mainline => return Err(MALFORMED),
-        };
-        entry.fs.take_up(in_use)
-    }
+/// Opens a view under the number that it had.
+fn reopen(shared: &Shared, number: u16, view: &ViewId, in_use: &ViewInUse) -> Result<()> {
+    let Shared { db, open, opener, .. } = shared;
+    // The next number is the one after the last, and this one is free.
+    open.go_on_after(number.wrapping_sub(1));
+    let entry = match view {
+        ViewId::Transaction(id) => opener.open_transaction(db.transaction(*id)?)?,
+        ViewId::Snapshot(name) => opener.open_snapshot(name)?,
+        ViewId::Clone(name) => return opener.open_clone(name, in_use).map(drop),
+        ViewId::Mainline => return Err(MALFORMED),
+    };
+    entry.fs.take_up(in_use)
 }
 
 pub(super) fn put_view(out: &mut Vec<u8>, view: &ViewId) {

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kvdb::{Batch, Clash, DictionaryId, DictionaryInfo, Settled, Transaction, TransactionOptions};
 
-use super::{Views, Wait, ancestry, common_states};
+use super::merger::Merger;
+use super::{Wait, ancestry, common_states};
 use crate::difference::{Numbering, Side};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
@@ -64,42 +65,19 @@ impl<'a> State<'a> {
     }
 }
 
-impl Views {
+impl Merger {
     /// Begins a transaction that brings the changes of a clone into the branch that it was made of,
-    /// or the changes of that branch into the clone, when it commits. Nothing large is copied. It
-    /// can be inspected, changed, committed and undone like any other. If there are conflicts, it
-    /// can only be inspected, and the other branch is unchanged.
-    ///
-    /// `settle` is asked about keys that both sides have changed.
-    ///
-    /// ```
-    /// # use std::sync::Arc;
-    /// # let db = kvdb::Kvdb::in_memory();
-    /// # let env: Arc<dyn env::Env> = Arc::new(env::Simulated::new(1));
-    /// # use kvfs::{Caller, FileKind, Fs, FsOptions, MergeOptions, ROOT, ViewId, Views};
-    /// # let fs = Fs::open(db.clone(), env, FsOptions::default())?;
-    /// # let views = Views::new(db, fs.clone());
-    /// views.snapshot(&ViewId::Mainline, "monday", kvdb::Durability::Buffered)?;
-    /// views.clone_snapshot("monday", "try")?;
-    /// let tried = views.fs(&ViewId::Clone("try".into()))?;
-    /// tried.mknod(ROOT, b"new", FileKind::File, 0o644, 0, Caller::default())?;
-    /// let options = MergeOptions { clone: "try".into(), ..Default::default() };
-    /// let merged = views.merge(&options, &|_, _| kvdb::Settled::Conflict)?;
-    /// assert!(merged.conflicts.is_empty());
-    /// views.commit(merged.transaction, kvdb::Durability::Synced)?;
-    /// assert!(fs.resolve(b"/new").is_ok());
-    /// # Ok::<(), kvfs::Error>(())
-    /// ```
+    /// or the changes of that branch into the clone, when it commits.
     pub fn merge(&self, options: &MergeOptions, settle: &SettleKeys<'_>) -> Result<Merged> {
-        let (db, clone) = (&self.shared.db, &options.clone);
-        self.shared.mainline.writable()?;
+        let (db, clone) = (&self.db, &options.clone);
+        self.mainline.writable()?;
         let (lineage, other) = self.lineage_for(options)?;
         let sides = [clone.clone(), lineage.parent.clone()];
         let [into, from] = if options.rebase { sides } else { [sides[1].clone(), clone.clone()] };
-        let relation = self.branch(clone)?.fs.core.layout.imap;
-        let from_fs = self.branch(&from)?.fs;
-        self.shared.watchers.write_back(Wait::ForAll)?;
-        let mark = self.shared.mainline.core.env.random();
+        let relation = self.opener.branch(clone)?.fs.core.layout.imap;
+        let from_fs = self.opener.branch(&from)?.fs;
+        self.watchers.write_back(Wait::ForAll)?;
+        let mark = self.mainline.core.env.random();
         // The current state of the source is kept while the merge is made, and later on.
         let state = from_fs.at_rest(|| match options.dry_run {
             true => Ok(db.view()),
@@ -118,13 +96,13 @@ impl Views {
                 // The mark is noted before the transaction commits: until then it has no effect.
                 let noted = common_states::note(&from_fs, relation, &keep);
                 if let (Err(e), Ok((merged, _))) = (noted, &begun) {
-                    self.abort(merged.transaction)?;
+                    self.transactions.abort(merged.transaction)?;
                     return Err(e);
                 }
             }
             db.drop_common_states(clone, &keep)?;
             // The clone's own files are those that the common states do not have.
-            self.branch(clone)?.fs.core.files.forget();
+            self.opener.branch(clone)?.fs.core.files.forget();
         }
         begun.map(|(merged, _)| merged)
     }
@@ -132,7 +110,7 @@ impl Views {
     /// Returns the state that a clone has in common with the branch to merge into, and whether that
     /// is another branch than its parent.
     fn lineage_for(&self, options: &MergeOptions) -> Result<(kvdb::Lineage, bool)> {
-        let (db, clone) = (&self.shared.db, &options.clone);
+        let (db, clone) = (&self.db, &options.clone);
         let invalid = |why: String| Error::Store(kvdb::Error::Invalid(why));
         let Some(into) = &options.into else { return Ok((db.lineage(clone)?, false)) };
         if !db.has_branch(clone) || !db.has_branch(into) {
@@ -167,18 +145,18 @@ impl Views {
         (into, from): (&str, &str),
         (state, mark): (&kvdb::View, u64),
     ) -> Result<(Merged, Vec<u64>)> {
-        let db = &self.shared.db;
-        let relation = self.branch(&options.clone)?.fs.core.layout.imap;
+        let db = &self.db;
+        let relation = self.opener.branch(&options.clone)?.fs.core.layout.imap;
         // The view of a kept state contains only its branch.
         let from_state = match options.dry_run {
-            true => State::new(state, from, self.branch(from)?.fs.core.layout),
+            true => State::new(state, from, self.opener.branch(from)?.fs.core.layout),
             false => State::kept(state)?,
         };
         if !options.dry_run {
             self.make_dictionaries(&from_state, &lineage.origin, into)?;
         }
         let begun = TransactionOptions { branch: into.into(), ..options.transaction.clone() };
-        let (transaction, parent) = self.begin_at_rest(begun)?;
+        let (transaction, parent) = self.transactions.begin_at_rest(begun)?;
         let mut since = None;
         let merged = || -> Result<(Conflicts, Vec<u64>)> {
             let (view, layout) = (transaction.view()?, parent.fs.core.layout);
@@ -214,8 +192,8 @@ impl Views {
         };
         let (conflicts, marks) = merged().inspect_err(|_| transaction.abort())?;
         let id = transaction.id();
-        let entry = self.open_begun(transaction, parent)?;
-        self.shared.watchers.tell(|watcher| watcher.appeared(&entry.view));
+        let entry = self.opener.open_begun(transaction, parent)?;
+        self.watchers.tell(|watcher| watcher.appeared(&entry.view));
         let (into, from) = (into.to_owned(), from.to_owned());
         let Conflicts { named: conflicts, more: more_conflicts } = conflicts;
         Ok((Merged { transaction: id, into, from, conflicts, more_conflicts, since }, marks))
@@ -229,7 +207,7 @@ impl Views {
         origin: &kvdb::View,
         into: &str,
     ) -> Result<()> {
-        let db = &self.shared.db;
+        let db = &self.db;
         let before = State::kept(origin)?.dictionaries;
         for (name, info) in &from.dictionaries {
             if db.dictionary_in(into, name).is_none() && !before.contains_key(name) {

@@ -5,7 +5,7 @@
 
 use kvdb::{Kvdb, TransactionOptions, View};
 
-use super::Views;
+use super::merger::Merger;
 use super::merging::{Rules, State, Three};
 use crate::difference::Numbering;
 use crate::error::{Error, Result};
@@ -26,26 +26,17 @@ fn layout_of(fork: &Kvdb) -> Result<Layout> {
     Ok(layout)
 }
 
-impl Views {
+impl Merger {
     /// Begins a transaction that brings the changes that a fork of this store has made into the
-    /// main branch, when it commits. This is like [`Views::merge`] of a clone, but the changes are
-    /// copied. The fork is only read. It may also be a fork of a fork of this store, and so on. Or
-    /// this store may itself be a fork of the same store, made from a state that is not older than
-    /// the other fork's: then it gets the changes of the other fork.
-    ///
-    /// A fork can be merged again: the changes taken over before are then equal on both sides. If
-    /// the fork has changed a file or a key again that it had made itself, that is a conflict, as
-    /// if both sides had made it.
-    ///
-    /// Fails if `fork` has no such state in common with this store.
+    /// main branch, when it commits.
     pub fn merge_fork(
         &self,
         fork: &Kvdb,
         options: &MergeForkOptions,
         settle: &SettleKeys<'_>,
     ) -> Result<Merged> {
-        let db = &self.shared.db;
-        self.shared.mainline.writable()?;
+        let db = &self.db;
+        self.mainline.writable()?;
         let (store, base) = common_base(db, fork, &options.name)?;
         let state = fork.view();
         let layout = layout_of(fork)?;
@@ -55,7 +46,7 @@ impl Views {
             self.make_dictionaries(&from, &base, "")?;
         }
         let begun = TransactionOptions { branch: String::new(), ..options.transaction.clone() };
-        let (transaction, parent) = self.begin_at_rest(begun)?;
+        let (transaction, parent) = self.transactions.begin_at_rest(begun)?;
         let merged = || {
             let view = transaction.view()?;
             let into = State::new(&view, "", parent.fs.core.layout);
@@ -67,8 +58,8 @@ impl Views {
         let Conflicts { named: conflicts, more: more_conflicts } =
             merged().inspect_err(|_| transaction.abort())?;
         let id = transaction.id();
-        let entry = self.open_begun(transaction, parent)?;
-        self.shared.watchers.tell(|watcher| watcher.appeared(&entry.view));
+        let entry = self.opener.open_begun(transaction, parent)?;
+        self.watchers.tell(|watcher| watcher.appeared(&entry.view));
         let (into, from) = (String::new(), options.name.clone());
         Ok(Merged { transaction: id, into, from, conflicts, more_conflicts, since: None })
     }
@@ -81,7 +72,7 @@ impl Views {
         state: &View,
         layout: &Layout,
     ) -> Result<Numbering> {
-        let (fs, db) = (&self.shared.mainline, &self.shared.db);
+        let (fs, db) = (&self.mainline, &self.db);
         let Some(bound) = forked_at(fork, store)? else { return Ok(Numbering::PLAIN) };
         // Numbers below `bound` mean the same files in both.
         let known = match notes_of(db) {

@@ -388,6 +388,25 @@ impl Views {
         Ok(self.shared.notes.will_tell(self.number(view)?, &ChangeSet::default()))
     }
 
+    /// Tells the watchers of names and inodes of a view that a caller has changed directly
+    /// ([`Views::untold`]).
+    pub fn tell_changed(
+        &self,
+        view: &ViewId,
+        names: Vec<(Ino, Box<[u8]>)>,
+        inodes: Vec<Ino>,
+    ) -> Result<()> {
+        let (fs, number) = (self.fs(view)?, self.number(view)?);
+        let names = names.into_iter().map(|(dir, name)| (dir, name, false)).collect();
+        let changes = ChangeSet {
+            names,
+            inodes: inodes.into_iter().map(|ino| (ino, false)).collect(),
+            ..ChangeSet::default()
+        };
+        self.shared.watchers.tell(|watcher| watcher.changed(number, &fs, &changes));
+        Ok(())
+    }
+
     /// Tells the watchers of the changes that a killed process has made without telling them.
     pub fn tell_left(&self) {
         let Some(notes) = &self.shared.notes.0 else { return };

@@ -5,43 +5,17 @@ use std::time::Duration;
 
 use kvdb::{Isolation, Transaction, TransactionId, TransactionOptions};
 
+use super::ViewId;
+use super::merger::Merger;
 use super::merging::{Rules, State, Three};
-use super::{ViewId, Views};
 use crate::error::{Error, Result};
 use crate::merging::{
     Choice, Choices, Conflicts, FinishRebase, MergeConflict, Rebased, SettleKeys,
 };
 
-impl Views {
+impl Merger {
     /// Begins a transaction like `id`, in the current state, and applies the changes of `id` in it:
-    /// commits of others in the meantime count as made before. Nothing large is copied. If there
-    /// are no conflicts, `id` ends; otherwise `id` is unchanged, and no transaction is begun. Data
-    /// that `id` has only read is not checked for changes by others. The savepoints of `id` end
-    /// with it.
-    ///
-    /// In `choices` ([`MergeOptions::choices`](crate::MergeOptions)) *ours* is the version of the
-    /// transaction, as in the rebase of a clone. `settle` is asked about keys that both sides have
-    /// changed; in its argument *here* is the committed version.
-    ///
-    /// ```
-    /// # use std::sync::Arc;
-    /// # let db = kvdb::Kvdb::in_memory();
-    /// # let env: Arc<dyn env::Env> = Arc::new(env::Simulated::new(1));
-    /// # use kvfs::{Caller, FileKind, Fs, FsOptions, ROOT, ViewId, Views};
-    /// # let fs = Fs::open(db.clone(), env, FsOptions::default())?;
-    /// # let views = Views::new(db, fs.clone());
-    /// let id = views.begin(Default::default())?;
-    /// let inside = views.fs(&ViewId::Transaction(id))?;
-    /// inside.mknod(ROOT, b"mine", FileKind::File, 0o644, 0, Caller::default())?;
-    /// fs.mknod(ROOT, b"theirs", FileKind::File, 0o644, 0, Caller::default())?;
-    ///
-    /// let rebased = views.rebase(id, &[], &|_, _| kvdb::Settled::Conflict, &|_| Ok(true))?;
-    /// let id = rebased.transaction.expect("no conflicts");
-    /// assert!(views.fs(&ViewId::Transaction(id))?.resolve(b"/theirs").is_ok());
-    /// views.commit(id, kvdb::Durability::Synced)?;
-    /// assert!(fs.resolve(b"/mine").is_ok());
-    /// # Ok::<(), kvfs::Error>(())
-    /// ```
+    /// commits of others in the meantime count as made before.
     pub fn rebase(
         &self,
         id: TransactionId,
@@ -49,7 +23,7 @@ impl Views {
         settle: &SettleKeys<'_>,
         finish: &FinishRebase<'_>,
     ) -> Result<Rebased> {
-        let old = self.transaction(id)?;
+        let old = self.transactions.transaction(id)?;
         // It may take longer than the idle limit of both transactions.
         old.in_use(|| self.rebase_in_use(&old, choices, settle, finish))
     }
@@ -72,14 +46,14 @@ impl Views {
             return Err(kvdb::Error::Nested { id, nested }.into());
         }
         // Opens the view if necessary: changes made in it before a restart are read through it.
-        let entry = match self.find(&ViewId::Transaction(id)) {
+        let entry = match self.opener.find(&ViewId::Transaction(id)) {
             Err(Error::NotFound) => return Err(kvdb::Error::NoTransaction(id).into()),
             entry => entry?,
         };
         let options = TransactionOptions { detached: true, ..old.options().clone() };
         // This must be done before the view is frozen, since it waits for data of the view that the
         // kernel holds back.
-        let (transaction, parent) = self.begin_at_rest(options)?;
+        let (transaction, parent) = self.transactions.begin_at_rest(options)?;
         let mut frozen = entry.fs.core.freeze_lock.freeze();
         let merged = || -> Result<(Conflicts, bool)> {
             if frozen.ended() {
@@ -115,13 +89,13 @@ impl Views {
             return Ok(Rebased { transaction: None, conflicts, more_conflicts });
         }
         let new = transaction.id();
-        let opened = self.open_begun(transaction, parent)?;
+        let opened = self.opener.open_begun(transaction, parent)?;
         opened.fs.core.inode_allocator.take_over(&entry.fs.core.inode_allocator);
         old.abort();
         frozen.end();
         drop(frozen);
-        self.end_view(&entry, None);
-        self.shared.watchers.tell(|watcher| watcher.appeared(&opened.view));
+        self.opener.end_view(&entry, None);
+        self.watchers.tell(|watcher| watcher.appeared(&opened.view));
         Ok(Rebased { transaction: Some(new), conflicts, more_conflicts })
     }
 }

@@ -17,8 +17,9 @@ use std::collections::{BTreeSet, HashSet};
 
 use kvdb::{Batch, Transaction, View};
 
+use super::OpenView;
 use super::watcher::Running;
-use super::{OpenView, Views};
+use super::watchers::Watchers;
 use crate::apply_commit::ChangeSet;
 use crate::attr::{FileKind, Ino, ReadHints};
 use crate::difference::{Side, StoredNode, joined, same_content};
@@ -29,78 +30,75 @@ use crate::layout::{self, Attributes, Body, Layout};
 /// Number of pages or attributes that are moved in one batch.
 const STEP: usize = 16 << 10;
 
-impl Views {
-    /// Returns those of the files changed by a transaction from which programs run.
-    pub(super) fn running_at_commit(
-        &self,
-        Parent { fs: parent, number }: &Parent,
-        transaction: &Transaction,
-        changes: &ChangeSet,
-    ) -> Result<Running> {
-        let layout = parent.core.layout;
-        let mut sides = None;
-        let mut may_run = Vec::new();
-        for &(ino, removed) in &changes.inodes {
-            if removed || !parent.is_referenced(ino) {
-                continue;
-            }
-            let (before, after): &(Side, Side) = match &sides {
-                Some(sides) => sides,
-                None => {
-                    let after = transaction.view()?;
-                    let before = Side::new(after.beneath(), layout);
-                    sides.insert((before, Side::new(after, layout)))
-                }
-            };
-            let Some(new) = after.node(ino)? else { continue };
-            if is_program(parent, ino)
-                && (looks_changed(parent, &new) || is_changed(before, (after, &new))?)
-            {
-                may_run.push(ino);
-            }
+/// Returns those of the files changed by a transaction from which programs run.
+pub(super) fn at_commit(
+    watchers: &Watchers,
+    Parent { fs: parent, number }: &Parent,
+    transaction: &Transaction,
+    changes: &ChangeSet,
+) -> Result<Running> {
+    let layout = parent.core.layout;
+    let mut sides = None;
+    let mut may_run = Vec::new();
+    for &(ino, removed) in &changes.inodes {
+        if removed || !parent.is_referenced(ino) {
+            continue;
         }
-        Ok(self.shared.watchers.running(*number, &may_run))
-    }
-
-    /// Fails if a program runs from a file that is different or missing in the state `to`.
-    pub(crate) fn check_running(&self, number: u16, fs: &Fs, to: &View) -> Result<()> {
-        let mut may_run = Vec::new();
-        let before = Side::new(fs.core.scope.view()?, fs.core.layout);
-        let after = Layout::of_state(to).map(|layout| Side::new(to.clone(), layout));
-        for ino in fs.referenced() {
-            let new = match &after {
-                Some(after) => after.node(ino)?,
-                None => None,
-            };
-            // No program can set the ctime, so files with an unchanged ctime are not read.
-            let differs = |new: &StoredNode| {
-                looks_changed(fs, new)
-                    || fs.getattr(ino).is_ok_and(|now| now.ctime != new.attr.ctime)
-            };
-            if !new.as_ref().is_none_or(differs) || !is_program(fs, ino) {
-                continue;
+        let (before, after): &(Side, Side) = match &sides {
+            Some(sides) => sides,
+            None => {
+                let after = transaction.view()?;
+                let before = Side::new(after.beneath(), layout);
+                sides.insert((before, Side::new(after, layout)))
             }
-            let changed = match (&after, &new) {
-                (Some(after), Some(new)) => {
-                    looks_changed(fs, new) || is_changed(&before, (after, new))?
-                }
-                _ => true,
-            };
-            if changed {
-                may_run.push(ino);
-            }
-        }
-        let running = self.shared.watchers.running(number, &may_run).files;
-        let Some(&ino) = running.first() else { return Ok(()) };
-        let what = match path_of(&fs.core.scope.view()?, fs.core.layout, ino)? {
-            Some(path) => format!("`{}`", path.escape_ascii()),
-            None => format!("inode {ino}"),
         };
-        Err(kvdb::Error::Invalid(format!(
-            "a program runs from {what}, which would change under it: end the program first"
-        ))
-        .into())
+        let Some(new) = after.node(ino)? else { continue };
+        if is_program(parent, ino)
+            && (looks_changed(parent, &new) || is_changed(before, (after, &new))?)
+        {
+            may_run.push(ino);
+        }
     }
+    Ok(watchers.running(*number, &may_run))
+}
+
+/// Fails if a program runs from a file that is different or missing in the state `to`.
+pub(super) fn check(watchers: &Watchers, number: u16, fs: &Fs, to: &View) -> Result<()> {
+    let mut may_run = Vec::new();
+    let before = Side::new(fs.core.scope.view()?, fs.core.layout);
+    let after = Layout::of_state(to).map(|layout| Side::new(to.clone(), layout));
+    for ino in fs.referenced() {
+        let new = match &after {
+            Some(after) => after.node(ino)?,
+            None => None,
+        };
+        // No program can set the ctime, so files with an unchanged ctime are not read.
+        let differs = |new: &StoredNode| {
+            looks_changed(fs, new) || fs.getattr(ino).is_ok_and(|now| now.ctime != new.attr.ctime)
+        };
+        if !new.as_ref().is_none_or(differs) || !is_program(fs, ino) {
+            continue;
+        }
+        let changed = match (&after, &new) {
+            (Some(after), Some(new)) => {
+                looks_changed(fs, new) || is_changed(&before, (after, new))?
+            }
+            _ => true,
+        };
+        if changed {
+            may_run.push(ino);
+        }
+    }
+    let running = watchers.running(number, &may_run).files;
+    let Some(&ino) = running.first() else { return Ok(()) };
+    let what = match path_of(&fs.core.scope.view()?, fs.core.layout, ino)? {
+        Some(path) => format!("`{}`", path.escape_ascii()),
+        None => format!("inode {ino}"),
+    };
+    Err(kvdb::Error::Invalid(format!(
+        "a program runs from {what}, which would change under it: end the program first"
+    ))
+    .into())
 }
 
 /// Gives a file of a transaction another inode, with everything that it has in the transaction.

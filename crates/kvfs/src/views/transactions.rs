@@ -1,7 +1,8 @@
 //! Transactions over files and keys: begins, commits and ends them, and rolls them back to
 //! savepoints.
 //!
-//! The documentation of `views` explains the order of the steps.
+//! The documentation of `views` explains the order of the steps; `calls/transactions` says what a
+//! caller may rely on.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -9,13 +10,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvdb::{
-    CommitOptions, Durability, Isolation, Revision, Savepoint, Scope, Transaction, TransactionId,
+    CommitOptions, Durability, Kvdb, Revision, Savepoint, Transaction, TransactionId,
     TransactionInfo, TransactionOptions,
 };
 
+use super::background::Background;
+use super::notes::KeptNotes;
+use super::open_views::{OpenView, OpenViews};
+use super::opener::Opener;
 use super::undo::remove_content;
 use super::watcher::CommittedTo;
-use super::{AWAITS_COMMIT, OpenView, Running, Untold, VIEW_SHARE, ViewId, Views, Wait, running};
+use super::watchers::Watchers;
+use super::{Running, Untold, VIEW_SHARE, ViewId, Wait, running};
 use crate::apply_commit::ChangeSet;
 use crate::attr::Ino;
 use crate::describe_keys::describe_keys_in;
@@ -40,58 +46,48 @@ struct Committed<'a> {
     untold: Untold,
 }
 
-impl Views {
+pub(crate) struct Transactions {
+    db: Kvdb,
+    mainline: Fs,
+    open: Arc<OpenViews>,
+    opener: Arc<Opener>,
+    watchers: Arc<Watchers>,
+    background: Arc<Background>,
+    notes: KeptNotes,
+}
+
+impl Transactions {
+    pub fn new(
+        db: Kvdb,
+        mainline: Fs,
+        open: Arc<OpenViews>,
+        opener: Arc<Opener>,
+        watchers: Arc<Watchers>,
+        background: Arc<Background>,
+        notes: KeptNotes,
+    ) -> Transactions {
+        Transactions { db, mainline, open, opener, watchers, background, notes }
+    }
+
     /// Begins a transaction over files and keys: of the mainline, of the clone that the options
-    /// name as its branch, or within the transaction that they name. It stays open until it is
-    /// ended, whichever programs use it (`detached` is always set). If the options turn conflict
-    /// checks off, the last commit wins for keys only: conflicts over files are always checked.
+    /// name as its branch, or within the transaction that they name.
     pub fn begin(&self, options: TransactionOptions) -> Result<TransactionId> {
         let (transaction, parent) = self.begin_at_rest(options)?;
         let id = transaction.id();
-        let entry = self.open_begun(transaction, parent)?;
-        self.shared.watchers.tell(|watcher| watcher.appeared(&entry.view));
+        let entry = self.opener.open_begun(transaction, parent)?;
+        self.watchers.tell(|watcher| watcher.appeared(&entry.view));
         Ok(id)
     }
 
     /// Begins a transaction in a state that contains all earlier writes, and returns it with the
     /// view in which it begins.
-    pub(super) fn begin_at_rest(
-        &self,
-        options: TransactionOptions,
-    ) -> Result<(Transaction, Parent)> {
-        let parent = self.begins_in(options.within, &options.branch)?;
+    pub fn begin_at_rest(&self, options: TransactionOptions) -> Result<(Transaction, Parent)> {
+        let parent = self.opener.begins_in(options.within, &options.branch)?;
         parent.fs.writable()?;
-        self.shared.watchers.write_back(Wait::ForAll)?;
+        self.watchers.write_back(Wait::ForAll)?;
         let options = TransactionOptions { detached: true, ..options };
-        let transaction = parent.fs.at_rest(|| Ok(self.shared.db.begin_with(options)?))?;
+        let transaction = parent.fs.at_rest(|| Ok(self.db.begin_with(options)?))?;
         Ok((transaction, parent))
-    }
-
-    /// Returns the view in which a transaction with these options begins.
-    fn begins_in(&self, within: Option<TransactionId>, branch: &str) -> Result<Parent> {
-        let Some(id) = within else { return self.branch(branch) };
-        match self.find(&ViewId::Transaction(id)) {
-            Err(Error::NotFound) => Err(kvdb::Error::NoTransaction(id).into()),
-            found => found.map(|entry| Parent { fs: entry.fs.clone(), number: entry.number }),
-        }
-    }
-
-    /// Returns the view of a branch.
-    pub(super) fn branch(&self, name: &str) -> Result<Parent> {
-        let view = ViewId::of_branch(name);
-        match self.fs(&view).and_then(|fs| Ok(Parent { fs, number: self.number(&view)? })) {
-            Err(Error::NotFound) => Err(kvdb::Error::NoBranch(name.into()).into()),
-            found => found,
-        }
-    }
-
-    /// Returns the view in which a transaction began.
-    pub(super) fn parent(&self, transaction: &Transaction) -> Result<Parent> {
-        let entry = self.shared.open.find(&ViewId::Transaction(transaction.id()));
-        match entry.and_then(|entry| entry.fs.core.parent.clone()) {
-            Some(parent) => Ok(parent),
-            None => self.begins_in(transaction.within(), transaction.branch()),
-        }
     }
 
     /// Returns the transactions that are open within `id`, at any depth.
@@ -105,29 +101,17 @@ impl Views {
         all.split_off(1)
     }
 
-    /// Ends the views of those of these transactions that have ended.
-    fn let_go_of_those_over(&self, all: &[TransactionId]) {
-        for &id in all.iter().rev().filter(|id| self.shared.db.transaction(**id).is_err()) {
-            self.let_go(id);
-        }
-    }
-
     /// Returns the transaction itself, to read and write keys in it.
     pub fn transaction(&self, id: TransactionId) -> Result<Transaction> {
-        Ok(self.shared.db.transaction(id)?)
+        Ok(self.db.transaction(id)?)
     }
 
-    /// Commits the files and keys of a transaction. With `Synced` the commit is on disk when this
-    /// returns.
-    ///
-    /// [`kvdb::Error::Conflict`] ends the transaction. After [`kvdb::Error::NotSynced`] it is
-    /// committed all the same. After other errors it is still open.
+    /// Commits the files and keys of a transaction.
     pub fn commit(&self, id: TransactionId, durability: Durability) -> Result<()> {
         self.commit_with(id, CommitOptions { durability, ..CommitOptions::default() })
     }
 
-    /// Like [`Views::commit`], with options: commit only if the transaction is in a given state
-    /// ([`Views::revision`]), or keep it open after a conflict.
+    /// Like [`Transactions::commit`], with options.
     pub fn commit_with(&self, id: TransactionId, options: CommitOptions) -> Result<()> {
         let transaction = self.transaction(id)?;
         // Caches may take longer than its idle limit to hand over what they hold, and so may other
@@ -143,16 +127,16 @@ impl Views {
         }
         let within = self.all_within(id);
         // Opens the view if necessary, since caches are told by it.
-        let entry = match self.find(&ViewId::Transaction(id)) {
+        let entry = match self.opener.find(&ViewId::Transaction(id)) {
             Err(Error::NotFound) => return Err(kvdb::Error::NoTransaction(id).into()),
             entry => entry?,
         };
         // Data that waits for a lock may wait for this very transaction.
-        self.shared.watchers.write_back(Wait::ButForLocks)?;
+        self.watchers.write_back(Wait::ButForLocks)?;
         // While watchers are told of another commit, they may need threads that serve calls of this
         // view, and those would wait for its freeze lock. So this waits for the other commit before
         // the view is frozen, and takes a turn for its own commit afterwards.
-        let parent = self.parent(transaction)?;
+        let parent = self.opener.parent(transaction)?;
         drop(parent.fs.core.superseded.turn());
         let core = &entry.fs.core;
         let mut frozen = core.freeze_lock.freeze();
@@ -173,7 +157,7 @@ impl Views {
             Err(Error::Store(kvdb::Error::Conflict { .. })) if !options.stays => {
                 transaction.abort()
             }
-            Err(_) if self.shared.db.transaction(id).is_ok() => {
+            Err(_) if self.db.transaction(id).is_ok() => {
                 // Nameless files that are open in the view are used again.
                 if let Some(before) = &before {
                     transaction.rollback_to(before)?;
@@ -186,17 +170,18 @@ impl Views {
         drop(frozen);
         let Parent { fs, number } = &parent;
         let changes = committed.as_ref().ok().map(|done| &done.changes);
-        self.end_view(&entry, changes.map(|changes| CommittedTo { fs, number: *number, changes }));
-        self.let_go_of_those_over(&within);
+        self.opener
+            .end_view(&entry, changes.map(|changes| CommittedTo { fs, number: *number, changes }));
+        self.opener.let_go_of_those_over(&within);
         let Committed { orphans, turn, unsynced, running, untold, .. } = committed?;
         drop((turn, running, untold));
         let synced = match (unsynced, options.durability) {
             (Some(error), _) => Err(error),
-            (None, Durability::Synced) => self.shared.db.sync().map_err(kvdb::Error::after_commit),
+            (None, Durability::Synced) => self.db.sync().map_err(kvdb::Error::after_commit),
             (None, Durability::Buffered) => Ok(()),
         };
         // The commit is done, on disk or not. This may free the space that a sync lacked.
-        self.remove_orphans(fs, orphans);
+        self.background.remove_orphans(fs, orphans);
         Ok(synced?)
     }
 
@@ -212,7 +197,7 @@ impl Views {
     ) -> Result<Committed<'a>> {
         entry.fs.prepare(transaction, before)?;
         let mut changes = ChangeSet::by(transaction, &entry.fs.core.layout)?;
-        let running = self.running_at_commit(parent, transaction, &changes)?;
+        let running = running::at_commit(&self.watchers, parent, transaction, &changes)?;
         if !running.files.is_empty() {
             if before.is_none() {
                 *before = Some(transaction.savepoint()?);
@@ -269,7 +254,7 @@ impl Views {
                 untold: Untold::default(),
             });
         }
-        let untold = self.shared.notes.will_tell(*number, &changes);
+        let untold = self.notes.will_tell(*number, &changes);
         // A serializable transaction may have locked keys that this one changes. Its end needs the
         // parent's freeze lock and a turn, so both are released before each attempt.
         let attempt = || {
@@ -277,7 +262,7 @@ impl Views {
             match parent.apply_commit(transaction, &changes, &turn, commit) {
                 // An older transaction has ended this one. The error also says that a lock was
                 // refused, but another attempt would not help.
-                Err(e) if self.shared.db.transaction(transaction.id()).is_err() => Ok(Err(e)),
+                Err(e) if self.db.transaction(transaction.id()).is_err() => Ok(Err(e)),
                 applied => Ok(Ok((applied?, Some(turn)))),
             }
         };
@@ -286,16 +271,15 @@ impl Views {
         Ok(Committed { changes, orphans, turn, unsynced, running, untold })
     }
 
-    /// Syncs the changes of a durable transaction so far, files included. For another transaction,
-    /// only checks that it is open.
+    /// Syncs the changes of a durable transaction so far, files included.
     pub fn keep(&self, id: TransactionId) -> Result<()> {
         let transaction = self.transaction(id)?;
         if !transaction.is_durable() {
             return Ok(());
         }
-        match self.shared.open.find(&ViewId::Transaction(id)) {
+        match self.open.find(&ViewId::Transaction(id)) {
             Some(entry) => {
-                self.shared.watchers.write_back(Wait::ButForLocks)?;
+                self.watchers.write_back(Wait::ButForLocks)?;
                 self.keep_written(id, &entry)
             }
             None => Ok(transaction.sync()?),
@@ -304,7 +288,7 @@ impl Views {
 
     /// Syncs the changes that have arrived in the view of a durable transaction. Does nothing for
     /// another transaction, or for one that has ended.
-    pub(crate) fn keep_written(&self, id: TransactionId, entry: &OpenView) -> Result<()> {
+    pub fn keep_written(&self, id: TransactionId, entry: &OpenView) -> Result<()> {
         let Ok(transaction) = self.transaction(id) else { return Ok(()) };
         if !transaction.is_durable() {
             return Ok(());
@@ -318,9 +302,9 @@ impl Views {
     }
 
     /// Takes inode numbers for objects that are made in a transaction by a process without its
-    /// view. The numbers belong to the transaction.
+    /// view.
     pub fn reserve_inodes(&self, id: TransactionId, count: u64) -> Result<Range<Ino>> {
-        match self.find(&ViewId::Transaction(id)) {
+        match self.opener.find(&ViewId::Transaction(id)) {
             Err(Error::NotFound) => Err(kvdb::Error::NoTransaction(id).into()),
             entry => entry?.fs.new_inos(count),
         }
@@ -332,13 +316,13 @@ impl Views {
         let within = self.all_within(id);
         // The transaction is aborted first, so that calls that wait for locks return.
         transaction.abort();
-        self.let_go_of_those_over(&within);
-        self.let_go(id);
+        self.opener.let_go_of_those_over(&within);
+        self.opener.let_go(id);
         Ok(())
     }
 
     /// Aborts the transactions of a branch.
-    pub(crate) fn abort_those_of(&self, branch: &str) -> Result<()> {
+    pub fn abort_those_of(&self, branch: &str) -> Result<()> {
         for transaction in self.list().iter().filter(|info| info.branch == branch) {
             match self.abort(transaction.id) {
                 // The transaction has just ended by itself.
@@ -349,19 +333,11 @@ impl Views {
         Ok(())
     }
 
-    /// Ends the view of a transaction that has ended.
-    pub(crate) fn let_go(&self, id: TransactionId) {
-        if let Some(entry) = self.shared.open.find(&ViewId::Transaction(id)) {
-            entry.fs.core.freeze_lock.freeze().end();
-            self.end_view(&entry, None);
-        }
-    }
-
     /// Marks the current state of a transaction, files included.
     pub fn savepoint(&self, id: TransactionId) -> Result<Savepoint> {
         let transaction = self.transaction(id)?;
-        if let Some(entry) = self.shared.open.find(&ViewId::Transaction(id)) {
-            self.shared.watchers.write_back(Wait::ButForLocks)?;
+        if let Some(entry) = self.open.find(&ViewId::Transaction(id)) {
+            self.watchers.write_back(Wait::ButForLocks)?;
             let _call = entry.fs.enter()?;
             entry.fs.commit_older_than(Duration::MAX)?;
             return Ok(transaction.savepoint()?);
@@ -372,67 +348,45 @@ impl Views {
     /// Undoes the changes of a transaction since a savepoint, files included.
     pub fn rollback_to(&self, id: TransactionId, savepoint: &Savepoint) -> Result<()> {
         let transaction = self.transaction(id)?;
-        let Some(entry) = self.shared.open.find(&ViewId::Transaction(id)) else {
+        let Some(entry) = self.open.find(&ViewId::Transaction(id)) else {
             return Ok(transaction.rollback_to(savepoint)?);
         };
         // Data that the kernel holds back must not arrive afterwards.
-        self.shared.watchers.write_back(Wait::ButForLocks)?;
+        self.watchers.write_back(Wait::ButForLocks)?;
         let turn = entry.fs.core.superseded.turn();
         let within = self.all_within(id);
         let mut untold = Untold::default();
         let changes = entry.fs.revert(&turn, |known| {
-            untold = self.shared.notes.will_tell_of_all(entry.number, known);
+            untold = self.notes.will_tell_of_all(entry.number, known);
             Ok(transaction.rollback_to(savepoint)?)
         })?;
-        self.shared.watchers.tell(|watcher| watcher.changed(entry.number, &entry.fs, &changes));
+        self.watchers.tell(|watcher| watcher.changed(entry.number, &entry.fs, &changes));
         drop((turn, untold));
-        self.let_go_of_those_over(&within);
+        self.opener.let_go_of_those_over(&within);
         Ok(())
     }
 
-    /// Returns the revision of a transaction, including everything written in its view so far, for
-    /// a commit of exactly that state ([`Views::commit_with`]).
+    /// Returns the revision of a transaction, including everything written in its view so far.
     pub fn revision(&self, id: TransactionId) -> Result<Revision> {
         Ok(self.as_written(id)?.revision()?)
     }
 
-    /// Returns the user who began a transaction, if known; see [`TransactionOptions::user`].
-    pub fn user(&self, id: TransactionId) -> Result<Option<u32>> {
-        Ok(self.transaction(id)?.user())
-    }
-
     /// Returns the open transactions, the oldest first.
     pub fn list(&self) -> Vec<TransactionInfo> {
-        self.shared.db.transactions()
-    }
-
-    /// Returns the transactions that `id` is within, the outermost first, and `id` itself.
-    pub fn and_around(&self, id: TransactionId) -> Result<Vec<TransactionId>> {
-        let (mut all, mut next) = (Vec::new(), Some(id));
-        while let Some(id) = next {
-            all.push(id);
-            next = self.transaction(id)?.within();
-        }
-        all.reverse();
-        Ok(all)
-    }
-
-    /// Returns whether a serializable transaction is open, for which others may have to wait.
-    pub fn takes_locks(&self) -> bool {
-        self.list().iter().any(|t| t.isolation == Isolation::Serializable)
+        self.db.transactions()
     }
 
     /// Returns the changes that a transaction has made to the files so far.
     pub fn change_set(&self, id: TransactionId) -> Result<ChangeSet> {
         let transaction = self.as_written(id)?;
-        ChangeSet::by(&transaction, &self.parent(&transaction)?.fs.core.layout)
+        ChangeSet::by(&transaction, &self.opener.parent(&transaction)?.fs.core.layout)
     }
 
     /// Returns a transaction after moving everything written in its view into it.
     fn as_written(&self, id: TransactionId) -> Result<Transaction> {
         let transaction = self.transaction(id)?;
-        if let Some(entry) = self.shared.open.find(&ViewId::Transaction(id)) {
-            self.shared.watchers.write_back(Wait::ButForLocks)?;
+        if let Some(entry) = self.open.find(&ViewId::Transaction(id)) {
+            self.watchers.write_back(Wait::ButForLocks)?;
             let _call = entry.fs.enter()?;
             entry.fs.commit_older_than(Duration::MAX)?;
         }
@@ -440,26 +394,25 @@ impl Views {
     }
 
     /// Returns the changes of a transaction to the files, by path, relative to the state that it
-    /// reads. A commit adds nothing else: if others have changed the same since, it conflicts.
+    /// reads.
     pub fn difference(&self, id: TransactionId, listing: Listing) -> Result<Difference> {
         self.transaction(id)?.in_use(|| {
             let transaction = self.as_written(id)?;
             let view = transaction.view()?;
-            let layout = self.parent(&transaction)?.fs.core.layout;
+            let layout = self.opener.parent(&transaction)?.fs.core.layout;
             difference_in(layout, view.beneath(), view, listing)
         })
     }
 
-    /// Returns the files as they were before a transaction's own changes, read-only. They are not
-    /// among the views that are open.
+    /// Returns the files as they were before a transaction's own changes, read-only.
     pub fn beneath(&self, id: TransactionId) -> Result<Fs> {
         let transaction = self.transaction(id)?;
-        let core = &self.shared.mainline.core;
+        let core = &self.mainline.core;
         let inode_memory = core.options.inode_memory / VIEW_SHARE;
         let options = FsOptions { read_only: true, inode_memory, ..core.options.clone() };
-        let layout = self.parent(&transaction)?.fs.core.layout;
+        let layout = self.opener.parent(&transaction)?.fs.core.layout;
         let (state, env) = (transaction.view()?.beneath(), core.env.clone());
-        Fs::frozen_with(layout, &self.shared.db, env, state, options)
+        Fs::frozen_with(layout, &self.db, env, state, options)
     }
 
     /// Describes the keys from `start` up to `end` of a dictionary, with the names that files have
@@ -472,58 +425,7 @@ impl Views {
         end: &[u8],
     ) -> Option<String> {
         let transaction = self.transaction(id).ok()?;
-        let layout = self.parent(&transaction).ok()?.fs.core.layout;
+        let layout = self.opener.parent(&transaction).ok()?.fs.core.layout;
         describe_keys_in(transaction.view().ok()?, layout, dictionary, start, end)
-    }
-
-    /// Tells the watchers of names and inodes of a view that a caller has changed directly
-    /// ([`Views::untold`]).
-    pub fn tell_changed(
-        &self,
-        view: &ViewId,
-        names: Vec<(Ino, Box<[u8]>)>,
-        inodes: Vec<Ino>,
-    ) -> Result<()> {
-        let (fs, number) = (self.fs(view)?, self.number(view)?);
-        let names = names.into_iter().map(|(dir, name)| (dir, name, false)).collect();
-        let changes = ChangeSet {
-            names,
-            inodes: inodes.into_iter().map(|ino| (ino, false)).collect(),
-            ..ChangeSet::default()
-        };
-        self.shared.watchers.tell(|watcher| watcher.changed(number, &fs, &changes));
-        Ok(())
-    }
-
-    /// Opens the view of a transaction that has just begun. If that fails, the transaction is
-    /// aborted, since the caller gets no number by which to end it.
-    pub(super) fn open_begun(
-        &self,
-        transaction: Transaction,
-        parent: Parent,
-    ) -> Result<Arc<OpenView>> {
-        self.open_in(parent, transaction.clone()).inspect_err(|_| transaction.abort())
-    }
-
-    pub(crate) fn open_transaction(&self, transaction: Transaction) -> Result<Arc<OpenView>> {
-        let parent = self.begins_in(transaction.within(), transaction.branch())?;
-        self.open_in(parent, transaction)
-    }
-
-    fn open_in(&self, parent: Parent, transaction: Transaction) -> Result<Arc<OpenView>> {
-        // A clone has less memory than the mainline, but transactions of both have the same.
-        let mainline = &self.shared.mainline.core.options;
-        // If the last commit won, links, sizes and pages would become inconsistent.
-        let layout = &parent.fs.core.layout;
-        transaction.check_conflicts_in(&[layout.nmap, layout.imap, layout.dmap]);
-        let options = FsOptions {
-            write_buffer: AWAITS_COMMIT.min(mainline.write_buffer),
-            inode_memory: mainline.inode_memory / VIEW_SHARE,
-            ..mainline.clone()
-        };
-        let fs = Fs::of_transaction(parent, Scope::Transaction(transaction.clone()), options);
-        let id = transaction.id();
-        let exists = || self.shared.db.transaction(id).is_ok();
-        self.shared.open.add(ViewId::Transaction(id), fs, Some(transaction), exists)
     }
 }

@@ -15,7 +15,7 @@ use std::collections::{BTreeSet, HashSet};
 use bytes::Bytes;
 use kvdb::{Batch, DictionaryId, Transaction, TransactionId, TransactionOptions};
 
-use super::Views;
+use super::merger::Merger;
 use crate::attr::Ino;
 use crate::error::Result;
 use crate::fs::{Core, Fs};
@@ -29,16 +29,16 @@ const NAMED: usize = 16;
 /// Keys with their dictionaries.
 pub type Keys = Vec<(DictionaryId, Bytes)>;
 
-impl Views {
+impl Merger {
     /// Begins a transaction that undoes a commit ([`kvdb::Kvdb::undoable_commits`]) when it
-    /// commits. Returns its number, and the keys that others have changed since in a way that
-    /// cannot be joined: if there are any, the transaction can only be inspected.
+    /// commits.
     pub fn undo(&self, commit: u64, options: TransactionOptions) -> Result<(TransactionId, Keys)> {
-        let db = &self.shared.db;
+        let db = &self.db;
         let (before, after) = db.states_around(commit)?;
         let known = db.undoable_commits().into_iter().find(|known| known.number == commit);
         let branch = known.map(|known| known.branch).unwrap_or_default();
-        let (transaction, parent) = self.begin_at_rest(TransactionOptions { branch, ..options })?;
+        let (transaction, parent) =
+            self.transactions.begin_at_rest(TransactionOptions { branch, ..options })?;
         let dictionaries: BTreeSet<DictionaryId> =
             [&before, &after].iter().flat_map(|state| state.dictionaries()).map(|d| d.id).collect();
         let dictionaries: Vec<DictionaryId> = dictionaries.into_iter().collect();
@@ -52,8 +52,8 @@ impl Views {
         };
         let conflicts = changed_back().inspect_err(|_| transaction.abort())?;
         let id = transaction.id();
-        let entry = self.open_begun(transaction, parent)?;
-        self.shared.watchers.tell(|watcher| watcher.appeared(&entry.view));
+        let entry = self.opener.open_begun(transaction, parent)?;
+        self.watchers.tell(|watcher| watcher.appeared(&entry.view));
         Ok((id, conflicts))
     }
 }

@@ -1,23 +1,24 @@
-//! Opens the views of snapshots and clones; `snapshots` makes and drops these.
+//! Opens the views of snapshots and clones; `views/snapshots` makes and drops these.
 
 use std::sync::Arc;
 
 use kvdb::{Kvdb, Scope};
 
-use super::{Join, OpenView, VIEW_SHARE, ViewId, Views};
+use super::Opener;
 use crate::error::{Error, Result};
 use crate::fs::{Fs, FsOptions};
 use crate::inode_allocator::InodeAllocator;
 use crate::layout::{self, Layout, Super};
 use crate::opening::in_use::ViewInUse;
+use crate::views::{Join, OpenView, VIEW_SHARE, ViewId};
 
-impl Views {
+impl Opener {
     /// Opens a snapshot.
-    pub(super) fn open_snapshot(&self, name: &str) -> Result<Arc<OpenView>> {
-        let db = &self.shared.db;
+    pub fn open_snapshot(&self, name: &str) -> Result<Arc<OpenView>> {
+        let db = &self.db;
         let found = db.snapshot_label(name).ok_or(Error::NotFound)?;
         let state = db.open_snapshot(name)?;
-        let mainline = &self.shared.mainline;
+        let mainline = &self.mainline;
         let options = FsOptions {
             read_only: true,
             inode_memory: mainline.core.options.inode_memory / VIEW_SHARE,
@@ -25,24 +26,24 @@ impl Views {
         };
         let fs = Fs::frozen(db, mainline.core.env.clone(), state, options)?;
         let exists = || db.snapshot_label(name).is_some_and(|now| now.id == found.id);
-        self.shared.open.add(ViewId::Snapshot(name.into()), fs, None, exists)
+        self.open.add(ViewId::Snapshot(name.into()), fs, None, exists)
     }
 
     /// Opens a clone. `in_use`: the state in use that it continues with.
-    pub(super) fn open_clone(&self, name: &str, in_use: &ViewInUse) -> Result<Arc<OpenView>> {
-        let db = &self.shared.db;
+    pub fn open_clone(&self, name: &str, in_use: &ViewInUse) -> Result<Arc<OpenView>> {
+        let db = &self.db;
         if name.is_empty() || !db.has_branch(name) {
             return Err(Error::NotFound);
         }
-        let mainline = &self.shared.mainline.core;
+        let mainline = &self.mainline.core;
         let options = FsOptions {
             write_buffer: (mainline.options.write_buffer / VIEW_SHARE).max(1 << 20),
             inode_memory: mainline.options.inode_memory / VIEW_SHARE,
             ..mainline.options.clone()
         };
         // Two views of one branch would not know of each other's changes.
-        let _one = self.shared.opening.lock();
-        if let Some(entry) = self.shared.open.find(&ViewId::Clone(name.into())) {
+        let _one = self.opening.lock();
+        if let Some(entry) = self.open.find(&ViewId::Clone(name.into())) {
             return Ok(entry);
         }
         let layout = Layout::find_in(db, name).ok_or(Error::NotFound)?;
@@ -52,7 +53,7 @@ impl Views {
         let env = mainline.env.clone();
         let fs = Fs::open_layout(db.clone(), counter, layout, env, options, in_use)?;
         let exists = || Layout::find_in(db, name).is_some_and(|now| now.imap == layout.imap);
-        self.shared.open.add(ViewId::Clone(name.into()), fs, None, exists)
+        self.open.add(ViewId::Clone(name.into()), fs, None, exists)
     }
 }
 
@@ -70,7 +71,7 @@ impl Fs {
     }
 
     /// Returns the file system of an immutable state that has it in the dictionaries of `layout`.
-    pub(super) fn frozen_with(
+    pub(in crate::views) fn frozen_with(
         layout: Layout,
         db: &Kvdb,
         env: Arc<dyn env::Env>,
