@@ -14,30 +14,31 @@
 //! stay links among the copies, even if several trees are copied together; links to files outside
 //! of the tree are not kept, except for a file that comes back to its own place (`same_file`).
 //!
-//! A view that a server holds is copied by `served`.
+//! `by_path` has the calls by path. A view that a server holds is copied by `served`.
 
+mod by_path;
 mod served;
+mod sink;
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvdb::{
-    Batch, Bulk, BulkRun, DictionaryId, Scope, StoredTuple, Transaction, TransactionOptions,
-};
+use kvdb::{Batch, BulkRun, DictionaryId, Scope, Transaction, TransactionOptions};
 
+pub use self::by_path::Earlier;
+use self::sink::Sink;
 use crate::apply_commit::ChangeSet;
 use crate::attr::{FileKind, Ino, Timestamp};
-use crate::difference::Side;
 use crate::error::{Error, Result};
+use crate::file_account::AdmittedFiles;
 use crate::fs::Fs;
 use crate::layout::{self, Attributes, Body, Layout};
 use crate::namespace::{add_entry, check_name};
-use crate::same_file::{Place, is_own_place};
 use crate::tree::{Dir, Locked, Tree};
 use crate::tree_order::TreeOrder;
-use crate::views::{Untold, ViewId, Views, Wait};
+use crate::views::Untold;
 
 /// Number of changes in one batch.
 const AT_ONCE: usize = 2048;
@@ -151,221 +152,20 @@ impl Fs {
             parent,
             now: self.now(),
         };
-        let outcome = copying.all().and_then(|copied| {
-            let ino = copying.copy_of(from)?;
-            let dir = self.inode(parent)?;
-            let mut state = self.lock_dir(&dir)?;
-            self.core.names.check_free((parent, name))?;
-            let mut batch = Batch::new();
-            self.core.names.stage_new((parent, name), (ino, copied.top.kind), &mut batch);
-            let mut dir_attr = state.attr;
-            add_entry(&mut dir_attr, &copied.top);
-            self.stage(parent, &mut state, &dir_attr, &mut batch)?;
-            // Copies that an earlier call has made get more names.
-            let named = copied.named.iter().map(|(ino, names)| Ok((self.inode(*ino)?, *names)));
-            let named = named.collect::<Result<Vec<_>>>()?;
-            let mut states = Vec::with_capacity(named.len());
-            for (inode, names) in &named {
-                let mut state = self.lock(inode)?;
-                let nlink = state.attr.nlink.saturating_add(*names);
-                if nlink > self.core.options.max_links {
-                    return Err(Error::TooManyLinks);
-                }
-                let attr = Attributes { nlink, ctime: self.now(), ..state.attr };
-                self.stage(inode.ino, &mut state, &attr, &mut batch)?;
-                states.push((state, attr));
-            }
-            let untold = note(&copied.changes(parent, name));
-            transaction.apply(batch)?;
-            if alone {
-                transaction.commit(kvdb::Durability::Buffered)?;
-            }
-            admitted.made();
-            self.mark_committed(&mut state, dir_attr);
-            states.iter_mut().for_each(|(state, attr)| self.mark_committed(state, *attr));
-            drop(states);
-            Ok((copied, untold))
-        });
+        let finish = |copied| copying.give_name(copied, (from, name), alone, admitted, note);
+        let outcome = copying.all().and_then(finish);
         if outcome.is_err() {
-            if alone {
-                transaction.abort();
-            } else {
-                // In a transaction that goes on, the copies made so far are removed again.
-                let (start, end) =
-                    (copying.copies.start.to_be_bytes(), copying.copies.end.to_be_bytes());
-                let mut batch = Batch::new();
-                let Layout { nmap, imap, dmap } = self.core.layout;
-                for dict in [nmap, imap, dmap] {
-                    batch.delete_range(dict, start.to_vec(), end.to_vec());
-                }
-                transaction.apply(batch)?;
+            match alone {
+                true => transaction.abort(),
+                false => copying.remove()?,
             }
         }
         outcome
     }
 }
 
-impl Views {
-    /// Copies a tree within a view, by paths from its root, and tells the kernels that have cached
-    /// the destination. The last part of `to` must not exist.
-    pub fn clone_tree(&self, view: &ViewId, from: &[u8], to: &[u8]) -> Result<CloneStats> {
-        self.clone_into(view, None, from, to, &mut Linked::new())
-    }
-
-    /// Copies the object at `from` in an earlier state to a name in the current state of the view.
-    /// Symbolic links in `from` are not followed.
-    pub fn clone_earlier(
-        &self,
-        view: &ViewId,
-        earlier: &Earlier,
-        from: &[u8],
-        to: &[u8],
-    ) -> Result<CloneStats> {
-        let mut linked = self.linked_now(view, earlier, &[(from, to)])?;
-        self.clone_into(view, Some(earlier), from, to, &mut linked)
-    }
-
-    /// Like `clone_earlier` for several places, each with its `from` and `to`, one after the other:
-    /// hard links among all the places are links among the copies.
-    pub fn clone_several_earlier(
-        &self,
-        view: &ViewId,
-        earlier: &Earlier,
-        places: &[(&[u8], &[u8])],
-    ) -> Result<CloneStats> {
-        let (mut all, mut linked) =
-            (CloneStats::default(), self.linked_now(view, earlier, places)?);
-        for (from, to) in places {
-            let stats = self.clone_into(view, Some(earlier), from, to, &mut linked)?;
-            all.directories += stats.directories;
-            all.files += stats.files;
-            all.bytes = all.bytes.saturating_add(stats.bytes);
-        }
-        Ok(all)
-    }
-
-    /// Returns the files that come back to their own places and are there under other names.
-    fn linked_now(&self, view: &ViewId, earlier: &Earlier, places: &[Place<'_>]) -> Result<Linked> {
-        if !places.iter().any(is_own_place) {
-            return Ok(Linked::new());
-        }
-        self.shared.watchers.write_back(Wait::ForAll)?;
-        let (fs, state) = (self.fs(view)?, self.state_of(view, earlier)?);
-        let layout = Layout::of_state(&state).ok_or(Error::NotFound)?;
-        fs.same_files(&Side::new(state, layout), places)
-    }
-
-    fn clone_into(
-        &self,
-        view: &ViewId,
-        earlier: Option<&Earlier>,
-        from: &[u8],
-        to: &[u8],
-        linked: &mut Linked,
-    ) -> Result<CloneStats> {
-        let to = to.strip_suffix(b"/").unwrap_or(to);
-        let (parent, name) = to
-            .iter()
-            .rposition(|&b| b == b'/')
-            .map_or((&b""[..], to), |at| (&to[..at], &to[at + 1..]));
-        // Data that programs have written and a kernel holds back is copied, too.
-        self.shared.watchers.write_back(Wait::ForAll)?;
-        let (fs, number) = (self.fs(view)?, self.number(view)?);
-        let parent = fs.resolve(parent)?.ino;
-        let note = |changes: &ChangeSet| self.shared.notes.will_tell(number, changes);
-        let (copied, untold) = match earlier {
-            None => fs.clone_of(None, fs.resolve(from)?.ino, parent, name, linked, &note)?,
-            Some(earlier) => {
-                let state = self.state_of(view, earlier)?;
-                let layout = Layout::of_state(&state).ok_or(Error::NotFound)?;
-                let side = Side::new(state, layout);
-                let ino = side.find(from)?.ok_or(Error::NotFound)?.ino;
-                let state = (Arc::new(side.state), layout);
-                fs.clone_of(Some(&state), ino, parent, name, linked, &note)?
-            }
-        };
-        let changes = copied.changes(parent, name);
-        self.shared.watchers.tell(|watcher| watcher.changed(number, &fs, &changes));
-        drop(untold);
-        Ok(copied.stats)
-    }
-}
-
-/// A state of a view before its current one.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Earlier {
-    /// The state of a snapshot, by name.
-    Snapshot(String),
-    /// The state that a transaction is based on, without its own changes.
-    Beneath,
-}
-
-impl Views {
-    fn state_of(&self, view: &ViewId, earlier: &Earlier) -> Result<kvdb::View> {
-        let db = &self.shared.db;
-        match (earlier, view) {
-            (Earlier::Snapshot(name), _) => Ok(db.open_snapshot(name)?),
-            (Earlier::Beneath, ViewId::Transaction(id)) => {
-                Ok(db.transaction(*id)?.view()?.beneath())
-            }
-            _ => Err(Error::Invalid("only a transaction has a state beneath it")),
-        }
-    }
-}
-
 /// Originals that have names outside of the copied tree, with their copies.
 type Linked = HashMap<Ino, Ino>;
-
-/// The destination of a dictionary's tuples.
-enum Sink<'a> {
-    /// The transaction, in batches.
-    Changes {
-        copying: &'a Copying<'a>,
-        dict: DictionaryId,
-        batch: Batch,
-    },
-    Run(Box<Bulk>),
-}
-
-impl Sink<'_> {
-    fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
-        match self {
-            Sink::Run(bulk) => return Ok(bulk.push(key, value)?),
-            Sink::Changes { dict, batch, .. } => batch.put(*dict, key.to_vec(), value.to_vec()),
-        }
-        self.write(AT_ONCE)
-    }
-
-    fn put_stored(&mut self, key: &[u8], tuple: &StoredTuple<'_>) -> Result<()> {
-        match self {
-            Sink::Run(bulk) => return Ok(bulk.push_stored(key, tuple)?),
-            Sink::Changes { copying, dict, batch } => {
-                batch.put_stored(*dict, key.to_vec(), tuple.stored(&copying.view))
-            }
-        }
-        self.write(AT_ONCE)
-    }
-
-    /// Applies the pending batch to the transaction if it has at least `least` changes.
-    fn write(&mut self, least: usize) -> Result<()> {
-        match self {
-            Sink::Changes { copying, batch, .. } if batch.len() >= least => {
-                copying.fs.reserve(COST * batch.len() as u64)?;
-                Ok(copying.transaction.apply(std::mem::take(batch))?)
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Writes the rest and returns the run, if the sink builds one.
-    fn finish(mut self) -> Result<Option<BulkRun>> {
-        self.write(1)?;
-        match self {
-            Sink::Run(bulk) => Ok(bulk.finish()?),
-            Sink::Changes { .. } => Ok(None),
-        }
-    }
-}
 
 /// The result of copying the nodes.
 struct Copied {
@@ -411,6 +211,63 @@ struct Copying<'a> {
 }
 
 impl Copying<'_> {
+    /// Gives the copy of `from` its name, as the last change of the transaction. If the transaction
+    /// is for this copy alone, it is committed.
+    fn give_name(
+        &self,
+        copied: Copied,
+        (from, name): (Ino, &[u8]),
+        alone: bool,
+        admitted: AdmittedFiles<'_>,
+        note: &dyn Fn(&ChangeSet) -> Untold,
+    ) -> Result<(Copied, Untold)> {
+        let (fs, parent) = (self.fs, self.parent);
+        let ino = self.copy_of(from)?;
+        let dir = fs.inode(parent)?;
+        let mut state = fs.lock_dir(&dir)?;
+        fs.core.names.check_free((parent, name))?;
+        let mut batch = Batch::new();
+        fs.core.names.stage_new((parent, name), (ino, copied.top.kind), &mut batch);
+        let mut dir_attr = state.attr;
+        add_entry(&mut dir_attr, &copied.top);
+        fs.stage(parent, &mut state, &dir_attr, &mut batch)?;
+        // Copies that an earlier call has made get more names.
+        let named = copied.named.iter().map(|(ino, names)| Ok((fs.inode(*ino)?, *names)));
+        let named = named.collect::<Result<Vec<_>>>()?;
+        let mut states = Vec::with_capacity(named.len());
+        for (inode, names) in &named {
+            let mut state = fs.lock(inode)?;
+            let nlink = state.attr.nlink.saturating_add(*names);
+            if nlink > fs.core.options.max_links {
+                return Err(Error::TooManyLinks);
+            }
+            let attr = Attributes { nlink, ctime: fs.now(), ..state.attr };
+            fs.stage(inode.ino, &mut state, &attr, &mut batch)?;
+            states.push((state, attr));
+        }
+        let untold = note(&copied.changes(parent, name));
+        self.transaction.apply(batch)?;
+        if alone {
+            self.transaction.commit(kvdb::Durability::Buffered)?;
+        }
+        admitted.made();
+        fs.mark_committed(&mut state, dir_attr);
+        states.iter_mut().for_each(|(state, attr)| fs.mark_committed(state, *attr));
+        drop(states);
+        Ok((copied, untold))
+    }
+
+    /// Removes the copies made so far from a transaction that goes on.
+    fn remove(&self) -> Result<()> {
+        let (start, end) = (self.copies.start.to_be_bytes(), self.copies.end.to_be_bytes());
+        let mut batch = Batch::new();
+        let Layout { nmap, imap, dmap } = self.layout;
+        for dict in [nmap, imap, dmap] {
+            batch.delete_range(dict, start.to_vec(), end.to_vec());
+        }
+        Ok(self.transaction.apply(batch)?)
+    }
+
     fn copy_of(&self, ino: Ino) -> Result<Ino> {
         if let Some(copy) = self.linked.get(&ino) {
             return Ok(*copy);
