@@ -1,6 +1,8 @@
 //! Fetches parts of zones from object storage into the local file. A part is fetched once, however
 //! many readers wait for it; several are fetched at the same time; and storage that cannot be
-//! reached is waited for.
+//! reached is waited for (`get`).
+
+mod get;
 
 use std::collections::HashSet;
 use std::io;
@@ -10,8 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use env::sync::{ArcSwap, Condvar, Mutex, RwLock};
-use env::thread;
-use objects::{Objects, ObjectsError};
+use objects::Objects;
 
 use super::at_once::at_once;
 use super::counters::{Counters, RemoteStats};
@@ -32,10 +33,6 @@ const OF_TUPLES: u32 = (FETCHED / PART) as u32;
 /// The most requests at once for the pieces of one range, as bytes that were published little by
 /// little lie in several objects.
 const PIECES_AT_ONCE: usize = 4;
-
-/// The first pause after an attempt that failed, and the longest.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Options of reads from object storage.
 #[derive(Clone, Copy, Debug)]
@@ -500,72 +497,6 @@ impl Remote {
         Ok(())
     }
 
-    /// Reads a range of an object, with retries until the timeout.
-    fn get(
-        &self,
-        purpose: Purpose,
-        key: objects::Key,
-        range: Range<u64>,
-    ) -> io::Result<bytes::Bytes> {
-        let len = range.end - range.start;
-        let (mut waited, mut pause) = (Duration::ZERO, FIRST_PAUSE);
-        let mut was_damaged = false;
-        loop {
-            self.counters.asked(purpose);
-            let error = match self.second_gets.get(&self.objects, &key, range.clone()) {
-                Ok(object) if object.bytes.len() as u64 == len => {
-                    self.counters.got(purpose, len);
-                    if waited > Duration::ZERO {
-                        self.counters.reached();
-                    }
-                    return Ok(object.bytes);
-                }
-                // The end of an answer can be lost on the way, but a short object does not become
-                // longer.
-                Ok(object) if object.len < range.end => {
-                    return Err(damage(format!(
-                        "object {key} in {} has {} bytes where {} are referred to",
-                        self.objects.place(),
-                        object.len,
-                        range.end
-                    )));
-                }
-                Ok(object) => io::Error::new(
-                    io::ErrorKind::UnexpectedEof,
-                    format!("{} bytes of {len} of object {key} arrived", object.bytes.len()),
-                ),
-                Err(e @ (ObjectsError::NotFound { .. } | ObjectsError::OutOfRange { .. })) => {
-                    return Err(damage(format!(
-                        "zones are missing in {}: {e}; if they were deleted there because the state \
-                         was replaced long ago, mount or fork the newest one",
-                        self.objects.place()
-                    )));
-                }
-                // The answer may have been damaged on its way.
-                Err(e @ ObjectsError::Damaged { .. }) if was_damaged => {
-                    return Err(damage(e.to_string()));
-                }
-                Err(e @ ObjectsError::Secret { .. }) => {
-                    return Err(io::Error::other(e.to_string()));
-                }
-                Err(e) => {
-                    was_damaged = matches!(e, ObjectsError::Damaged { .. });
-                    io::Error::other(e.to_string())
-                }
-            };
-            // A wait must not keep a closed store open.
-            if waited >= self.options.timeout || self.is_closed() {
-                return Err(error);
-            }
-            if waited.is_zero() {
-                self.counters.waits(&self.objects.place(), &error);
-            }
-            thread::sleep(pause);
-            waited += pause;
-            pause = (2 * pause).min(LONGEST_PAUSE);
-        }
-    }
-
     /// Evicts zones that were not read since the hand of the clock passed them, until the cached
     /// parts fit their limit; zones with index or tuples are evicted last, and those of `wanted`
     /// stay.
@@ -616,11 +547,6 @@ fn widened(layout: &Layout, purpose: Purpose, range: PartRange) -> PartRange {
     }
     layout.parts.touch(zone, OF_INDEX);
     PartRange { zone, first: first / OF_TUPLES * OF_TUPLES, end: end.next_multiple_of(OF_TUPLES) }
-}
-
-/// Returns an error that waiting does not mend.
-fn damage(what: String) -> io::Error {
-    io_error(Error::corrupt(what, 0))
 }
 
 /// Wraps an error of this crate, which a caller takes out of the error of the device again.
