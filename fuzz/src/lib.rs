@@ -29,6 +29,8 @@ mod support {
         pub mod sources;
         #[path = "../../crates/kvfs-cli/src/support/archives/tar_stream.rs"]
         pub mod tar_stream;
+        #[path = "../../crates/kvfs-cli/src/support/archives/waiting_files.rs"]
+        pub mod waiting_files;
     }
     #[path = "."]
     pub mod machine {

@@ -8,3 +8,4 @@ pub mod made_by;
 pub mod pax;
 pub mod sources;
 pub mod tar_stream;
+pub mod waiting_files;

@@ -5,16 +5,15 @@
 //! inside the store is followed: an entry whose path would pass through one is an error, so that an
 //! archive can only write where its paths say.
 
-use std::collections::HashSet;
-
 use bytes::Bytes;
 use kvfs::{
-    COMPRESS_ATTRIBUTE, Caller, FileKind, Fs, Ino, ROOT, SetAttr, TimeSet, Untold, Whole,
-    WriteHints, XattrFlags,
+    COMPRESS_ATTRIBUTE, Caller, FileKind, Fs, Ino, ROOT, SetAttr, TimeSet, Untold, WriteHints,
+    XattrFlags,
 };
 use serde::Serialize;
 
 use crate::support::archives::import_items::{Item, Meta, PIECE};
+use crate::support::archives::waiting_files::Waiting;
 use crate::support::stores::tree;
 use crate::support::terminal::output::{Exit, Failure, Outcome};
 use crate::support::terminal::text;
@@ -53,9 +52,6 @@ enum At {
     Gathered { parent: Ino, name: Vec<u8>, all: Bytes, pieces: Vec<u8> },
 }
 
-/// Files that are made together: at most this many, with at most this many bytes.
-const TOGETHER: usize = 1024;
-const BYTES_TOGETHER: usize = 4 << 20;
 /// The largest file whose content is collected.
 const GATHERED: u64 = PIECE as u64;
 
@@ -69,10 +65,8 @@ pub struct Importer {
     /// Directories whose attributes are set at the end, since making entries changes their times.
     directories: Vec<(Ino, Meta)>,
     file: Option<Open>,
-    /// Complete files that are not made yet, their names, and the bytes in them.
-    waiting: Vec<Whole>,
-    names_waiting: HashSet<(Ino, Box<[u8]>)>,
-    bytes_waiting: usize,
+    /// Complete files that are not made yet.
+    waiting: Waiting,
     /// The first attributes that were left out.
     pub left_out: Vec<String>,
     /// Changes that a kernel may have to be notified of: names in directories that it knows, and
@@ -136,7 +130,7 @@ impl Importer {
         let counts = Counts::default();
         let (last, directories, file, left_out) = (None, Vec::new(), None, Vec::new());
         let (names, inodes) = (Vec::new(), vec![root]);
-        let (waiting, names_waiting, bytes_waiting) = (Vec::new(), HashSet::new(), 0);
+        let waiting = Waiting::new(fs.clone());
         let mut importer = Importer {
             fs,
             root,
@@ -146,8 +140,6 @@ impl Importer {
             directories,
             file,
             waiting,
-            names_waiting,
-            bytes_waiting,
             left_out,
             names,
             inodes,
@@ -204,7 +196,8 @@ impl Importer {
                     }
                     At::Gathered { parent, name, all, pieces } => {
                         let content = if all.is_empty() { pieces.into() } else { all };
-                        self.gather(parent, name, content, &meta)
+                        let added = self.waiting.add(parent, name, content, &meta);
+                        added.map_err(last_failed)
                     }
                 }
             }
@@ -262,7 +255,9 @@ impl Importer {
         }
         let mut at = self.root;
         for directory in directories {
-            self.settle(at, directory).map_err(|e| cannot("make the directories of", path, e))?;
+            self.waiting
+                .settle(at, directory)
+                .map_err(|e| cannot("make the directories of", path, e))?;
             let found = match self.fs.lookup(at, directory) {
                 Err(kvfs::Error::NotFound) => {
                     self.tell(at, directory);
@@ -296,7 +291,7 @@ impl Importer {
         keep_directory: bool,
     ) -> kvfs::Result<Option<Ino>> {
         self.tell(parent, name);
-        self.settle(parent, name)?;
+        self.waiting.settle(parent, name)?;
         let attr = match self.fs.lookup(parent, name) {
             Err(kvfs::Error::NotFound) => return Ok(None),
             found => found?,
@@ -370,7 +365,8 @@ impl Importer {
 
     fn make_hard_link(&mut self, path: &[u8], to: &[u8]) -> Outcome {
         let Some((from, name)) = self.place(to)? else { return Ok(()) };
-        self.settle(from, name)
+        self.waiting
+            .settle(from, name)
             .map_err(|e| cannot("find the other name of the hard link", to, e))?;
         let source = self
             .fs
@@ -446,49 +442,9 @@ impl Importer {
         }
     }
 
-    /// Adds a complete file to the pending ones.
-    fn gather(&mut self, parent: Ino, name: Vec<u8>, content: Bytes, meta: &Meta) -> Outcome {
-        let name: Box<[u8]> = name.into();
-        self.names_waiting.insert((parent, name.clone()));
-        self.bytes_waiting += content.len();
-        let (atime, mtime) = (meta.atime.unwrap_or(meta.mtime), meta.mtime);
-        let (kind, rdev) = (FileKind::File, 0);
-        self.waiting.push(Whole {
-            parent,
-            name,
-            kind,
-            perm: meta.perm,
-            uid: meta.uid,
-            gid: meta.gid,
-            rdev,
-            atime,
-            mtime,
-            content,
-        });
-        let full = self.waiting.len() >= TOGETHER || self.bytes_waiting >= BYTES_TOGETHER;
-        if full {
-            self.make_waiting()
-                .map_err(|e| tree::failure("cannot make the files that came last", e))
-        } else {
-            Ok(())
-        }
-    }
-
     /// Makes the pending files.
     pub fn make_waiting(&mut self) -> kvfs::Result<()> {
-        if self.waiting.is_empty() {
-            return Ok(());
-        }
-        self.names_waiting.clear();
-        self.bytes_waiting = 0;
-        self.fs.make_whole(&std::mem::take(&mut self.waiting))
-    }
-
-    /// Makes the pending files if one of them has this name.
-    fn settle(&mut self, parent: Ino, name: &[u8]) -> kvfs::Result<()> {
-        let waits =
-            !self.waiting.is_empty() && self.names_waiting.contains(&(parent, Box::from(name)));
-        if waits { self.make_waiting() } else { Ok(()) }
+        self.waiting.make()
     }
 
     /// Sets owner, mode, size, times and extended attributes, in this order: a change of owner
@@ -539,8 +495,7 @@ impl Importer {
         if self.file.is_some() {
             return Err(Failure::new(Exit::Failed, "a file without its end"));
         }
-        self.make_waiting()
-            .map_err(|e| tree::failure("cannot make the files that came last", e))?;
+        self.make_waiting().map_err(last_failed)?;
         for (ino, meta) in std::mem::take(&mut self.directories) {
             match self.dress(ino, b"a directory", &meta, true, None) {
                 // A later entry has replaced the directory.
@@ -550,6 +505,10 @@ impl Importer {
         }
         Ok(())
     }
+}
+
+fn last_failed(error: kvfs::Error) -> Failure {
+    tree::failure("cannot make the files that came last", error)
 }
 
 fn cannot(doing: &str, path: &[u8], error: kvfs::Error) -> Failure {
