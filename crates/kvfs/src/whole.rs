@@ -3,10 +3,11 @@
 //!
 //! In a transaction the pages are built straight into a run, and bypass its memtables.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use env::sync::RwLockWriteGuard;
 use env::sync::atomic::Ordering;
 use kvdb::{Batch, BulkRun, Kvdb, Scope, Transaction};
 
@@ -14,14 +15,20 @@ use crate::attr::{FileKind, Ino, Timestamp};
 use crate::compress;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
-use crate::inode::Inode;
-use crate::layout::{self, Attributes, Body, INLINE_MAX, PAGE, PageKeys, TARGET_MAX};
+use crate::inode::{Inode, InodeState};
+use crate::layout::{self, Attributes, Body, INLINE_MAX, PAGE, PageKeys, TARGET_MAX, Xattrs};
 use crate::namespace::{add_entry, check_name};
 use crate::space_account::NAME_COST;
 
 /// Bytes from which pages are built into a run; fewer in builds with assertions, so that the models
 /// of the tests reach it.
 const LEAST_RUN: u64 = if cfg!(debug_assertions) { 8 << 10 } else { 1 << 20 };
+
+/// The locked directories, by number, each with the attributes that it is about to have.
+type Locked<'a> = BTreeMap<Ino, (RwLockWriteGuard<'a, InodeState>, Attributes)>;
+
+/// An object with its number and attributes.
+type Made<'a> = (Ino, Attributes, &'a Whole);
 
 /// An object other than a directory, with everything but extended attributes. Of these it gets the
 /// one that it inherits from its directory ([`crate::COMPRESS_ATTRIBUTE`]).
@@ -104,6 +111,12 @@ impl Whole {
     }
 }
 
+/// Returns the extended attributes that an object inherits from its directory.
+fn xattrs_of(whole: &Whole, locked: &Locked<'_>) -> Option<Xattrs> {
+    let (dir, _) = locked.get(&whole.parent)?;
+    compress::inherited(dir.xattrs.as_deref(), whole.kind)
+}
+
 impl Fs {
     /// Makes all of these objects, or none on any error. Their names must not exist yet. As with a
     /// rename, no call sees a part of a file; no reference is added. All of them are in memory
@@ -126,22 +139,79 @@ impl Fs {
                 place.insert(self.inode(whole.parent)?);
             }
         }
-        let mut locked = BTreeMap::new();
+        let mut locked = Locked::new();
         for (ino, dir) in &dirs {
             let state = self.lock_dir(dir)?;
             let attr = state.attr;
             locked.insert(*ino, (state, attr));
         }
-        let (now, layout) = (self.now(), self.core.layout);
-        let mut names = std::collections::HashSet::with_capacity(all.len());
+        self.check_new(all)?;
+        let made = self.numbered(all, &mut locked)?;
+        for (ino, attr, whole) in &made {
+            if let Body::Paged(_) = attr.body {
+                let (xattrs, default) = (xattrs_of(whole, &locked), self.core.options.compress);
+                let layout = &self.core.layout;
+                compress::announce(&self.core.db, layout, *ino, xattrs.as_ref(), default)?;
+            }
+        }
+        let run = match (&self.core.scope, self.core.db.here()) {
+            (Scope::Transaction(t), Ok(db)) if bytes >= LEAST_RUN && t.takes_bulk() => {
+                Some((t, db))
+            }
+            _ => None,
+        };
+        let run = run.map(|(t, db)| Ok((t, self.pages_as_run(t, db, &made)?)));
+        let run = match run.transpose() {
+            // A batch can use the space that deletions have left.
+            Err(kvdb::Error::NoSpace) => None,
+            run => run?,
+        };
+        let (mut batch, pages) = self.staged(&made, &locked, run.is_none());
+        for (ino, (state, attr)) in &mut locked {
+            self.stage(*ino, state, attr, &mut batch)?;
+        }
+        match run {
+            Some((t, run)) => {
+                t.adopt(run)?;
+                if let Err(e) = self.apply(batch) {
+                    // Pages without a file must not remain.
+                    let mut batch = Batch::new();
+                    for (ino, ..) in &made {
+                        let (start, end) = layout::node_range(*ino);
+                        batch.delete_range(self.core.layout.dmap, start.to_vec(), end.to_vec());
+                    }
+                    t.apply(batch)?;
+                    return Err(e);
+                }
+            }
+            None => self.apply(batch)?,
+        }
+        admitted.made();
+        for (state, attr) in locked.values_mut() {
+            self.mark_committed(state, *attr);
+        }
+        self.core.counters.pages_written.fetch_add(pages, Ordering::Relaxed);
+        self.core.counters.bytes_written.fetch_add(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Fails if one of the names exists, or is given twice.
+    fn check_new(&self, all: &[Whole]) -> Result<()> {
+        let mut names = HashSet::with_capacity(all.len());
         for whole in all {
             let key = layout::name_key(whole.parent, &whole.name);
-            if self.core.scope.get(layout.nmap, &key)?.is_some() || !names.insert(key) {
+            if self.core.scope.get(self.core.layout.nmap, &key)?.is_some() || !names.insert(key) {
                 return Err(Error::Exists);
             }
         }
-        drop(names);
-        let mut made: Vec<(Ino, Attributes, &Whole)> = Vec::with_capacity(all.len());
+        Ok(())
+    }
+
+    /// Gives the objects their numbers, and returns them by number, in the order of their pages.
+    /// The attributes of the locked directories get the entries.
+    fn numbered<'w>(&self, all: &'w [Whole], locked: &mut Locked<'_>) -> Result<Vec<Made<'w>>> {
+        let now = self.now();
+        let mut made: Vec<Made<'w>> = Vec::with_capacity(all.len());
         // Files are numbered in the order of a listing, whatever the order of the input.
         let mut order: Vec<&Whole> = all.iter().collect();
         order.sort_unstable_by_key(|whole| (whole.parent, &whole.name));
@@ -159,38 +229,22 @@ impl Fs {
             };
             made.push((ino, attr, whole));
         }
-        // Sorts the files by number, in the order of their pages.
         made.sort_unstable_by_key(|(ino, ..)| *ino);
-        let xattrs_of = |whole: &Whole| {
-            let (dir, _) = locked.get(&whole.parent)?;
-            compress::inherited(dir.xattrs.as_deref(), whole.kind)
-        };
-        for (ino, attr, whole) in &made {
-            if let Body::Paged(_) = attr.body {
-                let (xattrs, default) = (xattrs_of(whole), self.core.options.compress);
-                compress::announce(&self.core.db, &layout, *ino, xattrs.as_ref(), default)?;
-            }
-        }
-        let run = match (&self.core.scope, self.core.db.here()) {
-            (Scope::Transaction(t), Ok(db)) if bytes >= LEAST_RUN && t.takes_bulk() => {
-                Some((t, db))
-            }
-            _ => None,
-        };
-        let run = run.map(|(t, db)| Ok((t, self.pages_as_run(t, db, &made)?)));
-        let run = match run.transpose() {
-            // A batch can use the space that deletions have left.
-            Err(kvdb::Error::NoSpace) => None,
-            run => run?,
-        };
+        Ok(made)
+    }
+
+    /// Returns a batch with the names and nodes of these objects, and with their pages if the batch
+    /// has to bring these; and the number of all pages.
+    fn staged(&self, made: &[Made<'_>], locked: &Locked<'_>, with_pages: bool) -> (Batch, u64) {
+        let layout = &self.core.layout;
         let (mut batch, mut pages) = (Batch::new(), 0);
-        for (ino, attr, whole) in &made {
+        for (ino, attr, whole) in made {
             let place = (whole.parent, &*whole.name);
             self.core.names.stage_new(place, (*ino, whole.kind), &mut batch);
             let inline = match attr.body {
                 Body::Inline(_) => &whole.content[..],
                 Body::Paged(count) => {
-                    if run.is_none() {
+                    if with_pages {
                         let mut keys = PageKeys::with_capacity(count as usize);
                         for (block, page) in (0..).zip(whole.pages()) {
                             batch.put(layout.dmap, keys.key(*ino, block), page);
@@ -200,35 +254,10 @@ impl Fs {
                     &[]
                 }
             };
-            let node = layout::encode_node(attr, xattrs_of(whole).as_ref(), inline);
+            let node = layout::encode_node(attr, xattrs_of(whole, locked).as_ref(), inline);
             batch.put(layout.imap, layout::node_key(*ino), node);
         }
-        for (ino, (state, attr)) in &mut locked {
-            self.stage(*ino, state, attr, &mut batch)?;
-        }
-        match run {
-            Some((t, run)) => {
-                t.adopt(run)?;
-                if let Err(e) = self.apply(batch) {
-                    // Pages without a file must not remain.
-                    let mut batch = Batch::new();
-                    for (ino, ..) in &made {
-                        let (start, end) = layout::node_range(*ino);
-                        batch.delete_range(layout.dmap, start.to_vec(), end.to_vec());
-                    }
-                    t.apply(batch)?;
-                    return Err(e);
-                }
-            }
-            None => self.apply(batch)?,
-        }
-        admitted.made();
-        for (state, attr) in locked.values_mut() {
-            self.mark_committed(state, *attr);
-        }
-        self.core.counters.pages_written.fetch_add(pages, Ordering::Relaxed);
-        self.core.counters.bytes_written.fetch_add(bytes, Ordering::Relaxed);
-        Ok(())
+        (batch, pages)
     }
 
     /// Builds the pages of these files, whose numbers ascend, as a run of the transaction.
@@ -236,7 +265,7 @@ impl Fs {
         &self,
         transaction: &Transaction,
         db: &Kvdb,
-        made: &[(Ino, Attributes, &Whole)],
+        made: &[Made<'_>],
     ) -> kvdb::Result<Option<BulkRun>> {
         let mut bulk = transaction.bulk(self.core.layout.dmap, &db.view())?;
         for (ino, attr, whole) in made {
