@@ -1,6 +1,7 @@
 //! Manages the space of files: preallocates, punches and zeroes ranges, finds data and holes, and
 //! copies ranges.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use kvdb::Batch;
@@ -19,6 +20,21 @@ use crate::promises::Ranges;
 const COPY_MAX: u64 = 16 << 20;
 /// Bytes that are copied under one acquisition of the locks.
 const COPY_STEP: u64 = 1 << 20;
+
+/// Checks the arguments of a call, and returns the end of its range.
+fn end_of(how: Allocate, offset: u64, len: u64) -> Result<u64> {
+    if len == 0 {
+        return Err(Error::Invalid("an empty range"));
+    }
+    let end = offset.checked_add(len).filter(|&end| end <= MAX_SIZE).ok_or(Error::TooLarge)?;
+    match how.mode {
+        AllocateMode::Collapse => Err(Error::Unsupported("collapsing or inserting a range")),
+        AllocateMode::Punch if !how.keep_size => {
+            Err(Error::Unsupported("punching a hole without keeping the size"))
+        }
+        _ => Ok(end),
+    }
+}
 
 impl Fs {
     /// Implements `fallocate`. Allocating stores no data, since a log-structured store has no
@@ -54,19 +70,7 @@ impl Fs {
         len: u64,
         hints: WriteHints,
     ) -> Result<bool> {
-        if len == 0 {
-            return Err(Error::Invalid("an empty range"));
-        }
-        let end = offset.checked_add(len).filter(|&end| end <= MAX_SIZE).ok_or(Error::TooLarge)?;
-        match how.mode {
-            AllocateMode::Collapse => {
-                return Err(Error::Unsupported("collapsing or inserting a range"));
-            }
-            AllocateMode::Punch if !how.keep_size => {
-                return Err(Error::Unsupported("punching a hole without keeping the size"));
-            }
-            _ => {}
-        }
+        let end = end_of(how, offset, len)?;
         let inode = self.inode(ino)?;
         if how.mode == AllocateMode::Allocate {
             let missing = self.unwritten(ino, &inode.state.read(), offset, end)?;
@@ -139,44 +143,15 @@ impl Fs {
             return Ok(false);
         }
         if let Body::Inline(have) = state.attr.body {
-            let (from, to) =
-                (offset.min(u64::from(have)) as usize, end.min(u64::from(have)) as usize);
-            if from < to {
-                let mut content = self.core.pages.content(ino, state)?.to_vec();
-                if to == content.len() {
-                    content.truncate(from);
-                } else {
-                    content[from..to].fill(0);
-                }
-                state.attr.body = Body::Inline(content.len() as u32);
-                state.inline = Some(content.into());
-            }
+            let have = u64::from(have);
+            self.clear_inline(ino, state, offset.min(have) as usize..end.min(have) as usize)?;
             return Ok(false);
         }
         self.core.pages.count(ino, state)?;
         // The page that contains the end of the file counts as whole.
         let first = offset.div_ceil(PAGE);
         let behind = if end == size { blocks_of(end) } else { end / PAGE };
-        let mut edges = Vec::new();
-        let mut at = offset;
-        while at < end {
-            let block = at / PAGE;
-            let to = end.min((block + 1) * PAGE);
-            if (first..behind).contains(&block) {
-                at = to.max(behind * PAGE);
-            } else {
-                if let Some(zeroed) = self.zeroed_page(
-                    ino,
-                    state,
-                    block,
-                    (at % PAGE) as usize,
-                    (to - block * PAGE) as usize,
-                )? {
-                    edges.push((block, zeroed));
-                }
-                at = to;
-            }
-        }
+        let edges = self.zeroed_edges(ino, state, offset..end, first..behind)?;
         if first >= behind {
             edges
                 .into_iter()
@@ -216,6 +191,49 @@ impl Fs {
         }
         self.mark_committed(state, attr);
         Ok(true)
+    }
+
+    /// Makes a range of the content that the node has read as zeros.
+    fn clear_inline(&self, ino: Ino, state: &mut InodeState, range: Range<usize>) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let mut content = self.core.pages.content(ino, state)?.to_vec();
+        if range.end == content.len() {
+            content.truncate(range.start);
+        } else {
+            content[range].fill(0);
+        }
+        state.attr.body = Body::Inline(content.len() as u32);
+        state.inline = Some(content.into());
+        Ok(())
+    }
+
+    /// Returns the pages of a range of bytes that are not among those of `whole`, each with the
+    /// bytes of the range zeroed.
+    fn zeroed_edges(
+        &self,
+        ino: Ino,
+        state: &InodeState,
+        range: Range<u64>,
+        whole: Range<u64>,
+    ) -> Result<Vec<(u64, Vec<u8>)>> {
+        let mut edges = Vec::new();
+        let mut at = range.start;
+        while at < range.end {
+            let block = at / PAGE;
+            let to = range.end.min((block + 1) * PAGE);
+            if whole.contains(&block) {
+                at = to.max(whole.end * PAGE);
+                continue;
+            }
+            let (from, until) = ((at % PAGE) as usize, (to - block * PAGE) as usize);
+            if let Some(zeroed) = self.zeroed_page(ino, state, block, from, until)? {
+                edges.push((block, zeroed));
+            }
+            at = to;
+        }
+        Ok(edges)
     }
 
     /// Returns the page with the bytes `from..to` zeroed, or `None` if the file does not have the
