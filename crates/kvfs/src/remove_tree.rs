@@ -218,6 +218,13 @@ struct Stored<'a> {
     content: &'a [u8],
 }
 
+impl Stored<'_> {
+    fn has_external_xattrs(&self) -> bool {
+        let is_external = |value: &XattrValue| matches!(value, XattrValue::External(_));
+        self.xattrs.as_ref().is_some_and(|xattrs| xattrs.values().any(is_external))
+    }
+}
+
 impl<'a> Removal<'a> {
     fn new(fs: &'a Fs) -> Self {
         let mut batch = Batch::new();
@@ -324,19 +331,15 @@ impl<'a> Removal<'a> {
             // Sparse files may have any size.
             self.stats.bytes = self.stats.bytes.saturating_add(attr.size);
         }
-        let has_external =
-            |xattrs: &Xattrs| xattrs.values().any(|value| matches!(value, XattrValue::External(_)));
         let (pages, external) = match &known {
             Some(inode) => {
                 let state = inode.state.read();
                 (state.stored, state.has_external_xattrs())
             }
-            None => (
-                matches!(attr.body, Body::Paged(1..)),
-                stored.xattrs.as_ref().is_some_and(has_external),
-            ),
+            None => (matches!(attr.body, Body::Paged(1..)), stored.has_external_xattrs()),
         };
-        if removes && !(referenced && (pages || external)) {
+        let has_more = pages || external;
+        if removes && !(referenced && has_more) {
             if let Some(done) = self.nodes.extend(ino, external) {
                 self.delete_range(self.layout.imap, &done)?;
             }
@@ -345,32 +348,37 @@ impl<'a> Removal<'a> {
             }
         } else {
             self.delete(self.layout.imap, layout::node_key(ino))?;
-            if (pages || external) && !(referenced && fs.writes_through()) {
+            if has_more && !(referenced && fs.writes_through()) {
                 self.put(self.layout.imap, layout::orphan_key(ino), Bytes::new())?;
             }
         }
         match known {
-            Some(inode) if referenced => {
-                let state = inode.state.read();
-                let content = match node.dir {
-                    true => Bytes::new(),
-                    // Copied, since the slice could pin a whole block.
-                    false => Bytes::copy_from_slice(&fs.core.pages.content(ino, &state)?),
-                };
-                let attr = Attributes { nlink: 0, ctime: self.now, ..attr };
-                let mut stored = pages || external;
-                if fs.writes_through() {
-                    let node = layout::encode_node(&attr, state.xattrs.as_deref(), &content);
-                    self.put(self.layout.imap, layout::orphan_key(ino), node)?;
-                    stored = true;
-                }
-                drop(state);
-                self.open.push(OpenInode { inode, attr, content, stored });
-                self.changes.inodes.push((ino, true));
-            }
+            Some(inode) if referenced => self.stays_open(inode, attr, has_more)?,
             Some(inode) => self.idle.push(inode),
             None => {}
         }
+        Ok(())
+    }
+
+    /// Notes an open inode that loses its last name. `stored`: the store has more of it than its
+    /// node.
+    fn stays_open(&mut self, inode: Arc<Inode>, attr: Attributes, mut stored: bool) -> Result<()> {
+        let (fs, ino) = (self.fs, inode.ino);
+        let state = inode.state.read();
+        let content = match attr.kind {
+            FileKind::Dir => Bytes::new(),
+            // Copied, since the slice could pin a whole block.
+            _ => Bytes::copy_from_slice(&fs.core.pages.content(ino, &state)?),
+        };
+        let attr = Attributes { nlink: 0, ctime: self.now, ..attr };
+        if fs.writes_through() {
+            let node = layout::encode_node(&attr, state.xattrs.as_deref(), &content);
+            self.put(self.layout.imap, layout::orphan_key(ino), node)?;
+            stored = true;
+        }
+        drop(state);
+        self.open.push(OpenInode { inode, attr, content, stored });
+        self.changes.inodes.push((ino, true));
         Ok(())
     }
 
