@@ -24,7 +24,7 @@ use crate::attr::{DirEntry, FileKind, Ino};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::Inode;
-use crate::layout;
+use crate::layout::{self, Attributes};
 use crate::listing::{Emitted, FIRST_HASH, NAME_BITS, position};
 use crate::listing_order::Entry;
 use crate::listing_table::Listed;
@@ -53,29 +53,22 @@ impl Fs {
     ) -> Result<()> {
         let _call = self.enter()?;
         let dir = self.inode(ino)?;
-        let (parent, entries, unlinked) = {
+        let Attributes { parent, size: entries, nlink, .. } = {
             let state = dir.state.read();
             match () {
                 () if state.gone => return Err(Error::NotFound),
                 () if !state.is_dir() => return Err(Error::NotDirectory),
-                () => (state.attr.parent, state.attr.size, state.attr.nlink == 0),
+                () => state.attr,
             }
         };
-        if unlinked {
-            // POSIX: a removed directory has no entries, not even these two.
-            return Ok(());
-        }
-        if cookie == AT_END {
+        // POSIX: a removed directory has no entries, not even `.` and `..`.
+        if nlink == 0 || cookie == AT_END {
             return Ok(());
         }
         // Registers the listing before the cursor is opened, so that every name removed or added
         // from now on is remembered.
         dir.listing.lock().get_or_insert_default();
-        let (number, after) = (cookie >> NAME_BITS, cookie & ((1 << NAME_BITS) - 1));
-        let listings = &self.core.listings;
-        let known = u16::try_from(number).ok().filter(|number| *number > 0);
-        let known = known.and_then(|number| listings.find(ino, number));
-        let listing = known.unwrap_or_else(|| listings.begin(ino));
+        let (listing, after) = self.listing_at(ino, cookie);
         let first = [(AFTER_DOT, &b"."[..], ino), (AFTER_DOTS, b"..", parent)];
         for (position, name, ino) in first {
             if after < position {
@@ -114,9 +107,19 @@ impl Fs {
         if ended && cookie == 0 {
             // One call was enough; a later call can only continue from a position within the
             // entries that this one returned.
-            listings.end(ino, listing);
+            self.core.listings.end(ino, listing);
         }
         Ok(())
+    }
+
+    /// Returns the listing that continues at a cookie, or a new one, and the position after which
+    /// it continues.
+    fn listing_at(&self, ino: Ino, cookie: u64) -> (Listed, u64) {
+        let (number, after) = (cookie >> NAME_BITS, cookie & ((1 << NAME_BITS) - 1));
+        let listings = &self.core.listings;
+        let known = u16::try_from(number).ok().filter(|number| *number > 0);
+        let known = known.and_then(|number| listings.find(ino, number));
+        (known.unwrap_or_else(|| listings.begin(ino)), after)
     }
 
     /// Lists the names of a directory after a position of a listing; `.` and `..` are done. Returns
