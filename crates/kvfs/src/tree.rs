@@ -109,54 +109,7 @@ impl Tree {
         while !level.is_empty() {
             level.sort_unstable();
             let next = tree.inodes.len();
-            let begin = tree.dirs.len();
-            let first = tree.names.len();
-            tree.dirs.extend(level.iter().map(|&ino| Dir { ino, names: first..first }));
-            let dirs = tree.dirs.len();
-            let (mut here, names, text, inodes) =
-                (begin, &mut tree.names, &mut tree.text, &mut tree.inodes);
-            let all = &mut tree.dirs;
-            for_each_of(view, layout.nmap, &level, |at, tuple| {
-                let dir = level[at];
-                while here < begin + at {
-                    all[here].names.end = names.len();
-                    here += 1;
-                    all[here].names.start = names.len();
-                }
-                let (_, name) = layout::decode_name_key(tuple.key)?;
-                let value;
-                let value = match tuple.small() {
-                    Some(value) => value,
-                    None => {
-                        value = tuple.value()?;
-                        &value
-                    }
-                };
-                let (ino, kind) = layout::decode_name(dir, value)?;
-                if kind == FileKind::Dir && !seen.insert(ino) {
-                    return Err(Error::Corrupt {
-                        ino,
-                        what: "a directory with more than one name".into(),
-                    });
-                }
-                if names.len() == MOST_NAMES {
-                    let many = format!(
-                        "more than {MOST_NAMES} names lie below it: take the directories in it one by one"
-                    );
-                    return Err(kvdb::Error::Limit(many).into());
-                }
-                names.push(Name { ino, kind, at: text.len() });
-                text.extend_from_slice(name);
-                inodes.push(Node { ino, parent: dir, names: 1, dir: kind == FileKind::Dir });
-                Ok(())
-            })?;
-            while here < dirs {
-                all[here].names.end = names.len();
-                here += 1;
-                if here < dirs {
-                    all[here].names.start = names.len();
-                }
-            }
+            tree.add_level(&level, &mut seen, view, layout)?;
             level =
                 tree.inodes[next..].iter().filter(|node| node.dir).map(|node| node.ino).collect();
         }
@@ -168,6 +121,63 @@ impl Tree {
         });
         tree.dirs.sort_unstable_by_key(|dir| dir.ino);
         Ok(tree)
+    }
+
+    /// Adds the names in these directories, whose numbers ascend, and the inodes that they name.
+    /// `seen`: the directories that have a name so far.
+    fn add_level(
+        &mut self,
+        level: &[Ino],
+        seen: &mut HashSet<Ino>,
+        view: &kvdb::View,
+        layout: Layout,
+    ) -> Result<()> {
+        let (begin, first) = (self.dirs.len(), self.names.len());
+        self.dirs.extend(level.iter().map(|&ino| Dir { ino, names: first..first }));
+        let Tree { inodes, dirs, names, text } = self;
+        let mut here = begin;
+        for_each_of(view, layout.nmap, level, |at, tuple| {
+            let dir = level[at];
+            while here < begin + at {
+                dirs[here].names.end = names.len();
+                here += 1;
+                dirs[here].names.start = names.len();
+            }
+            let (_, name) = layout::decode_name_key(tuple.key)?;
+            let value;
+            let value = match tuple.small() {
+                Some(value) => value,
+                None => {
+                    value = tuple.value()?;
+                    &value
+                }
+            };
+            let (ino, kind) = layout::decode_name(dir, value)?;
+            if kind == FileKind::Dir && !seen.insert(ino) {
+                return Err(Error::Corrupt {
+                    ino,
+                    what: "a directory with more than one name".into(),
+                });
+            }
+            if names.len() == MOST_NAMES {
+                let many = format!(
+                    "more than {MOST_NAMES} names lie below it: take the directories in it one by one"
+                );
+                return Err(kvdb::Error::Limit(many).into());
+            }
+            names.push(Name { ino, kind, at: text.len() });
+            text.extend_from_slice(name);
+            inodes.push(Node { ino, parent: dir, names: 1, dir: kind == FileKind::Dir });
+            Ok(())
+        })?;
+        while here < dirs.len() {
+            dirs[here].names.end = names.len();
+            here += 1;
+            if here < dirs.len() {
+                dirs[here].names.start = names.len();
+            }
+        }
+        Ok(())
     }
 
     /// Returns the tree of an inode that is not a directory.
