@@ -191,9 +191,7 @@ impl Merger {
             Ok((conflicts, marks))
         };
         let (conflicts, marks) = merged().inspect_err(|_| transaction.abort())?;
-        let id = transaction.id();
-        let entry = self.opener.open_begun(transaction, parent)?;
-        self.watchers.tell(|watcher| watcher.appeared(&entry.view));
+        let id = self.transactions.show_begun(transaction, parent)?;
         let (into, from) = (into.to_owned(), from.to_owned());
         let Conflicts { named: conflicts, more: more_conflicts } = conflicts;
         Ok((Merged { transaction: id, into, from, conflicts, more_conflicts, since }, marks))

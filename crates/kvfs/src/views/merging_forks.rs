@@ -57,9 +57,7 @@ impl Merger {
         };
         let Conflicts { named: conflicts, more: more_conflicts } =
             merged().inspect_err(|_| transaction.abort())?;
-        let id = transaction.id();
-        let entry = self.opener.open_begun(transaction, parent)?;
-        self.watchers.tell(|watcher| watcher.appeared(&entry.view));
+        let id = self.transactions.show_begun(transaction, parent)?;
         let (into, from) = (String::new(), options.name.clone());
         Ok(Merged { transaction: id, into, from, conflicts, more_conflicts, since: None })
     }

@@ -63,13 +63,20 @@ impl Opener {
         }
     }
 
+    /// Returns the view of a transaction, opening it if necessary. Fails with
+    /// [`kvdb::Error::NoTransaction`] if the transaction has ended.
+    pub fn of_transaction(&self, id: TransactionId) -> Result<Arc<OpenView>> {
+        match self.find(&ViewId::Transaction(id)) {
+            Err(Error::NotFound) => Err(kvdb::Error::NoTransaction(id).into()),
+            found => found,
+        }
+    }
+
     /// Returns the view in which a transaction with these options begins.
     pub fn begins_in(&self, within: Option<TransactionId>, branch: &str) -> Result<Parent> {
         let Some(id) = within else { return self.branch(branch) };
-        match self.find(&ViewId::Transaction(id)) {
-            Err(Error::NotFound) => Err(kvdb::Error::NoTransaction(id).into()),
-            found => found.map(|entry| Parent { fs: entry.fs.clone(), number: entry.number }),
-        }
+        let entry = self.of_transaction(id)?;
+        Ok(Parent { fs: entry.fs.clone(), number: entry.number })
     }
 
     /// Returns the view of a branch.

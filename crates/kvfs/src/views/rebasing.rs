@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use kvdb::{Isolation, Transaction, TransactionId, TransactionOptions};
 
-use super::ViewId;
 use super::merger::Merger;
 use super::merging::{Rules, State, Three};
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::fs::Fs;
 use crate::merging::{
     Choice, Choices, Conflicts, FinishRebase, MergeConflict, Rebased, SettleKeys,
 };
@@ -46,10 +46,7 @@ impl Merger {
             return Err(kvdb::Error::Nested { id, nested }.into());
         }
         // Opens the view if necessary: changes made in it before a restart are read through it.
-        let entry = match self.opener.find(&ViewId::Transaction(id)) {
-            Err(Error::NotFound) => return Err(kvdb::Error::NoTransaction(id).into()),
-            entry => entry?,
-        };
+        let entry = self.opener.of_transaction(id)?;
         let options = TransactionOptions { detached: true, ..old.options().clone() };
         // This must be done before the view is frozen, since it waits for data of the view that the
         // kernel holds back.
@@ -60,21 +57,7 @@ impl Merger {
                 return Err(kvdb::Error::NoTransaction(id).into());
             }
             entry.fs.commit_older_than(Duration::MAX)?;
-            let (from, into, layout) = (old.view()?, transaction.view()?, parent.fs.core.layout);
-            let base = from.beneath();
-            let state = |view| State::new(view, old.branch(), layout);
-            let mut three = Three { base: state(&base), from: state(&from), into: state(&into) };
-            // The transaction may have put keys into dictionaries that were made after it began.
-            for (name, info) in &three.into.dictionaries {
-                three.from.dictionaries.entry(name.clone()).or_insert_with(|| info.clone());
-            }
-            let choices: Vec<_> =
-                choices.iter().map(|(path, choice)| (path.clone(), choice.swapped())).collect();
-            let suffix = format!("txn-{id}");
-            let rules = Rules { choices: &Choices::new(&choices), settle, suffix: &suffix };
-            let Conflicts { named, more } = three.merge(&rules, &parent.fs, &transaction)?;
-            let named = named.into_iter().map(MergeConflict::swapped).collect();
-            let conflicts = Conflicts { named, more };
+            let conflicts = brought_over(old, choices, settle, (&transaction, &parent.fs))?;
             let done = conflicts.is_empty() && finish(&transaction)?;
             if done {
                 // If the old transaction was durable, the new one is synced in its place.
@@ -98,4 +81,29 @@ impl Merger {
         self.watchers.tell(|watcher| watcher.appeared(&opened.view));
         Ok(Rebased { transaction: Some(new), conflicts, more_conflicts })
     }
+}
+
+/// Applies the changes of `old` in a newer transaction of the same view, and returns the conflicts
+/// as the user of `old` sees them.
+fn brought_over(
+    old: &Transaction,
+    choices: &[(Vec<u8>, Choice)],
+    settle: &SettleKeys<'_>,
+    (transaction, parent): (&Transaction, &Fs),
+) -> Result<Conflicts> {
+    let (from, into, layout) = (old.view()?, transaction.view()?, parent.core.layout);
+    let base = from.beneath();
+    let state = |view| State::new(view, old.branch(), layout);
+    let mut three = Three { base: state(&base), from: state(&from), into: state(&into) };
+    // The transaction may have put keys into dictionaries that were made after it began.
+    for (name, info) in &three.into.dictionaries {
+        three.from.dictionaries.entry(name.clone()).or_insert_with(|| info.clone());
+    }
+    let choices: Vec<_> =
+        choices.iter().map(|(path, choice)| (path.clone(), choice.swapped())).collect();
+    let suffix = format!("txn-{}", old.id());
+    let rules = Rules { choices: &Choices::new(&choices), settle, suffix: &suffix };
+    let Conflicts { named, more } = three.merge(&rules, parent, transaction)?;
+    let named = named.into_iter().map(MergeConflict::swapped).collect();
+    Ok(Conflicts { named, more })
 }

@@ -223,19 +223,23 @@ impl Branches {
             true => self.db.sync(),
             false => Ok(()),
         };
-        // Removes files that were open without a name when the snapshot was made.
-        if let Err(e) = fs.empty_orphans() {
-            match fs.orphans() {
-                Ok(orphans) => fs.leave_orphans(&orphans, &e),
-                Err(e) => tracing::warn!("removed files keep their space until a mount: {e}"),
-            }
-        }
+        remove_nameless(&fs);
         self.watchers.tell(|watcher| watcher.changed(number, &fs, &changes));
         drop((turn, untold));
         // The views are ended only now: one of the transactions may be committing, and wait for its
         // turn with its view closed.
         begun.iter().for_each(|info| self.opener.let_go(info.id));
         Ok(synced?)
+    }
+}
+
+/// Removes the files that were open without a name when the state of a view was made.
+fn remove_nameless(fs: &Fs) {
+    if let Err(e) = fs.empty_orphans() {
+        match fs.orphans() {
+            Ok(orphans) => fs.leave_orphans(&orphans, &e),
+            Err(e) => tracing::warn!("removed files keep their space until a mount: {e}"),
+        }
     }
 }
 

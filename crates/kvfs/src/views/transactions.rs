@@ -73,6 +73,12 @@ impl Transactions {
     /// name as its branch, or within the transaction that they name.
     pub fn begin(&self, options: TransactionOptions) -> Result<TransactionId> {
         let (transaction, parent) = self.begin_at_rest(options)?;
+        self.show_begun(transaction, parent)
+    }
+
+    /// Opens the view of a transaction that has just begun, tells the watchers of it, and returns
+    /// its number. If that fails, the transaction is aborted.
+    pub fn show_begun(&self, transaction: Transaction, parent: Parent) -> Result<TransactionId> {
         let id = transaction.id();
         let entry = self.opener.open_begun(transaction, parent)?;
         self.watchers.tell(|watcher| watcher.appeared(&entry.view));
@@ -127,10 +133,7 @@ impl Transactions {
         }
         let within = self.all_within(id);
         // Opens the view if necessary, since caches are told by it.
-        let entry = match self.opener.find(&ViewId::Transaction(id)) {
-            Err(Error::NotFound) => return Err(kvdb::Error::NoTransaction(id).into()),
-            entry => entry?,
-        };
+        let entry = self.opener.of_transaction(id)?;
         // Data that waits for a lock may wait for this very transaction.
         self.watchers.write_back(Wait::ButForLocks)?;
         // While watchers are told of another commit, they may need threads that serve calls of this
@@ -304,10 +307,7 @@ impl Transactions {
     /// Takes inode numbers for objects that are made in a transaction by a process without its
     /// view.
     pub fn reserve_inodes(&self, id: TransactionId, count: u64) -> Result<Range<Ino>> {
-        match self.opener.find(&ViewId::Transaction(id)) {
-            Err(Error::NotFound) => Err(kvdb::Error::NoTransaction(id).into()),
-            entry => entry?.fs.new_inos(count),
-        }
+        self.opener.of_transaction(id)?.fs.new_inos(count)
     }
 
     /// Aborts a transaction and discards all its changes.

@@ -51,10 +51,7 @@ impl Merger {
             Ok(conflicts)
         };
         let conflicts = changed_back().inspect_err(|_| transaction.abort())?;
-        let id = transaction.id();
-        let entry = self.opener.open_begun(transaction, parent)?;
-        self.watchers.tell(|watcher| watcher.appeared(&entry.view));
-        Ok((id, conflicts))
+        Ok((self.transactions.show_begun(transaction, parent)?, conflicts))
     }
 }
 
