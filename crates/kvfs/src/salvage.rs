@@ -214,18 +214,7 @@ impl Remains {
         }
         // If the number of pages equals that in the node, the gaps hold none of them.
         if pages != Some(count) {
-            for gap in gaps {
-                let mut at = gap.start;
-                let inside =
-                    known.iter().filter(|k| k.start < gap.end && k.end > gap.start).cloned();
-                for k in inside.chain(std::iter::once(gap.end..gap.end)) {
-                    let hole = at.saturating_mul(PAGE)..k.start.saturating_mul(PAGE).min(size);
-                    if hole.start < hole.end {
-                        missing.push(hole);
-                    }
-                    at = at.max(k.end);
-                }
-            }
+            missing.extend(gaps.into_iter().flat_map(|gap| unknown_in(gap, &known, size)));
         }
         missing.sort_by_key(|range| range.start);
         let mut joined = Vec::new();
@@ -311,6 +300,20 @@ fn block_from(ino: Ino, key: &[u8]) -> u64 {
         // An empty key is the end of everything.
         std::cmp::Ordering::Greater => u64::MAX,
     }
+}
+
+/// Returns the bytes of a gap of blocks that no known block covers, in a file of `size` bytes.
+fn unknown_in(gap: Range<u64>, known: &[Range<u64>], size: u64) -> Vec<Range<u64>> {
+    let (mut at, mut holes) = (gap.start, Vec::new());
+    let inside = known.iter().filter(|k| k.start < gap.end && k.end > gap.start).cloned();
+    for k in inside.chain(std::iter::once(gap.end..gap.end)) {
+        let hole = at.saturating_mul(PAGE)..k.start.saturating_mul(PAGE).min(size);
+        if hole.start < hole.end {
+            holes.push(hole);
+        }
+        at = at.max(k.end);
+    }
+    holes
 }
 
 /// Appends a range, or extends the last one if the range continues it.

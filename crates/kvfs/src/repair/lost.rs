@@ -28,52 +28,20 @@ impl Mend<'_> {
         if self.losses == Losses::Accept {
             return Ok(());
         }
-        let content: Bytes = Bytes::from_static(&layout::LOST_PAGE);
         let mut number = self.first_free()?;
         // Several runs may have lost the same page.
         let mut marked = HashSet::new();
         for (n, fault) in removed.iter().enumerate() {
             let Some(keys) = &fault.keys else { continue };
             let (start, end) = (&keys.start[..], &keys.end[..]);
-            let mut pages = Vec::new();
-            if keys.dictionary == "dmap" {
-                for (ino, from, to) in self.files_between(start, end) {
-                    for block in from..to {
-                        let key = layout::page_key(ino, block);
-                        // It has a stand-in, or another run has the page.
-                        let there = self.view.value_len(self.layout.dmap, &key);
-                        if marked.len() == MOST_PAGES
-                            || there?.is_some()
-                            || !marked.insert((ino, block))
-                        {
-                            continue;
-                        }
-                        self.batch.put(self.layout.dmap, key.to_vec(), content.clone());
-                        if let Some(seen) = self.inodes.get_mut(&ino) {
-                            seen.pages += 1;
-                        }
-                    }
-                    pages.push(Pages { ino, from, to });
-                }
-            }
+            let pages = match keys.dictionary == "dmap" {
+                true => self.mark_pages(start, end, &mut marked)?,
+                false => Vec::new(),
+            };
             if n >= MOST_NOTED {
                 continue;
             }
-            let view = self.view.clone();
-            let what = describe_keys_in(view, self.layout, &keys.dictionary, start, end);
-            let what = what.unwrap_or_else(|| {
-                let dictionary = &keys.dictionary;
-                match end.split_last() {
-                    Some((0, key)) if key == start => {
-                        format!("key {} of dictionary {dictionary}", start.escape_ascii())
-                    }
-                    _ => format!(
-                        "keys of dictionary {dictionary} from {} up to {}",
-                        start.escape_ascii(),
-                        end.escape_ascii()
-                    ),
-                }
-            });
+            let what = self.describe(&keys.dictionary, start, end);
             let pages = match &pages[..] {
                 [one] => Some(*one),
                 _ => None,
@@ -96,6 +64,49 @@ impl Mend<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Marks the missing pages between two keys, but for those in `marked`, and adds them there.
+    /// Returns the ranges of pages between the keys, by file.
+    fn mark_pages(
+        &mut self,
+        start: &[u8],
+        end: &[u8],
+        marked: &mut HashSet<(Ino, u64)>,
+    ) -> Result<Vec<Pages>> {
+        let content = Bytes::from_static(&layout::LOST_PAGE);
+        let mut pages = Vec::new();
+        for (ino, from, to) in self.files_between(start, end) {
+            for block in from..to {
+                let key = layout::page_key(ino, block);
+                // It has a stand-in, or another run has the page.
+                let there = self.view.value_len(self.layout.dmap, &key);
+                if marked.len() == MOST_PAGES || there?.is_some() || !marked.insert((ino, block)) {
+                    continue;
+                }
+                self.batch.put(self.layout.dmap, key.to_vec(), content.clone());
+                if let Some(seen) = self.inodes.get_mut(&ino) {
+                    seen.pages += 1;
+                }
+            }
+            pages.push(Pages { ino, from, to });
+        }
+        Ok(pages)
+    }
+
+    /// Describes the keys of a dictionary from `start` up to `end`.
+    fn describe(&self, dictionary: &str, start: &[u8], end: &[u8]) -> String {
+        let files = describe_keys_in(self.view.clone(), self.layout, dictionary, start, end);
+        files.unwrap_or_else(|| match end.split_last() {
+            Some((0, key)) if key == start => {
+                format!("key {} of dictionary {dictionary}", start.escape_ascii())
+            }
+            _ => format!(
+                "keys of dictionary {dictionary} from {} up to {}",
+                start.escape_ascii(),
+                end.escape_ascii()
+            ),
+        })
     }
 
     /// Replaces the lost pages of clones by zeros. Each stays a page, so that their nodes count as

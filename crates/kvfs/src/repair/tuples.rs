@@ -169,22 +169,12 @@ impl Mend<'_> {
         while let Some(tuple) = cursor.next()? {
             let mut len = tuple.value_len() as u64;
             if layout::is_lost_page(len) {
-                if self.losses == Losses::Accept {
-                    self.batch.delete(dmap, tuple.key);
-                    continue;
-                }
-                if self.is_stray(&tuple.key) {
+                if self.losses == Losses::Accept || self.is_stray(&tuple.key) {
                     self.batch.delete(dmap, tuple.key);
                     continue;
                 }
                 // For the checks below, a lost page has the greatest length possible at its place.
-                len = layout::decode_page_key(&tuple.key)
-                    .ok()
-                    .and_then(|(ino, block)| {
-                        let size = self.inodes.get(&ino)?.attr.size;
-                        size.checked_sub(block.checked_mul(PAGE)?).filter(|left| *left > 0)
-                    })
-                    .map_or(PAGE, |left| left.min(PAGE));
+                len = self.longest_page(&tuple.key);
             }
             let page = layout::decode_page_key(&tuple.key).ok().filter(|(ino, block)| {
                 let fits = block.checked_mul(PAGE).is_some_and(|at| at <= i64::MAX as u64 - PAGE);
@@ -231,6 +221,15 @@ impl Mend<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Returns the greatest length that the page with this key can have in its file.
+    fn longest_page(&self, key: &[u8]) -> u64 {
+        let left = layout::decode_page_key(key).ok().and_then(|(ino, block)| {
+            let size = self.inodes.get(&ino)?.attr.size;
+            size.checked_sub(block.checked_mul(PAGE)?).filter(|left| *left > 0)
+        });
+        left.map_or(PAGE, |left| left.min(PAGE))
     }
 
     /// Reads `nmap`: counts the names of each inode, and makes a directory if only its entries are
