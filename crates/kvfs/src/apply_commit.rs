@@ -181,6 +181,12 @@ impl Fs {
             state.inline = Some(content).filter(|content| !content.is_empty());
             state.orphaned = changes.orphans.contains(&inode.ino) || put_back.contains(&inode.ino);
         }
+        self.follow_in_memory(changes, &kept);
+        Ok(changes.orphans.iter().copied().filter(|ino| !kept.contains(ino)).collect())
+    }
+
+    /// Makes memory agree with changes that were committed. The inodes in `kept` do so already.
+    fn follow_in_memory(&self, changes: &ChangeSet, kept: &HashSet<Ino>) {
         for &(ino, removed) in &changes.inodes {
             if kept.contains(&ino) {
                 continue;
@@ -204,7 +210,6 @@ impl Fs {
                 self.core.listings.remember_removed(&dir, name);
             }
         }
-        Ok(changes.orphans.iter().copied().filter(|ino| !kept.contains(ino)).collect())
     }
 
     /// Runs `moment` when all earlier writes are committed and no call is under way. The store then
