@@ -71,6 +71,30 @@ pub fn kept_connection() -> Result<OwnedFd, Error> {
     File::options().read(true).write(true).open("/dev/fuse").map(Into::into).map_err(Error::NoFuse)
 }
 
+/// Returns the transport that a policy leads to on this kernel. Rings that are off by default are
+/// on until the guard is dropped.
+fn transport_of(policy: &Policy) -> io::Result<(TransportChoice, Option<switch::On>)> {
+    Ok(match policy.transport {
+        TransportChoice::Auto if policy.write_back || switch::is_on() != Some(true) => {
+            (TransportChoice::Device, None)
+        }
+        TransportChoice::Uring => (TransportChoice::Uring, Some(switch::On::turn()?)),
+        choice => (choice, None),
+    })
+}
+
+/// Fails if the options contradict each other, or what this process may do.
+fn check(options: &MountOptions, policy: &Policy) -> Result<(), Error> {
+    match () {
+        () if options.allow_other && !options.default_permissions => Err(Error::Unguarded),
+        () if !options.default_permissions && !overrides_modes() => Err(Error::BoundByModes),
+        () if policy.transport == TransportChoice::Uring && policy.write_back => {
+            Err(Error::RingsGather)
+        }
+        () => Ok(()),
+    }
+}
+
 fn mount_with<H: Handler>(
     handler: Arc<H>,
     mount_point: &Path,
@@ -78,15 +102,7 @@ fn mount_with<H: Handler>(
     policy: &Policy,
     keeping: Option<Keeping<'_>>,
 ) -> Result<Mounted, Error> {
-    if options.allow_other && !options.default_permissions {
-        return Err(Error::Unguarded);
-    }
-    if !options.default_permissions && !overrides_modes() {
-        return Err(Error::BoundByModes);
-    }
-    if policy.transport == TransportChoice::Uring && policy.write_back {
-        return Err(Error::RingsGather);
-    }
+    check(options, policy)?;
     let failed = |e| Error::Mount(mount_point.to_path_buf(), e);
     let mount_point = mount_point.canonicalize().map_err(failed)?;
     let metadata = mount_point.metadata().map_err(failed)?;
@@ -94,15 +110,7 @@ fn mount_with<H: Handler>(
         return Err(Error::NotADirectory(mount_point));
     }
     let no_rings = |e| Error::NoRings(mount_point.clone(), e);
-    let (choice, switch) = match policy.transport {
-        TransportChoice::Auto if policy.write_back || switch::is_on() != Some(true) => {
-            (TransportChoice::Device, None)
-        }
-        TransportChoice::Uring => {
-            (TransportChoice::Uring, Some(switch::On::turn().map_err(no_rings)?))
-        }
-        choice => (choice, None),
-    };
+    let (choice, switch) = transport_of(policy).map_err(no_rings)?;
     let policy = &Policy { transport: choice, ..policy.clone() };
     let counters = Arc::new(Counters::default());
     let (kept_by, kept) = keeping.unzip();

@@ -491,25 +491,10 @@ fn serve<H: Handler>(
         }
         let _waits = (part == Part::First).then(|| FirstWaits::begin(stop));
         let alone = pool.threads() == 1 || part == Part::First && stop.is_wanted();
-        if matches!(request, Request::FSync | Request::FSyncDir) {
-            let (to, unique) = (connection.clone(), head.unique);
-            let (counted, opcode, begun_at) = (dispatcher.clone(), head.opcode, Instant::now());
-            let confirm_to = move |outcome: Reply<()>| {
-                confirm(&to, unique, outcome);
-                counted.ended_fsync(opcode, begun_at);
-            };
-            match dispatcher.begin_fsync(&head) {
-                Ok(FSync::Alone) => {}
-                Ok(FSync::WithNext) => {
-                    let dispatcher = dispatcher.clone();
-                    blocking_pool.with_next_sync(alone, move || dispatcher.sync(), confirm_to);
-                    continue;
-                }
-                begun => {
-                    confirm_to(begun.map(drop));
-                    continue;
-                }
-            }
+        if matches!(request, Request::FSync | Request::FSyncDir)
+            && begin_fsync(connection, dispatcher, blocking_pool, &head, alone)
+        {
+            continue;
         }
         // An answer must be sent on the connection that its request came from.
         let (connection, dispatcher, message) =
@@ -520,6 +505,32 @@ fn serve<H: Handler>(
         });
     }
     Ok(Left::Early)
+}
+
+/// Begins an `fsync`, which is confirmed now or with the next sync. Returns `false` if it is still
+/// to be answered, since it shares its work with no other one.
+fn begin_fsync<H: Handler>(
+    connection: &Arc<OwnedFd>,
+    dispatcher: &Arc<Dispatcher<H>>,
+    blocking_pool: &Arc<BlockingPool>,
+    head: &wire::Head,
+    alone: bool,
+) -> bool {
+    let (to, unique) = (connection.clone(), head.unique);
+    let (counted, opcode, begun_at) = (dispatcher.clone(), head.opcode, Instant::now());
+    let confirm_to = move |outcome: Reply<()>| {
+        confirm(&to, unique, outcome);
+        counted.ended_fsync(opcode, begun_at);
+    };
+    match dispatcher.begin_fsync(head) {
+        Ok(FSync::Alone) => return false,
+        Ok(FSync::WithNext) => {
+            let dispatcher = dispatcher.clone();
+            blocking_pool.with_next_sync(alone, move || dispatcher.sync(), confirm_to);
+        }
+        begun => confirm_to(begun.map(drop)),
+    }
+    true
 }
 
 /// Answers a request that was handed to this thread, and can be decoded.

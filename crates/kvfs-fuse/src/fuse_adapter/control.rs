@@ -15,6 +15,18 @@ fn of_view(view: u16, attr: Attr) -> NodeAttr {
     Numbering { view, shown_in: view }.attr(attr)
 }
 
+/// An entry of a control directory.
+type Entry = (String, NodeId, FileKind);
+
+/// Returns the node of a control directory.
+fn here(ino: Ino) -> NodeId {
+    node_id::of(node_id::CONTROL, ino)
+}
+
+fn directory(name: &str, node: NodeId) -> Entry {
+    (name.to_string(), node, FileKind::Dir)
+}
+
 impl FuseAdapter {
     /// Returns the control directory in the root of a view.
     pub(super) fn control_in(&self, view: &In<'_>) -> Option<Ino> {
@@ -248,19 +260,7 @@ impl FuseAdapter {
         cookie: u64,
         take: &mut dyn FnMut(Listed<'_>) -> bool,
     ) -> Reply<()> {
-        let here = |ino| node_id::of(node_id::CONTROL, ino);
-        let above = match dir {
-            control_directory::TOP => NodeId::ROOT,
-            control_directory::TOP_ALONE => self.find_control(dir, b"..")?.node,
-            dir if control_directory::user_of(dir).is_some() => here(control_directory::USERS),
-            dir if control_directory::around(dir).is_some() => {
-                let id = control_directory::around(dir);
-                here(id.and_then(control_directory::top_of).unwrap_or(dir))
-            }
-            dir if name_parts::is_part(dir) => self.find_control(dir, b"..")?.node,
-            kind => here(self.top_of_kind(kind)),
-        };
-        let directory = |name: &str, node| (name.to_string(), node, FileKind::Dir);
+        let above = self.above_control(dir)?;
         let mut entries = vec![directory(".", here(dir)), directory("..", above)];
         if dir == control_directory::TOP || dir == control_directory::TOP_ALONE {
             entries.extend(self.kinds_in(dir).map(|(name, ino)| directory(name, here(ino))));
@@ -269,39 +269,9 @@ impl FuseAdapter {
         } else if name_parts::is_part(dir)
             || matches!(dir, control_directory::SNAPSHOTS | control_directory::CLONES)
         {
-            let part = self.parts.part(dir);
-            let (kind, above) = match &part {
-                Some(part) => (part.kind, part.name.as_str()),
-                None => (dir, ""),
-            };
-            let names = self.names_of(kind);
-            for (name, is_dir) in name_parts::listed(above, names.iter().map(String::as_str)) {
-                let full = if above.is_empty() { name.clone() } else { format!("{above}/{name}") };
-                let part = |link| here(self.part(Part { kind, name: full.clone(), link }));
-                entries.push(match (is_dir, above.is_empty()) {
-                    (true, _) => (name, part(false), FileKind::Dir),
-                    // A listing opens no view: only a lookup assigns a node id.
-                    (false, true) => directory(&view_names::directory_name(&full), here(ROOT)),
-                    (false, false) => (name, part(true), FileKind::Symlink),
-                });
-            }
+            self.list_parts(dir, &mut entries);
         } else {
-            for view in self.views.all() {
-                let Some((place, name)) = control_directory::place(&view) else { continue };
-                match view {
-                    ViewId::Transaction(id) if !self.is_seen(id) => {}
-                    ViewId::Transaction(id) if dir == control_directory::TRANSACTIONS => {
-                        entries.extend(
-                            control_directory::link(id)
-                                .map(|link| (name, here(link), FileKind::Symlink)),
-                        );
-                    }
-                    ViewId::Transaction(id) if !self.lies_in(id, dir) => {}
-                    ViewId::Transaction(_) => entries.push(directory(&name, here(ROOT))),
-                    _ if place == dir => entries.push(directory(&name, here(ROOT))),
-                    _ => {}
-                }
-            }
+            self.list_views(dir, &mut entries);
         }
         for (at, (name, node, kind)) in
             entries.iter().enumerate().skip(usize::try_from(cookie).unwrap_or(usize::MAX))
@@ -318,5 +288,57 @@ impl FuseAdapter {
             }
         }
         Ok(())
+    }
+    /// Returns the directory above a control directory.
+    fn above_control(&self, dir: Ino) -> Reply<NodeId> {
+        Ok(match dir {
+            control_directory::TOP => NodeId::ROOT,
+            control_directory::TOP_ALONE => self.find_control(dir, b"..")?.node,
+            dir if control_directory::user_of(dir).is_some() => here(control_directory::USERS),
+            dir if control_directory::around(dir).is_some() => {
+                let id = control_directory::around(dir);
+                here(id.and_then(control_directory::top_of).unwrap_or(dir))
+            }
+            dir if name_parts::is_part(dir) => self.find_control(dir, b"..")?.node,
+            kind => here(self.top_of_kind(kind)),
+        })
+    }
+
+    /// Lists the parts of the names of snapshots or clones in a directory.
+    fn list_parts(&self, dir: Ino, entries: &mut Vec<Entry>) {
+        let part = self.parts.part(dir);
+        let (kind, above) = match &part {
+            Some(part) => (part.kind, part.name.as_str()),
+            None => (dir, ""),
+        };
+        let names = self.names_of(kind);
+        for (name, is_dir) in name_parts::listed(above, names.iter().map(String::as_str)) {
+            let full = if above.is_empty() { name.clone() } else { format!("{above}/{name}") };
+            let part = |link| here(self.part(Part { kind, name: full.clone(), link }));
+            entries.push(match (is_dir, above.is_empty()) {
+                (true, _) => (name, part(false), FileKind::Dir),
+                // A listing opens no view: only a lookup assigns a node id.
+                (false, true) => directory(&view_names::directory_name(&full), here(ROOT)),
+                (false, false) => (name, part(true), FileKind::Symlink),
+            });
+        }
+    }
+
+    /// Lists the views that lie in a directory, and the links to views.
+    fn list_views(&self, dir: Ino, entries: &mut Vec<Entry>) {
+        for view in self.views.all() {
+            let Some((place, name)) = control_directory::place(&view) else { continue };
+            match view {
+                ViewId::Transaction(id) if !self.is_seen(id) => {}
+                ViewId::Transaction(id) if dir == control_directory::TRANSACTIONS => {
+                    let link = control_directory::link(id);
+                    entries.extend(link.map(|link| (name, here(link), FileKind::Symlink)));
+                }
+                ViewId::Transaction(id) if !self.lies_in(id, dir) => {}
+                ViewId::Transaction(_) => entries.push(directory(&name, here(ROOT))),
+                _ if place == dir => entries.push(directory(&name, here(ROOT))),
+                _ => {}
+            }
+        }
     }
 }
