@@ -86,19 +86,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         Ok(counts)
     };
     let counts = if args.to.is_dir() || args.to.as_os_str().as_bytes().ends_with(b"/") {
-        // Keep other users out until the directory is complete and has its own permissions.
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&args.to).map_err(cannot)?;
-        let at = rustix::fs::open(&args.to, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-            .map_err(|e| cannot(e.into()))?;
-        raise_open_files();
-        let mut directory = Directory {
-            at: vec![at],
-            root: args.to.clone(),
-            linked: HashMap::new(),
-            owner: is_root(),
-            judge,
-            skipped: Skipped::new(output),
-        };
+        let mut directory = directory_at(&args.to, judge, output)?;
         walk().run(&mut directory, root, &name)?
     } else if stdout {
         tar(standard_output()?, "standard output")?
@@ -131,6 +119,24 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     );
     output.print(text, counts)?;
     whole
+}
+
+/// Returns the directory to export into, which is made if it does not exist.
+fn directory_at<'a>(to: &Path, judge: Judge, output: &'a Output) -> Outcome<Directory<'a>> {
+    let cannot = |e: io::Error| Failure::io(format!("cannot write {}", to.shown()), &e);
+    // Keep other users out until the directory is complete and has its own permissions.
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(to).map_err(cannot)?;
+    let at = rustix::fs::open(to, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|e| cannot(e.into()))?;
+    raise_open_files();
+    Ok(Directory {
+        at: vec![at],
+        root: to.to_owned(),
+        linked: HashMap::new(),
+        owner: is_root(),
+        judge,
+        skipped: Skipped::new(output),
+    })
 }
 
 /// Returns standard output, unless it is a terminal.

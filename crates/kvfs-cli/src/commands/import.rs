@@ -75,26 +75,7 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     };
     let begun = Instant::now();
     let target = import_mounted::target(&args.store)?;
-    if let (Some((file, _)), None) = (&tar, &target) {
-        identity::must_be_another(&args.store, Identity::of_open(file), &args.from)?;
-    }
-    // The arguments are swapped only where both exist, and a missing archive was meant to be read.
-    if target.is_none()
-        && let Err(error) = args.store.symlink_metadata()
-        && place::means_a_store(&args.from)
-    {
-        return Err(Failure::io(format!("cannot find {}", args.store.shown()), &error)
-            .hint("give an archive that exists, or make a store there with kvfs create"));
-    }
-    let in_root = target.as_ref().is_none_or(Target::is_root)
-        && tree::names(args.to.as_bytes()).next().is_none();
-    if directory && in_root && args.from.join(".kvfs").symlink_metadata().is_ok() {
-        // Fail before anything is made.
-        return Err(importer::hidden(args.from.join(".kvfs").as_os_str().as_bytes()));
-    }
-    if let (true, Some(target)) = (directory, &target) {
-        target.is_apart_from(&args.from)?;
-    }
+    check(&args, tar.as_ref().map(|(file, _)| file), target.as_ref())?;
     // Exclude the store's own file, in whatever directory it lies.
     let itself =
         target.as_ref().map_or_else(|| Some(args.store.clone()), Target::store).unwrap_or_default();
@@ -126,7 +107,35 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     };
     left_out.iter().for_each(|what| output.note(what));
     counts.skipped += skipped;
-    let seconds = begun.elapsed().as_secs_f64();
+    print(&counts, begun.elapsed().as_secs_f64(), output)
+}
+
+/// Fails, before anything is made, if this source cannot be meant for this store. Without `tar`,
+/// the source is a directory.
+fn check(args: &Args, tar: Option<&File>, target: Option<&Target>) -> Outcome {
+    if let (Some(file), None) = (tar, target) {
+        identity::must_be_another(&args.store, Identity::of_open(file), &args.from)?;
+    }
+    // The arguments are swapped only where both exist, and a missing archive was meant to be read.
+    if target.is_none()
+        && let Err(error) = args.store.symlink_metadata()
+        && place::means_a_store(&args.from)
+    {
+        return Err(Failure::io(format!("cannot find {}", args.store.shown()), &error)
+            .hint("give an archive that exists, or make a store there with kvfs create"));
+    }
+    if tar.is_some() {
+        return Ok(());
+    }
+    let in_root =
+        target.is_none_or(Target::is_root) && tree::names(args.to.as_bytes()).next().is_none();
+    if in_root && args.from.join(".kvfs").symlink_metadata().is_ok() {
+        return Err(importer::hidden(args.from.join(".kvfs").as_os_str().as_bytes()));
+    }
+    target.map_or(Ok(()), |target| target.is_apart_from(&args.from))
+}
+
+fn print(counts: &Counts, seconds: f64, output: &Output) -> Outcome {
     let entries =
         counts.files + counts.directories + counts.symlinks + counts.hard_links + counts.special;
     let skipped =

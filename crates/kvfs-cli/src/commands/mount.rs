@@ -213,17 +213,7 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     let store = file_to_mount(&store, address.as_ref(), args.cache.as_deref(), &options, output)?;
     let dir = mount_point(&dir, output)?;
     may_lie_on(&store, &dir)?;
-    options.log = match options.log {
-        Some(log) => Some(
-            std::path::absolute(&log)
-                .map_err(|e| Failure::io(format!("cannot use {}", log.shown()), &e))?,
-        ),
-        None => None,
-    };
-    if let Some(log) = &options.log {
-        // Check the path here, where a failure can still be reported.
-        Judge::strict().judge_path(log)?;
-    }
+    options.log = options.log.map(|log| log_path(&log)).transpose()?;
     // Claim the store after all options were checked: from here on no other machine may write it.
     if let (Some(address), Some(writing), false) = (&address, options.writing, options.offline) {
         let copy = local_copies::claim(address, &store, writing.take)?.copy;
@@ -231,18 +221,8 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         output.note(format!("{name} from generation {}, written in {file}", copy.generation));
     }
     if args.foreground {
-        let warning = options.network.warning();
-        let mut say = |record: &Record| {
-            if let Some(warning) = &warning {
-                output.note(warning);
-            }
-            announce(output, record)
-        };
         let front = arguments("--foreground", &store, &dir, &args.options, &options);
-        if options.keeper {
-            return keeper::run(&store, &options, &front, || ()).map(drop);
-        }
-        return daemon::serve(Begin::Mount(&store, &dir), &options, &front, &mut say);
+        return serve_in_front(&store, &dir, &options, &front, output);
     }
     let serving =
         |store: &Path| start(&arguments("--serving", store, &dir, &args.options, &options));
@@ -258,6 +238,35 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         output.note(warning);
     }
     announce(output, &record)
+}
+
+/// Returns the absolute path of a log. It is checked here, where a failure can still be reported.
+fn log_path(log: &Path) -> Outcome<PathBuf> {
+    let path = std::path::absolute(log)
+        .map_err(|e| Failure::io(format!("cannot use {}", log.shown()), &e))?;
+    Judge::strict().judge_path(&path)?;
+    Ok(path)
+}
+
+/// Serves the mount in this process, until it ends.
+fn serve_in_front(
+    store: &Path,
+    dir: &Path,
+    options: &Options,
+    front: &[OsString],
+    output: &Output,
+) -> Outcome {
+    if options.keeper {
+        return keeper::run(store, options, front, || ()).map(drop);
+    }
+    let warning = options.network.warning();
+    let mut say = |record: &Record| {
+        if let Some(warning) = &warning {
+            output.note(warning);
+        }
+        announce(output, record)
+    };
+    daemon::serve(Begin::Mount(store, dir), options, front, &mut say)
 }
 
 /// Returns the options of the mount, and completes the words of them that a process in the

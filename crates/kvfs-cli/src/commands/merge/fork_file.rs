@@ -112,16 +112,7 @@ impl Fork {
             into: None,
             rebase: false,
         };
-        // Here, the fork is "ours" and the newest state is "theirs".
-        let Choices { ours, theirs, both } = args.choices.clone();
-        let merging = Args {
-            target: self.file.clone(),
-            clone: None,
-            into: Some(now.clone()),
-            choices: Choices { ours: theirs, theirs: ours, both },
-            drop: false,
-            ..*args
-        };
+        let merging = self.merging(args, &now);
         let merged =
             proposed::with_store(&now, "rebase", |client, _| merge(client, &source, &merging));
         let done = match merged {
@@ -137,27 +128,48 @@ impl Fork {
         {
             output.note(format!("fork {} stays registered in {address}: {e}", self.id));
         }
-        let Done { changes, .. } = done;
+        let before = (!args.drop).then_some(&*before);
+        self.rebased(&done, (copy.generation, before), args, output).map(|()| true)
+    }
+
+    /// Returns the arguments of the merge of the old fork into the new one, whose file is `now`.
+    fn merging(&self, args: &Args, now: &Path) -> Args {
+        // Here, the fork is "ours" and the newest state is "theirs".
+        let Choices { ours, theirs, both } = args.choices.clone();
+        Args {
+            target: self.file.clone(),
+            clone: None,
+            into: Some(now.to_owned()),
+            choices: Choices { ours: theirs, theirs: ours, both },
+            drop: false,
+            ..*args
+        }
+    }
+
+    /// Prints what the rebase has done. `before`: the file as it was before, if it is kept.
+    fn rebased(
+        &self,
+        Done { changes, .. }: &Done,
+        (generation, before): (u64, Option<&Path>),
+        args: &Args,
+        output: &Output,
+    ) -> Outcome {
         let detail = Detail::of_undo(args.stat, args.no_pager);
-        let kept = match args.drop {
-            true => String::new(),
-            false => format!("; as it was it is {}", show(before.as_os_str().as_bytes())),
-        };
+        let kept = before.map(|before| show(before.as_os_str().as_bytes()));
+        let kept = kept.map_or_else(String::new, |kept| format!("; as it was it is {kept}"));
         let text = format!(
-            "{} goes on from generation {}, and not {}{kept}\n",
+            "{} goes on from generation {generation}, and not {}{kept}\n",
             show(self.file.as_os_str().as_bytes()),
-            copy.generation,
             self.generation,
         );
         if !output.is_json() {
             changes.print(detail, output)?;
         }
         let value = json!({
-            "generation": copy.generation, "rebased": true, "changes": changes.json(detail),
+            "generation": generation, "rebased": true, "changes": changes.json(detail),
         });
-        let before = (!args.drop).then_some(&*before);
         let value = with_paths(value, &[("file", Some(&*self.file)), ("before", before)]);
-        output.print(text, value).map(|()| true)
+        output.print(text, value)
     }
 
     fn not_rebased(&self, merged: Merged, args: &Args, output: &Output) -> Outcome<bool> {

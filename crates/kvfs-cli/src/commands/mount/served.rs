@@ -348,26 +348,9 @@ fn serve(
         told,
     };
     let listening = guest.clone().listen()?;
-    let unmounter = mounted.unmounter();
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
-        .map_err(|e| Failure::io("cannot listen to signals", &e))?;
-    let handle = signals.handle();
-    let signalled = std::thread::Builder::new().name("kvfs-signals".into()).spawn(move || {
-        for signal in signals.forever().filter(|signal| *signal != SIGHUP) {
-            tracing::info!("signal {signal}: unmounting");
-            end(&unmounter);
-        }
-    });
-    signalled.map_err(|e| Failure::io("cannot listen to signals", &e))?;
+    let signals = end_on_signals(mounted.unmounter())?;
     if let Some(process) = asked.attached {
-        let (unmounter, attached) = (mounted.unmounter(), attached.clone());
-        let follows = follow(process, move || {
-            if attached.load(Ordering::Relaxed) {
-                tracing::info!("process {process} has ended: unmounting");
-                end(&unmounter);
-            }
-        });
-        follows.map_err(|e| Failure::io("cannot follow the process that has begun this", &e))?;
+        end_with(process, mounted.unmounter(), attached.clone())?;
     }
     // Make the first request, so that a program that was told "mounted" can rely on an answer.
     let at = mounted.mount_point();
@@ -380,7 +363,7 @@ fn serve(
     if let Err(e) = record.put_aside() {
         tracing::warn!("the record of this process may be taken for one of the next mount: {e}");
     }
-    handle.close();
+    signals.close();
     drop(listening);
     if attached.load(Ordering::Relaxed) {
         // The directory was created for this mount.
@@ -395,6 +378,33 @@ fn serve(
     }
     record.remove();
     served.map(drop).map_err(failures::of_mount)
+}
+
+/// Ends the mount when this process gets a signal to end. Returns the handle by which that stops.
+fn end_on_signals(unmounter: Unmounter) -> Outcome<signal_hook::iterator::Handle> {
+    let cannot = |e: std::io::Error| Failure::io("cannot listen to signals", &e);
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(cannot)?;
+    let handle = signals.handle();
+    let listens = move || {
+        for signal in signals.forever().filter(|signal| *signal != SIGHUP) {
+            tracing::info!("signal {signal}: unmounting");
+            end(&unmounter);
+        }
+    };
+    std::thread::Builder::new().name("kvfs-signals".into()).spawn(listens).map_err(cannot)?;
+    Ok(handle)
+}
+
+/// Ends the mount when the process that has begun it ends, if it is attached to that then.
+fn end_with(process: i32, unmounter: Unmounter, attached: Arc<AtomicBool>) -> Outcome {
+    let ended = move || {
+        if attached.load(Ordering::Relaxed) {
+            tracing::info!("process {process} has ended: unmounting");
+            end(&unmounter);
+        }
+    };
+    follow(process, ended)
+        .map_err(|e| Failure::io("cannot follow the process that has begun this", &e))
 }
 
 fn end(unmounter: &Unmounter) {
