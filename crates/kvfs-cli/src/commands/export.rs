@@ -3,7 +3,6 @@
 
 mod mounted;
 
-use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Write};
@@ -14,11 +13,10 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use indicatif::ProgressBar;
-use rustix::fs::{Mode, OFlags};
 
 use crate::support::archives::export_tree::archive::Tar;
 use crate::support::archives::export_tree::directory::Directory;
-use crate::support::archives::export_tree::{Counts, Skipped, Walk, is_root, raise_open_files};
+use crate::support::archives::export_tree::{Counts, Walk};
 use crate::support::machine::destination::{self, Judge, Making};
 use crate::support::mounts::mounted::Mounted;
 use crate::support::stores::store::{self, Access};
@@ -126,17 +124,7 @@ fn directory_at<'a>(to: &Path, judge: Judge, output: &'a Output) -> Outcome<Dire
     let cannot = |e: io::Error| Failure::io(format!("cannot write {}", to.shown()), &e);
     // Keep other users out until the directory is complete and has its own permissions.
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(to).map_err(cannot)?;
-    let at = rustix::fs::open(to, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-        .map_err(|e| cannot(e.into()))?;
-    raise_open_files();
-    Ok(Directory {
-        at: vec![at],
-        root: to.to_owned(),
-        linked: HashMap::new(),
-        owner: is_root(),
-        judge,
-        skipped: Skipped::new(output),
-    })
+    Directory::open(to, judge, output).map_err(cannot)
 }
 
 /// Returns standard output, unless it is a terminal.

@@ -4,7 +4,7 @@
 mod keys;
 mod report;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, FileExt};
@@ -14,12 +14,11 @@ use std::sync::Arc;
 use indicatif::ProgressBar;
 use kvdb::Salvage;
 use kvfs::{Attr, FileKind, Ino, Left, LeftEntries, LeftEntry, LeftNode, ROOT, Remains, Timestamp};
-use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use zones::FileDevice;
 
 use crate::support::archives::export_tree::directory::Directory;
-use crate::support::archives::export_tree::{Item, Skipped, Target, is_root, raise_open_files};
+use crate::support::archives::export_tree::{Item, Target};
 use crate::support::machine::destination::{self, Judge, Making};
 use crate::support::machine::paths;
 use crate::support::terminal::failures;
@@ -48,19 +47,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
-    let device = match FileDevice::open(&args.store, true) {
-        Ok(device) => device,
-        Err(zones::Error::Busy(_)) => {
-            let what = format!("{} is in use", args.store.shown());
-            return Err(Failure::new(Exit::Busy, what).hint("unmount it first: kvfs umount"));
-        }
-        Err(e) => {
-            return Err(failures::of_database(
-                format!("cannot open {}", args.store.shown()),
-                e.into(),
-            ));
-        }
-    };
+    let device = FileDevice::open(&args.store, true).map_err(|e| unopened(&args.store, e))?;
     let judge = Judge::reading(&args.store, args.making);
     let cannot =
         |e: std::io::Error| Failure::io(format!("cannot write {}", args.directory.shown()), &e);
@@ -89,18 +76,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     remains.salvage().left_out().iter().for_each(|what| output.note(what));
     let bar = output.progress("bringing out", None, true);
     if remains.has_files() {
-        let at =
-            rustix::fs::open(&args.directory, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-                .map_err(|e| cannot(e.into()))?;
-        raise_open_files();
-        let directory = Directory {
-            at: vec![at],
-            root: args.directory.clone(),
-            linked: HashMap::new(),
-            owner: is_root(),
-            judge,
-            skipped: Skipped::new(output),
-        };
+        let directory = Directory::open(&args.directory, judge, output).map_err(cannot)?;
         Walk {
             remains: &remains,
             directory,
@@ -115,6 +91,14 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     keys::bring_out(remains.salvage(), args.keys.as_deref().zip(keys), &bar, &mut report)?;
     bar.finish_and_clear();
     report.finish(&args.store, &args.directory, output)
+}
+
+fn unopened(store: &Path, error: zones::Error) -> Failure {
+    match error {
+        zones::Error::Busy(_) => Failure::new(Exit::Busy, format!("{} is in use", store.shown()))
+            .hint("unmount it first: kvfs umount"),
+        e => failures::of_database(format!("cannot open {}", store.shown()), e.into()),
+    }
 }
 
 fn keys_file(path: &Path, args: &Args, judge: Judge) -> Outcome<File> {

@@ -96,22 +96,14 @@ fn has_ended(child: &Child) -> std::io::Result<bool> {
     Ok(rustix::process::waitid(WaitId::Pid(pid), how)?.is_some())
 }
 
-pub fn run(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
-    let id = given.transaction()?;
-    // Check that the transaction exists before a program is started in it.
-    session.mounted.txn(&["STATUS", &id.to_string()])?;
-    if !session.begun.contains(&id) {
-        // Another process has begun the transaction: seal it as well, so that the command may write
-        // in it but not end it.
-        session.mounted.txn(&["SEAL", &id.to_string()])?;
-    }
-    let own = |e: std::io::Error| Failure::io("cannot find the kvfs program", &e);
-    let root = session.mounted.mount_point.clone();
+/// Starts the command in the transaction, with its input.
+fn start(session: &Session, given: &Arguments<'_>, id: u64) -> Outcome<Child> {
     let directory = given.text("directory").unwrap_or("").trim_start_matches('/');
+    let own = |e: std::io::Error| Failure::io("cannot find the kvfs program", &e);
     let mut command = Command::new(std::env::current_exe().map_err(own)?);
     command
         .args(["txn", "exec"])
-        .arg(&root)
+        .arg(&session.mounted.mount_point)
         .arg(id.to_string())
         // End the command even if this process is killed.
         .args(["--ends-with", &std::process::id().to_string()])
@@ -130,6 +122,19 @@ pub fn run(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
         // The command may not read all of it.
         std::thread::spawn(move || drop(pipe.write_all(&input)));
     }
+    Ok(child)
+}
+
+pub fn run(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
+    let id = given.transaction()?;
+    // Check that the transaction exists before a program is started in it.
+    session.mounted.txn(&["STATUS", &id.to_string()])?;
+    if !session.begun.contains(&id) {
+        // Another process has begun the transaction: seal it as well, so that the command may write
+        // in it but not end it.
+        session.mounted.txn(&["SEAL", &id.to_string()])?;
+    }
+    let mut child = start(session, given, id)?;
     let most = given.number("output_limit").and_then(|n| usize::try_from(n).ok());
     let most = most.unwrap_or(session.limits.output).min(session.limits.output);
     let out = Collector::of(child.stdout.take(), most);

@@ -456,15 +456,11 @@ fn is_cut(error: &kvdb_wire::Error) -> bool {
     }
 }
 
-/// Opens the view. Returns its file system, the client and the transaction.
-fn open(
-    asked: &Mounting<'_>,
-    options: &Options,
-) -> Outcome<(Fs, Arc<Client>, Option<Arc<ServedTransaction>>)> {
-    let Mounting { server, view, timeout, .. } = *asked;
+/// Returns the failure for a view that cannot be opened.
+fn unopened(e: kvdb_wire::Error, server: &Server, view: &View) -> Failure {
     let address = server.address();
     let address = address.shown();
-    let cannot = |e: kvdb_wire::Error| match (e, view) {
+    match (e, view) {
         (kvdb_wire::Error::Failed(failure), View::Snapshot(name))
             if failure.code == FailureCode::NoSnapshot =>
         {
@@ -493,7 +489,16 @@ fn open(
         }
         (e, _) => Failure::new(Exit::Failed, format!("cannot read {address}: {e}"))
             .hint("kvfs serve STORE --listen unix:SOCKET serves a store"),
-    };
+    }
+}
+
+/// Opens the view. Returns its file system, the client and the transaction.
+fn open(
+    asked: &Mounting<'_>,
+    options: &Options,
+) -> Outcome<(Fs, Arc<Client>, Option<Arc<ServedTransaction>>)> {
+    let Mounting { server, view, timeout, .. } = *asked;
+    let cannot = |e: kvdb_wire::Error| unopened(e, server, view);
     let memory = usize::try_from(options.memory.unwrap_or(MEMORY)).unwrap_or(usize::MAX);
     let client_options = ClientOptions { timeout, memory: memory / 2, ..ClientOptions::default() };
     let zone_size = options.zone_size;
@@ -527,7 +532,8 @@ fn open(
         }
     };
     let fs = opened.map_err(|e| {
-        Failure::new(Exit::Failed, format!("the files of {address} cannot be read: {e}"))
+        let address = server.address();
+        Failure::new(Exit::Failed, format!("the files of {} cannot be read: {e}", address.shown()))
     })?;
     Ok((fs, client, transaction))
 }

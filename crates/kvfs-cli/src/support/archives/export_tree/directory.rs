@@ -1,6 +1,7 @@
 //! Writes an export into a directory of the host.
 
 use std::os::fd::AsRawFd;
+use std::path::Path;
 
 use super::*;
 use crate::support::machine::beneath;
@@ -18,6 +19,23 @@ pub struct Directory<'a> {
     /// Decides which existing files must not be replaced.
     pub judge: Judge,
     pub skipped: Skipped<'a>,
+}
+
+impl<'a> Directory<'a> {
+    /// Opens the directory `root`, and lets this process open as many files as it may.
+    pub fn open(root: &Path, judge: Judge, output: &'a Output) -> io::Result<Directory<'a>> {
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let at = rustix::fs::open(root, flags, Mode::empty())?;
+        raise_open_files();
+        Ok(Directory {
+            at: vec![at],
+            root: root.to_owned(),
+            linked: HashMap::new(),
+            owner: is_root(),
+            judge,
+            skipped: Skipped::new(output),
+        })
+    }
 }
 
 impl Directory<'_> {
