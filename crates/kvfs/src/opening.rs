@@ -61,11 +61,7 @@ impl Fs {
         in_use: &ViewInUse,
     ) -> Result<Fs> {
         let is_main = counter.is_none();
-        let (record, is_current) = match db.get(layout.imap, &layout::SUPER_KEY)? {
-            Some(value) => (Super::decode(&value)?, Super::is_current(&value)),
-            None if options.read_only => return Err(Error::ReadOnly),
-            None => (make(&db, &layout, &*env, &options)?, true),
-        };
+        let (record, is_current) = record_of(&db, &layout, &*env, &options)?;
         let counter = match counter {
             Some(counter) => {
                 check_possible(shown_below(&db.view(), &layout)?)?;
@@ -75,11 +71,7 @@ impl Fs {
         };
         // An older program must not open a store whose numbers are counted here.
         if !is_current && !options.read_only {
-            let mut batch = Batch::new();
-            batch.put(layout.imap, layout::SUPER_KEY.to_vec(), record.encode());
-            // A full store must open, too.
-            batch.releases_space();
-            db.commit(batch, Durability::Buffered)?;
+            write_record(&db, &layout, &record)?;
         }
         let Super { hash_key, zone_size } = record;
         if is_main && !options.read_only && !options.lent {
@@ -160,6 +152,30 @@ impl Fs {
             );
         }
     }
+}
+
+/// Returns the record of the file system in these dictionaries, which is made if there is none, and
+/// whether this version wrote it.
+fn record_of(
+    db: &Kvdb,
+    layout: &Layout,
+    env: &dyn Env,
+    options: &FsOptions,
+) -> Result<(Super, bool)> {
+    match db.get(layout.imap, &layout::SUPER_KEY)? {
+        Some(value) => Ok((Super::decode(&value)?, Super::is_current(&value))),
+        None if options.read_only => Err(Error::ReadOnly),
+        None => Ok((make(db, layout, env, options)?, true)),
+    }
+}
+
+/// Writes the record as this version does.
+fn write_record(db: &Kvdb, layout: &Layout, record: &Super) -> Result<()> {
+    let mut batch = Batch::new();
+    batch.put(layout.imap, layout::SUPER_KEY.to_vec(), record.encode());
+    // A full store must open, too.
+    batch.releases_space();
+    Ok(db.commit(batch, Durability::Buffered)?)
 }
 
 /// Writes the file system's own record and the root directory, and returns the record. Fails if a

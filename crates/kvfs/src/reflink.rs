@@ -5,13 +5,14 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use env::sync::RwLockWriteGuard;
 use kvdb::{Batch, Isolation, Reference, Scope, View};
 
 use crate::attr::{FileKind, Ino, WriteHints, Written};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::{Inode, InodeState};
-use crate::layout::{self, Body, PAGE, PageKeys};
+use crate::layout::{self, Attributes, Body, PAGE, PageKeys};
 use crate::privileges::CAPABILITY;
 
 /// Number of pages that one call shares at most.
@@ -32,6 +33,16 @@ struct Shared {
     pages: u64,
     /// The number of all pages that the file has with them.
     count: u64,
+}
+
+/// The content that is shared.
+struct Source<'a> {
+    /// The state that has it, or `None` over a wire.
+    view: Option<View>,
+    /// The size of the file.
+    end: u64,
+    /// The lock of the file, if it has to stay as it is.
+    _held: Option<RwLockWriteGuard<'a, InodeState>>,
 }
 
 impl Fs {
@@ -66,18 +77,8 @@ impl Fs {
         // There is no view of a state over a wire: the source stays locked until the references are
         // made. Files are locked in the order of their numbers.
         let early = if is_served && to < from { Some(self.lock(&target)?) } else { None };
-        // The view is taken under the source's lock, so that it has the current content.
-        let (view, source_end, _held) = {
-            let mut state = self.lock(&source)?;
-            if state.attr.kind != FileKind::File
-                || !matches!(state.attr.body, Body::Paged(1..))
-                || state.attr.nlink == 0
-            {
-                return Ok(Written::default());
-            }
-            self.commit_dirty(&source, &mut state)?;
-            let view = if is_served { None } else { Some(self.core.scope.view()?) };
-            (view, state.attr.size, is_served.then_some(state))
+        let Some(Source { view, end: source_end, _held }) = self.source_of(&source)? else {
+            return Ok(Written::default());
         };
         let mut len = len.min(source_end.saturating_sub(from_offset)).min(most * PAGE);
         let to_end = to_offset.checked_add(len).ok_or(Error::TooLarge)?;
@@ -89,12 +90,9 @@ impl Fs {
             Some(state) => state,
             None => self.lock(&target)?,
         };
-        match state.attr.body {
-            _ if state.attr.kind != FileKind::File || state.attr.nlink == 0 => {
-                return Ok(Written::default());
-            }
-            Body::Inline(1..) => return Ok(Written::default()),
-            Body::Inline(0) | Body::Paged(_) => {}
+        let Attributes { kind, nlink, body, .. } = state.attr;
+        if kind != FileKind::File || nlink == 0 || matches!(body, Body::Inline(1..)) {
+            return Ok(Written::default());
         }
         if from_offset + len < source_end || to_end < state.attr.size {
             len -= len % PAGE;
@@ -112,6 +110,21 @@ impl Fs {
             self.mark_dirty(&target, &mut state);
         }
         Ok(Written { bytes: len, lost_privileges })
+    }
+
+    /// Returns the content that a file can share, or `None` if it has no pages.
+    fn source_of<'a>(&self, source: &'a Inode) -> Result<Option<Source<'a>>> {
+        let is_served = self.core.scope.is_served();
+        let mut state = self.lock(source)?;
+        let Attributes { kind, nlink, body, .. } = state.attr;
+        if kind != FileKind::File || nlink == 0 || !matches!(body, Body::Paged(1..)) {
+            return Ok(None);
+        }
+        self.commit_dirty(source, &mut state)?;
+        // The view is taken under the source's lock, so that it has the current content.
+        let view = if is_served { None } else { Some(self.core.scope.view()?) };
+        let end = state.attr.size;
+        Ok(Some(Source { view, end, _held: is_served.then_some(state) }))
     }
 
     /// Puts pages of the file `from` in the place of those that the file `to` has there.
