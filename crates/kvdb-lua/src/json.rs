@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use mlua::{Lua, Table, Value};
+use mlua::{Function, Lua, Table, Value};
 
 use crate::arguments::{Fault, bad, function, number, text};
 use crate::numbers::general;
@@ -43,50 +43,9 @@ impl Default for Settings {
 pub fn library(lua: &Lua, settings: &Rc<RefCell<Settings>>) -> mlua::Result<Table> {
     let library = lua.create_table()?;
     library.set("null", Value::NULL)?;
-    let set = settings.clone();
-    library.set(
-        "encode",
-        function(lua, move |lua, given| {
-            let [value] = given else { return Err(bad(1, "encode", "expected 1 argument")) };
-            let mut out = Vec::new();
-            encode(value, &set.borrow(), 1, &mut out)?;
-            Ok(Value::String(lua.create_string(out)?))
-        })?,
-    )?;
-    let set = settings.clone();
-    library.set(
-        "decode",
-        function(lua, move |lua, given| {
-            if given.len() != 1 {
-                return Err(bad(1, "decode", "expected 1 argument"));
-            }
-            let text = text(given, 1, "decode")?;
-            let mut reader = Reader { lua, text: &text, at: 0, depth: set.borrow().decode_depth };
-            let value = reader.value(0)?;
-            reader.skip();
-            match reader.at == text.len() {
-                true => Ok(value),
-                false => Err(reader.unexpected("the end")),
-            }
-        })?,
-    )?;
-    let set = settings.clone();
-    library.set(
-        "encode_sparse_array",
-        function(lua, move |_, given| {
-            let mut set = set.borrow_mut();
-            if let Some(Value::Boolean(converts)) = given.first() {
-                set.sparse_converts = *converts;
-            }
-            if given.len() > 1 {
-                set.sparse_ratio = number(given, 2, "encode_sparse_array")?.clamp(0.0, 1e9) as u64;
-            }
-            if given.len() > 2 {
-                set.sparse_safe = number(given, 3, "encode_sparse_array")?.clamp(0.0, 1e9) as u64;
-            }
-            Ok(set.sparse_converts)
-        })?,
-    )?;
+    library.set("encode", encoder(lua, settings.clone())?)?;
+    library.set("decode", decoder(lua, settings.clone())?)?;
+    library.set("encode_sparse_array", sparse_setter(lua, settings.clone())?)?;
     let whole = |name: &'static str, most: usize, field: fn(&mut Settings) -> &mut usize| {
         let set = settings.clone();
         let made = function(lua, move |_, given| {
@@ -124,6 +83,50 @@ pub fn library(lua: &Lua, settings: &Rc<RefCell<Settings>>) -> mlua::Result<Tabl
         function(lua, |_, given| Ok(given.first().cloned().unwrap_or(Value::Boolean(true))))?,
     )?;
     Ok(library)
+}
+
+/// Makes `encode`, which writes its argument as JSON.
+fn encoder(lua: &Lua, settings: Rc<RefCell<Settings>>) -> mlua::Result<Function> {
+    function(lua, move |lua, given| {
+        let [value] = given else { return Err(bad(1, "encode", "expected 1 argument")) };
+        let mut out = Vec::new();
+        encode(value, &settings.borrow(), 1, &mut out)?;
+        Ok(Value::String(lua.create_string(out)?))
+    })
+}
+
+/// Makes `decode`, which parses a text that is one JSON value and nothing else.
+fn decoder(lua: &Lua, settings: Rc<RefCell<Settings>>) -> mlua::Result<Function> {
+    function(lua, move |lua, given| {
+        if given.len() != 1 {
+            return Err(bad(1, "decode", "expected 1 argument"));
+        }
+        let text = text(given, 1, "decode")?;
+        let mut reader = Reader { lua, text: &text, at: 0, depth: settings.borrow().decode_depth };
+        let value = reader.value(0)?;
+        reader.skip();
+        match reader.at == text.len() {
+            true => Ok(value),
+            false => Err(reader.unexpected("the end")),
+        }
+    })
+}
+
+/// Makes `encode_sparse_array`, which changes the settings for sparse arrays that it is passed.
+fn sparse_setter(lua: &Lua, settings: Rc<RefCell<Settings>>) -> mlua::Result<Function> {
+    function(lua, move |_, given| {
+        let mut set = settings.borrow_mut();
+        if let Some(Value::Boolean(converts)) = given.first() {
+            set.sparse_converts = *converts;
+        }
+        if given.len() > 1 {
+            set.sparse_ratio = number(given, 2, "encode_sparse_array")?.clamp(0.0, 1e9) as u64;
+        }
+        if given.len() > 2 {
+            set.sparse_safe = number(given, 3, "encode_sparse_array")?.clamp(0.0, 1e9) as u64;
+        }
+        Ok(set.sparse_converts)
+    })
 }
 
 fn cannot(what: &str, why: &str) -> Fault {

@@ -35,6 +35,15 @@ fn line<'a>(bytes: &mut &'a [u8]) -> mlua::Result<&'a [u8]> {
     Ok(line)
 }
 
+/// Returns the table of a string that names its format in its first three bytes, before a colon.
+fn verbatim(lua: &Lua, text: &[u8]) -> mlua::Result<Value> {
+    let (format, text) = text.split_at_checked(4).ok_or_else(wrong)?;
+    let verbatim = lua.create_table()?;
+    verbatim.raw_set("format", lua.create_string(&format[..3])?)?;
+    verbatim.raw_set("string", lua.create_string(text)?)?;
+    field(lua, "verbatim_string", Value::Table(verbatim))
+}
+
 fn read(lua: &Lua, bytes: &mut &[u8], depth: usize) -> mlua::Result<Value> {
     let deeper = depth.checked_sub(1).ok_or_else(wrong)?;
     let (kind, text) = line(bytes)?.split_first().ok_or_else(wrong)?;
@@ -57,14 +66,7 @@ fn read(lua: &Lua, bytes: &mut &[u8], depth: usize) -> mlua::Result<Value> {
             };
             let (text, rest) = bytes.split_at_checked(length).ok_or_else(wrong)?;
             *bytes = rest.strip_prefix(b"\r\n").ok_or_else(wrong)?;
-            if *kind == b'$' {
-                return string(text);
-            }
-            let (format, text) = text.split_at_checked(4).ok_or_else(wrong)?;
-            let verbatim = lua.create_table()?;
-            verbatim.raw_set("format", lua.create_string(&format[..3])?)?;
-            verbatim.raw_set("string", lua.create_string(text)?)?;
-            field(lua, "verbatim_string", Value::Table(verbatim))
+            if *kind == b'$' { string(text) } else { verbatim(lua, text) }
         }
         b'*' | b'>' => {
             let Ok(length) = usize::try_from(number().ok_or_else(wrong)?) else {
@@ -188,20 +190,39 @@ fn text_line(kind: u8, text: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(b"\r\n");
 }
 
+/// Appends the reply of a table. A field with a known name decides its type, and the first name
+/// that is found counts, in the order of Redis; a table without one is an array.
 fn from_table(
     table: &Table,
     versions: Versions,
     depth: usize,
     out: &mut Vec<u8>,
 ) -> Result<(), Unwritable> {
+    if from_scalar(table, versions, out)? || from_pairs(table, versions, depth, out)? {
+        return Ok(());
+    }
+    // The array ends at the first nil.
+    let mut count = 0;
+    while !table.raw_get::<Value>(count + 1)?.is_nil() {
+        count += 1;
+    }
+    header(b'*', count, out);
+    for i in 1..=count {
+        from_lua(&table.raw_get(i)?, versions, depth, out)?;
+    }
+    Ok(())
+}
+
+/// Appends the reply of a table that stands for one text or number, and returns whether it does.
+fn from_scalar(table: &Table, versions: Versions, out: &mut Vec<u8>) -> mlua::Result<bool> {
     let named = |name: &str| table.raw_get::<Value>(name);
     if let Value::String(text) = named("err")? {
         text_line(b'-', &text.as_bytes(), out);
-        return Ok(());
+        return Ok(true);
     }
     if let Value::String(text) = named("ok")? {
         text_line(b'+', &text.as_bytes(), out);
-        return Ok(());
+        return Ok(true);
     }
     let double = match named("double")? {
         Value::Number(number) => Some(number),
@@ -214,14 +235,14 @@ fn from_table(
             true => text_line(b',', text.as_bytes(), out),
             false => bulk(b'$', text.as_bytes(), out),
         }
-        return Ok(());
+        return Ok(true);
     }
     if let Value::String(text) = named("big_number")? {
         match versions.client {
             true => text_line(b'(', &text.as_bytes(), out),
             false => bulk(b'$', &one_line(&text.as_bytes()), out),
         }
-        return Ok(());
+        return Ok(true);
     }
     if let Value::Table(verbatim) = named("verbatim_string")?
         && let (Value::String(format), Value::String(text)) =
@@ -237,9 +258,19 @@ fn from_table(
             }
             false => bulk(b'$', &text.as_bytes(), out),
         }
-        return Ok(());
+        return Ok(true);
     }
-    if let Value::Table(map) = named("map")? {
+    Ok(false)
+}
+
+/// Appends the reply of a table that stands for a map or a set, and returns whether it does.
+fn from_pairs(
+    table: &Table,
+    versions: Versions,
+    depth: usize,
+    out: &mut Vec<u8>,
+) -> Result<bool, Unwritable> {
+    if let Value::Table(map) = table.raw_get::<Value>("map")? {
         let pairs: Vec<_> = map.pairs::<Value, Value>().collect::<Result<_, _>>()?;
         match versions.client {
             true => header(b'%', pairs.len() as i64, out),
@@ -249,24 +280,15 @@ fn from_table(
             from_lua(&key, versions, depth, out)?;
             from_lua(&value, versions, depth, out)?;
         }
-        return Ok(());
+        return Ok(true);
     }
-    if let Value::Table(set) = named("set")? {
+    if let Value::Table(set) = table.raw_get::<Value>("set")? {
         let pairs: Vec<_> = set.pairs::<Value, Value>().collect::<Result<_, _>>()?;
         header(if versions.client { b'~' } else { b'*' }, pairs.len() as i64, out);
         for (key, _) in pairs {
             from_lua(&key, versions, depth, out)?;
         }
-        return Ok(());
+        return Ok(true);
     }
-    // The array ends at the first nil.
-    let mut count = 0;
-    while !table.raw_get::<Value>(count + 1)?.is_nil() {
-        count += 1;
-    }
-    header(b'*', count, out);
-    for i in 1..=count {
-        from_lua(&table.raw_get(i)?, versions, depth, out)?;
-    }
-    Ok(())
+    Ok(false)
 }

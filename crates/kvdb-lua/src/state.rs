@@ -327,22 +327,7 @@ fn functions(
     raw.set("version", VERSION.0)?;
     raw.set("version_number", VERSION.1)?;
 
-    let (asked, chosen) = (server.clone(), version.clone());
-    let call = lua.create_function(move |lua, given: MultiValue| {
-        let words = match arguments(&given) {
-            Ok(words) => words,
-            Err(why) => {
-                let table = lua.create_table()?;
-                table.raw_set("err", why)?;
-                return Ok((true, Value::Table(table)));
-            }
-        };
-        drop(given);
-        let reply = asked.borrow_mut().call(&words, *chosen.borrow());
-        drop(words);
-        replies::to_lua(lua, &reply)
-    })?;
-    lua.set_named_registry_value(CALL, call)?;
+    lua.set_named_registry_value(CALL, caller(lua, version.clone(), server.clone())?)?;
     // SAFETY: the functions have the signature that Lua requires, and a jump out of them skips no
     // destructor.
     unsafe {
@@ -371,20 +356,48 @@ fn functions(
             Ok(used.tv_sec as f64 + used.tv_nsec as f64 / 1e9)
         })?,
     )?;
-    let compile = lua.create_function(|lua, (text, name): (mlua::String, mlua::String)| {
-        let bytes = text.as_bytes().to_vec();
-        // Without a name the text is the name; it ends at a zero byte, as in C.
-        let name = name.to_string_lossy();
-        let name = name.split('\0').next().unwrap_or_default();
-        let chunk = lua.load(bytes).set_name(name).set_mode(ChunkMode::Text);
-        Ok(match chunk.into_function() {
-            Ok(compiled) => (Some(compiled), None),
-            Err(error) => (None, Some(message(&error))),
-        })
-    })?;
-    raw.set("compile", compile)?;
+    raw.set("compile", lua.create_function(compile)?)?;
     raw.set("locate", lua.create_function(locate)?)?;
     Ok(raw)
+}
+
+/// Makes the function that calls a command in the chosen version of the protocol. The Lua values
+/// of the arguments are freed before the command runs, and its words before the reply is parsed.
+fn caller(
+    lua: &Lua,
+    version: Rc<RefCell<u8>>,
+    server: Rc<RefCell<dyn Server>>,
+) -> mlua::Result<Function> {
+    lua.create_function(move |lua, given: MultiValue| {
+        let words = match arguments(&given) {
+            Ok(words) => words,
+            Err(why) => {
+                let table = lua.create_table()?;
+                table.raw_set("err", why)?;
+                return Ok((true, Value::Table(table)));
+            }
+        };
+        drop(given);
+        let reply = server.borrow_mut().call(&words, *version.borrow());
+        drop(words);
+        replies::to_lua(lua, &reply)
+    })
+}
+
+/// Compiles a text, never bytecode, and returns the function or a message.
+fn compile(
+    lua: &Lua,
+    (text, name): (mlua::String, mlua::String),
+) -> mlua::Result<(Option<Function>, Option<String>)> {
+    let bytes = text.as_bytes().to_vec();
+    // Without a name the text is the name; it ends at a zero byte, as in C.
+    let name = name.to_string_lossy();
+    let name = name.split('\0').next().unwrap_or_default();
+    let chunk = lua.load(bytes).set_name(name).set_mode(ChunkMode::Text);
+    Ok(match chunk.into_function() {
+        Ok(compiled) => (Some(compiled), None),
+        Err(error) => (None, Some(message(&error))),
+    })
 }
 
 /// The registry name of the function that calls a command. The function returns whether the command

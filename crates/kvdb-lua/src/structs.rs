@@ -217,6 +217,19 @@ fn get(bytes: &[u8], signed: bool, little: bool) -> f64 {
     ((value << unused) as i64 >> unused) as f64
 }
 
+/// Decodes a floating-point number of four bytes. Returns `None` if there are not four.
+fn single(bytes: &[u8], little: bool) -> Option<f64> {
+    let bytes = bytes.try_into().ok()?;
+    let value = if little { f32::from_le_bytes(bytes) } else { f32::from_be_bytes(bytes) };
+    Some(f64::from(value))
+}
+
+/// Decodes a floating-point number of eight bytes. Returns `None` if there are not eight.
+fn double(bytes: &[u8], little: bool) -> Option<f64> {
+    let bytes = bytes.try_into().ok()?;
+    Some(if little { f64::from_le_bytes(bytes) } else { f64::from_be_bytes(bytes) })
+}
+
 fn unpack(lua: &Lua, given: &[Value]) -> Result<Table, Fault> {
     let (format, data) = (text(given, 1, "unpack")?, text(given, 2, "unpack")?);
     let from = if given.len() > 2 { number(given, 3, "unpack")? } else { 1.0 };
@@ -257,18 +270,8 @@ fn unpack(lua: &Lua, given: &[Value]) -> Result<Table, Fault> {
         let value = match item {
             Item::Padding => continue,
             Item::Whole { signed, .. } => Value::Number(get(bytes, signed, little)),
-            Item::Float => {
-                let bytes = bytes.try_into().map_err(|_| short())?;
-                let value =
-                    if little { f32::from_le_bytes(bytes) } else { f32::from_be_bytes(bytes) };
-                Value::Number(f64::from(value))
-            }
-            Item::Double => {
-                let bytes = bytes.try_into().map_err(|_| short())?;
-                let value =
-                    if little { f64::from_le_bytes(bytes) } else { f64::from_be_bytes(bytes) };
-                Value::Number(value)
-            }
+            Item::Float => Value::Number(single(bytes, little).ok_or_else(short)?),
+            Item::Double => Value::Number(double(bytes, little).ok_or_else(short)?),
             Item::Terminated | Item::Characters(_) => Value::String(lua.create_string(bytes)?),
         };
         count += 1;
