@@ -54,45 +54,63 @@ pub(crate) fn find(
     Ok(Credentials { provider: Some(Arc::clone(store.credentials())), source })
 }
 
+/// The variables of keys and their token. A profile has settings of the same names in lower case.
+const NAMES: [&str; 3] = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"];
+
+/// A builder that knows the credentials, and their source for messages.
+type Configured = (AmazonS3Builder, String);
+
+/// Takes the credentials from the first source that has any.
 fn configure(
     builder: AmazonS3Builder,
     environment: &Environment,
     profile: &Profile,
-) -> Result<(AmazonS3Builder, String)> {
-    const NAMES: [&str; 3] = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"];
+) -> Result<Configured> {
+    if let Some(configured) = from_variables(&builder, environment)? {
+        return Ok(configured);
+    }
+    if let Some(configured) = from_profile(&builder, profile)? {
+        return Ok(configured);
+    }
+    from_machine(builder, environment)
+}
+
+/// Takes keys or a web identity from variables, if they name any.
+fn from_variables(
+    builder: &AmazonS3Builder,
+    environment: &Environment,
+) -> Result<Option<Configured>> {
     let variables = NAMES.map(|name| environment.get(name));
     if let Some(keys) = keys(variables, "the environment", NAMES)? {
-        return Ok((with_keys(builder, keys), "the environment".into()));
+        return Ok(Some((with_keys(builder.clone(), keys), "the environment".into())));
     }
-    let identity = |file, role, session: Option<&str>| {
-        let builder = builder
-            .clone()
-            .with_config(AmazonS3ConfigKey::WebIdentityTokenFile, file)
-            .with_config(AmazonS3ConfigKey::RoleArn, role);
-        match session {
-            Some(name) => builder.with_config(AmazonS3ConfigKey::RoleSessionName, name),
-            None => builder,
-        }
-    };
     let file = environment.get("AWS_WEB_IDENTITY_TOKEN_FILE");
     if let (Some(file), Some(role)) = (file, environment.get("AWS_ROLE_ARN")) {
-        let builder = identity(file, role, environment.get("AWS_ROLE_SESSION_NAME"));
+        let session = environment.get("AWS_ROLE_SESSION_NAME");
+        let builder = with_identity(builder.clone(), file, role, session);
         let builder = match environment.get("AWS_ENDPOINT_URL_STS") {
             Some(url) => builder.with_config(AmazonS3ConfigKey::StsEndpoint, url),
             None => builder,
         };
-        return Ok((builder, "the web identity".into()));
+        return Ok(Some((builder, "the web identity".into())));
     }
+    Ok(None)
+}
+
+/// Takes keys or a web identity from the profile, if it has any. A profile that names another
+/// source is an error, since a later source could belong to another account.
+fn from_profile(builder: &AmazonS3Builder, profile: &Profile) -> Result<Option<Configured>> {
     let source = format!("the profile {:?}", profile.name());
     let names = NAMES.map(str::to_ascii_lowercase);
     let settings = names.each_ref().map(|name| profile.get(name));
     if let Some(keys) = keys(settings, &source, names.each_ref().map(String::as_str))? {
-        return Ok((with_keys(builder, keys), source));
+        return Ok(Some((with_keys(builder.clone(), keys), source)));
     }
     if let (Some(file), Some(role)) =
         (profile.get("web_identity_token_file"), profile.get("role_arn"))
     {
-        return Ok((identity(file, role, profile.get("role_session_name")), source));
+        let session = profile.get("role_session_name");
+        return Ok(Some((with_identity(builder.clone(), file, role, session), source)));
     }
     if let Some(other) = NOT_SUPPORTED.iter().find(|setting| profile.get(setting).is_some()) {
         return Err(ObjectsError::Invalid(format!(
@@ -101,6 +119,11 @@ fn configure(
              --format env)\""
         )));
     }
+    Ok(None)
+}
+
+/// Lets the container or the instance provide the credentials.
+fn from_machine(builder: AmazonS3Builder, environment: &Environment) -> Result<Configured> {
     if let Some(uri) = environment.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") {
         let key = AmazonS3ConfigKey::ContainerCredentialsRelativeUri;
         return Ok((builder.with_config(key, uri), "the container".into()));
@@ -158,6 +181,21 @@ fn keys<'a>(
         }
     }
     Ok(Some((id, secret, token)))
+}
+
+fn with_identity(
+    builder: AmazonS3Builder,
+    file: &str,
+    role: &str,
+    session: Option<&str>,
+) -> AmazonS3Builder {
+    let builder = builder
+        .with_config(AmazonS3ConfigKey::WebIdentityTokenFile, file)
+        .with_config(AmazonS3ConfigKey::RoleArn, role);
+    match session {
+        Some(name) => builder.with_config(AmazonS3ConfigKey::RoleSessionName, name),
+        None => builder,
+    }
 }
 
 fn with_keys(builder: AmazonS3Builder, (id, secret, token): Keys<'_>) -> AmazonS3Builder {

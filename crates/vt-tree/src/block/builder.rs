@@ -120,33 +120,7 @@ impl BlockBuilder {
                 varint::put_u64(&mut self.buf, v.len() as u64);
                 self.buf.extend_from_slice(v);
             }
-            BodyRef::Put(ValueRef::Extent(e)) => {
-                let packed = e.codec != Compression::None;
-                let follows = self.last_extent.is_some_and(|last| {
-                    e.len == last.len
-                        && Some(e.addr) == e.behind(last.end())
-                        && (!packed || e.codec == last.codec)
-                });
-                let kind = match (packed, follows) {
-                    (false, false) => EXTENT,
-                    (false, true) => FOLLOWS,
-                    (true, false) => PACKED,
-                    (true, true) => PACKED_FOLLOWS,
-                };
-                self.head(shared, key, seq, kind);
-                if !follows {
-                    varint::put_u64(&mut self.buf, e.addr);
-                    varint::put_u64(&mut self.buf, u64::from(e.len));
-                }
-                if packed && !follows {
-                    self.buf.push(e.codec.code());
-                }
-                if packed {
-                    varint::put_u64(&mut self.buf, u64::from(e.stored));
-                }
-                self.buf.extend_from_slice(&e.crc.to_le_bytes());
-                self.last_extent = Some(e);
-            }
+            BodyRef::Put(ValueRef::Extent(e)) => self.put_extent(shared, key, seq, e),
             // `RunBuilder::push` has already applied an update whose base is known.
             BodyRef::Update { update, .. } => {
                 self.head(shared, key, seq, INLINE | UPDATE);
@@ -161,6 +135,37 @@ impl BlockBuilder {
         }
         self.last_key.truncate(shared);
         self.last_key.extend_from_slice(&key[shared..]);
+    }
+
+    /// Writes an item whose value is an extent. Of an extent that follows the previous item's, the
+    /// address and the length are left out.
+    #[inline]
+    fn put_extent(&mut self, shared: usize, key: &[u8], seq: Seq, e: ExtentRef) {
+        let packed = e.codec != Compression::None;
+        let follows = self.last_extent.is_some_and(|last| {
+            e.len == last.len
+                && Some(e.addr) == e.behind(last.end())
+                && (!packed || e.codec == last.codec)
+        });
+        let kind = match (packed, follows) {
+            (false, false) => EXTENT,
+            (false, true) => FOLLOWS,
+            (true, false) => PACKED,
+            (true, true) => PACKED_FOLLOWS,
+        };
+        self.head(shared, key, seq, kind);
+        if !follows {
+            varint::put_u64(&mut self.buf, e.addr);
+            varint::put_u64(&mut self.buf, u64::from(e.len));
+        }
+        if packed && !follows {
+            self.buf.push(e.codec.code());
+        }
+        if packed {
+            varint::put_u64(&mut self.buf, u64::from(e.stored));
+        }
+        self.buf.extend_from_slice(&e.crc.to_le_bytes());
+        self.last_extent = Some(e);
     }
 
     /// Returns the payload, in a buffer that the next block reuses, and whether the block consists

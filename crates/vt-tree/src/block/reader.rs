@@ -90,34 +90,45 @@ impl Block {
             return Err(corrupt());
         }
         if restarts > 0 {
-            block.shared = shared_prefix(block.restart_key(0)?, block.restart_key(restarts - 1)?);
-            let mut heads = Vec::with_capacity(restarts);
-            let mut before = None;
-            for r in 0..restarts {
-                let key = block.restart_key(r)?;
-                if before.is_some_and(|before| before >= key) {
-                    return Err(block.disorder());
-                }
-                heads.push(head_of(key.get(block.shared..).unwrap_or_default()));
-                before = Some(key);
-            }
-            block.heads = heads.into();
+            (block.shared, block.heads) = block.restart_heads()?;
         }
         if has_extent_runs {
-            let mut parts = Vec::new();
-            for r in 0..restarts {
-                // An extent run has a checksum in the block for each of its items, so there are few
-                // parts.
-                let len = if let Section::ExtentRun(s) = block.section(r)? { s.len() } else { 1 };
-                parts.extend(
-                    (0..len)
-                        .step_by(PART)
-                        .map(|from| IntervalStart { restart: r as u32, from: from as u32 }),
-                );
-            }
-            block.parts = Some(parts.into());
+            block.parts = Some(block.interval_starts()?);
         }
         Ok(block)
+    }
+
+    /// Returns the length of the prefix that all keys at restart points share, and the head of each
+    /// key after it. There must be a restart point. Keys that do not ascend are an error.
+    fn restart_heads(&self) -> Result<(usize, Box<[u64]>)> {
+        let shared = shared_prefix(self.restart_key(0)?, self.restart_key(self.restarts - 1)?);
+        let mut heads = Vec::with_capacity(self.restarts);
+        let mut before = None;
+        for r in 0..self.restarts {
+            let key = self.restart_key(r)?;
+            if before.is_some_and(|before| before >= key) {
+                return Err(self.disorder());
+            }
+            heads.push(head_of(key.get(shared..).unwrap_or_default()));
+            before = Some(key);
+        }
+        Ok((shared, heads.into()))
+    }
+
+    /// Returns the starts of the restart intervals of a block with extent runs.
+    fn interval_starts(&self) -> Result<Box<[IntervalStart]>> {
+        let mut parts = Vec::new();
+        for r in 0..self.restarts {
+            // An extent run has a checksum in the block for each of its items, so there are few
+            // parts.
+            let len = if let Section::ExtentRun(s) = self.section(r)? { s.len() } else { 1 };
+            parts.extend(
+                (0..len)
+                    .step_by(PART)
+                    .map(|from| IntervalStart { restart: r as u32, from: from as u32 }),
+            );
+        }
+        Ok(parts.into())
     }
 
     /// Returns the memory that the block takes, bytes.

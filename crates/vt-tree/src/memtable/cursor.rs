@@ -10,8 +10,10 @@
 //! under the lock is bounded: a tombstone that takes longer to cut is divided in two, which is
 //! equivalent.
 
+use super::arena::Place;
 use super::batch::Batch;
 use super::tree::Pos;
+use super::versions::{Stamp, Version};
 use super::{Memtable, MemtableState};
 use crate::key::successor;
 use crate::{ItemRef, Result, Seq, Source};
@@ -39,6 +41,32 @@ pub struct MemtableCursor {
     here: Option<usize>,
     /// The number of items in the next batch.
     size: usize,
+}
+
+/// A walk over the points of a memtable, as of one sequence number.
+struct Walk {
+    at: Seq,
+    /// The next point, or `None` after the last one.
+    point: Option<Pos>,
+    /// The work that may still be done under the lock; a leaf counts as [`FRAGMENTS_PER_LEAF`].
+    work: usize,
+}
+
+impl Walk {
+    /// Moves to the next point, from `here`.
+    #[inline]
+    fn pass(&mut self, state: &MemtableState, here: Pos) {
+        self.point = state.tree.next(here);
+        if self.point.is_none_or(|next| next.leaf != here.leaf) {
+            self.work = self.work.saturating_sub(FRAGMENTS_PER_LEAF);
+        }
+    }
+}
+
+/// Returns `true` if `key` lies before `end`; `None` is no end.
+#[inline]
+fn is_below(key: &[u8], end: Option<&[u8]>) -> bool {
+    end.is_none_or(|end| key < end)
 }
 
 impl MemtableState {
@@ -90,44 +118,27 @@ impl MemtableState {
         size: usize,
         out: &mut Batch,
     ) -> Option<Vec<u8>> {
-        let mut point = self.tree.seek(&self.arena, lo);
+        let point = self.tree.seek(&self.arena, lo);
+        let mut walk = Walk { at, point, work: LEAVES_MAX * FRAGMENTS_PER_LEAF };
         let mut fragments = self.fragments.from(lo).peekable();
         // All items below `reached` were added.
         let mut reached = lo.to_vec();
-        let mut work = LEAVES_MAX * FRAGMENTS_PER_LEAF;
-        let leaf_work = |here: Pos, next: Option<Pos>| {
-            if next.is_some_and(|n| n.leaf == here.leaf) { 0 } else { FRAGMENTS_PER_LEAF }
-        };
-        let below = |key: &[u8], hi: Option<&[u8]>| hi.is_none_or(|h| key < h);
         loop {
             // Adds the points up to the next tombstone.
-            let edge = fragments.peek().map(|(s, _)| &s[..]).filter(|s| below(s, hi)).or(hi);
-            while let Some(p) = point {
-                self.tree.passing(&self.arena, p);
-                let place = self.tree.key(&self.arena, p);
-                let key = self.arena.get(place);
-                if !below(key, edge) {
-                    break;
-                }
-                if out.len() >= size || work == 0 {
-                    return Some(key.to_vec());
-                }
-                if let Some(v) = self.tree.version(&self.arena, p, at) {
-                    out.point(self, place, v.seq, v.value);
-                }
-                point = self.tree.next(p);
-                work = work.saturating_sub(leaf_work(p, point));
+            let edge = fragments.peek().map(|(s, _)| &s[..]).filter(|s| is_below(s, hi)).or(hi);
+            if let Some(stopped) = self.points(&mut walk, edge, size, out) {
+                return Some(stopped.to_vec());
             }
             let Some((start, fragment)) = fragments.next() else { return hi.map(<[u8]>::to_vec) };
-            if !below(start, hi) {
+            if !is_below(start, hi) {
                 return hi.map(<[u8]>::to_vec);
             }
             let Some(tombstone) = fragment.visible(at) else {
                 // The points under the tombstone are those before its end.
-                if work == 0 && reached[..] < start[..] {
+                if walk.work == 0 && reached[..] < start[..] {
                     return Some(start.to_vec());
                 }
-                work = work.saturating_sub(1);
+                walk.work = walk.work.saturating_sub(1);
                 continue;
             };
             let end = &fragment.end;
@@ -137,48 +148,15 @@ impl MemtableState {
             let edge = hi.map_or(&end[..], |h| h.min(&end[..]));
             // Adds the parts of the tombstone between newer points.
             loop {
-                if out.len() >= size || work == 0 {
+                if out.len() >= size || walk.work == 0 {
                     return Some(reached);
                 }
-                let mut stop = edge;
-                let mut newer = None;
-                while let Some(p) = point {
-                    let place = self.tree.key(&self.arena, p);
-                    let key = self.arena.get(place);
-                    if key >= edge {
-                        break;
-                    }
-                    if work == 0 {
-                        stop = key;
-                        break;
-                    }
-                    if self.tree.leaf_newest(p) < tombstone.seq {
-                        // The whole leaf is older than the tombstone. If it reaches beyond the
-                        // edge, the walk goes back to the first key after the edge.
-                        point = self.tree.next_leaf(p);
-                        work = work.saturating_sub(FRAGMENTS_PER_LEAF);
-                        if point.is_none_or(|n| {
-                            self.arena.get(self.tree.leaf_first(&self.arena, n)) > edge
-                        }) {
-                            point = self.tree.seek(&self.arena, edge);
-                        }
-                        continue;
-                    }
-                    if let Some(v) =
-                        self.tree.version(&self.arena, p, at).filter(|v| v.stamp() > tombstone)
-                    {
-                        stop = key;
-                        newer = Some((place, v));
-                        break;
-                    }
-                    point = self.tree.next(p);
-                    work = work.saturating_sub(leaf_work(p, point));
-                }
+                let (stop, newer) = self.newer_point(&mut walk, tombstone, edge);
                 if &reached[..] < stop {
                     out.range(&reached, stop, tombstone.seq);
                     reached = stop.to_vec();
                 }
-                let (Some((place, v)), Some(p)) = (newer, point) else {
+                let (Some((place, v)), Some(p)) = (newer, walk.point) else {
                     if stop == edge {
                         break;
                     }
@@ -186,9 +164,76 @@ impl MemtableState {
                 };
                 out.point(self, place, v.seq, v.value);
                 reached = successor(self.arena.get(place));
-                point = self.tree.next(p);
+                walk.point = self.tree.next(p);
             }
         }
+    }
+
+    /// Adds the points before `edge` to `out`. Returns the key at which it stopped early, because
+    /// there are `size` items or the work is done.
+    #[inline]
+    fn points(
+        &self,
+        walk: &mut Walk,
+        edge: Option<&[u8]>,
+        size: usize,
+        out: &mut Batch,
+    ) -> Option<&[u8]> {
+        while let Some(p) = walk.point {
+            self.tree.passing(&self.arena, p);
+            let place = self.tree.key(&self.arena, p);
+            let key = self.arena.get(place);
+            if !is_below(key, edge) {
+                break;
+            }
+            if out.len() >= size || walk.work == 0 {
+                return Some(key);
+            }
+            if let Some(v) = self.tree.version(&self.arena, p, walk.at) {
+                out.point(self, place, v.seq, v.value);
+            }
+            walk.pass(self, p);
+        }
+        None
+    }
+
+    /// Moves to the first point before `edge` that is newer than the tombstone. Returns the key up
+    /// to which the tombstone hides everything, and the point, if there is one: without a point the
+    /// key is `edge`, or the one at which the work was done.
+    #[inline]
+    fn newer_point<'a>(
+        &'a self,
+        walk: &mut Walk,
+        tombstone: Stamp,
+        edge: &'a [u8],
+    ) -> (&'a [u8], Option<(Place, Version)>) {
+        while let Some(p) = walk.point {
+            let place = self.tree.key(&self.arena, p);
+            let key = self.arena.get(place);
+            if key >= edge {
+                break;
+            }
+            if walk.work == 0 {
+                return (key, None);
+            }
+            if self.tree.leaf_newest(p) < tombstone.seq {
+                // The whole leaf is older than the tombstone. If it reaches beyond the edge, the
+                // walk goes back to the first key after the edge.
+                walk.point = self.tree.next_leaf(p);
+                walk.work = walk.work.saturating_sub(FRAGMENTS_PER_LEAF);
+                let first = |n| self.arena.get(self.tree.leaf_first(&self.arena, n));
+                if walk.point.is_none_or(|n| first(n) > edge) {
+                    walk.point = self.tree.seek(&self.arena, edge);
+                }
+                continue;
+            }
+            let version = self.tree.version(&self.arena, p, walk.at);
+            if let Some(v) = version.filter(|v| v.stamp() > tombstone) {
+                return (key, Some((place, v)));
+            }
+            walk.pass(self, p);
+        }
+        (edge, None)
     }
 
     /// Returns the start of a range of about `size` items that ends before `hi`.

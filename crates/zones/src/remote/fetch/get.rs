@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use env::thread;
-use objects::ObjectsError;
+use objects::{Object, ObjectsError};
 
 use super::{Remote, io_error};
 use crate::{Error, Purpose};
@@ -27,7 +27,8 @@ impl Remote {
         let mut was_damaged = false;
         loop {
             self.counters.asked(purpose);
-            let error = match self.second_gets.get(&self.objects, &key, range.clone()) {
+            let answer = self.second_gets.get(&self.objects, &key, range.clone());
+            let error = match answer {
                 Ok(object) if object.bytes.len() as u64 == len => {
                     self.counters.got(purpose, len);
                     if waited > Duration::ZERO {
@@ -35,38 +36,7 @@ impl Remote {
                     }
                     return Ok(object.bytes);
                 }
-                // The end of an answer can be lost on the way, but a short object does not become
-                // longer.
-                Ok(object) if object.len < range.end => {
-                    return Err(damage(format!(
-                        "object {key} in {} has {} bytes where {} are referred to",
-                        self.objects.place(),
-                        object.len,
-                        range.end
-                    )));
-                }
-                Ok(object) => io::Error::new(
-                    io::ErrorKind::UnexpectedEof,
-                    format!("{} bytes of {len} of object {key} arrived", object.bytes.len()),
-                ),
-                Err(e @ (ObjectsError::NotFound { .. } | ObjectsError::OutOfRange { .. })) => {
-                    return Err(damage(format!(
-                        "zones are missing in {}: {e}; if they were deleted there because the state \
-                         was replaced long ago, mount or fork the newest one",
-                        self.objects.place()
-                    )));
-                }
-                // The answer may have been damaged on its way.
-                Err(e @ ObjectsError::Damaged { .. }) if was_damaged => {
-                    return Err(damage(e.to_string()));
-                }
-                Err(e @ ObjectsError::Secret { .. }) => {
-                    return Err(io::Error::other(e.to_string()));
-                }
-                Err(e) => {
-                    was_damaged = matches!(e, ObjectsError::Damaged { .. });
-                    io::Error::other(e.to_string())
-                }
+                answer => self.reason_to_retry(answer, &key, &range, &mut was_damaged)?,
             };
             // A wait must not keep a closed store open.
             if waited >= self.options.timeout || self.is_closed() {
@@ -78,6 +48,50 @@ impl Remote {
             thread::sleep(pause);
             waited += pause;
             pause = (2 * pause).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Returns the reason for another attempt after an answer without all bytes of `range`, or, as
+    /// an error, the one why no attempt can succeed. `was_damaged` is set after a damaged answer,
+    /// which is final the second time.
+    fn reason_to_retry(
+        &self,
+        answer: objects::Result<Object>,
+        key: &objects::Key,
+        range: &Range<u64>,
+        was_damaged: &mut bool,
+    ) -> io::Result<io::Error> {
+        match answer {
+            // The end of an answer can be lost on the way, but a short object does not become
+            // longer.
+            Ok(object) if object.len < range.end => Err(damage(format!(
+                "object {key} in {} has {} bytes where {} are referred to",
+                self.objects.place(),
+                object.len,
+                range.end
+            ))),
+            Ok(object) => Ok(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                format!(
+                    "{} bytes of {} of object {key} arrived",
+                    object.bytes.len(),
+                    range.end - range.start
+                ),
+            )),
+            Err(e @ (ObjectsError::NotFound { .. } | ObjectsError::OutOfRange { .. })) => {
+                Err(damage(format!(
+                    "zones are missing in {}: {e}; if they were deleted there because the state \
+                     was replaced long ago, mount or fork the newest one",
+                    self.objects.place()
+                )))
+            }
+            // The answer may have been damaged on its way.
+            Err(e @ ObjectsError::Damaged { .. }) if *was_damaged => Err(damage(e.to_string())),
+            Err(e @ ObjectsError::Secret { .. }) => Err(io::Error::other(e.to_string())),
+            Err(e) => {
+                *was_damaged = matches!(e, ObjectsError::Damaged { .. });
+                Ok(io::Error::other(e.to_string()))
+            }
         }
     }
 }
