@@ -140,9 +140,12 @@ mod tests {
     const PARSERS: [fn(&[u8]); 7] =
         [root, manifest, journal, transaction_log, stream, chunk, published];
 
-    /// Returns valid bytes of each kind, for the tests to damage.
-    fn whole() -> Vec<Vec<u8>> {
-        let text = |s: &'static str| Bytes::from_static(s.as_bytes());
+    fn text(s: &'static str) -> Bytes {
+        Bytes::from_static(s.as_bytes())
+    }
+
+    /// Returns edits of a manifest that fit one another.
+    fn edits() -> Vec<u8> {
         let info = |id, branch: &str| crate::DictionaryInfo {
             id: DictionaryId(id),
             name: "d".into(),
@@ -174,6 +177,11 @@ mod tests {
         ];
         let mut manifest = Vec::new();
         edits.iter().for_each(|e| e.encode(&mut manifest));
+        manifest
+    }
+
+    /// Returns a record of the journal, with changes of each kind.
+    fn commit() -> Vec<u8> {
         let d = DictionaryId(3);
         let packed =
             ExtentRef::packed(1 << 24, 9000, 800, 5, Compression::Lz4).expect("it is smaller");
@@ -188,6 +196,12 @@ mod tests {
         ];
         let mut journal = Vec::new();
         record::encode(&changes, &mut journal, |_| {});
+        journal
+    }
+
+    /// Returns valid bytes of each kind, for the tests to damage.
+    fn whole() -> Vec<Vec<u8>> {
+        let (manifest, journal) = (edits(), commit());
         let chunked = [&[9; HEADER][..], &journal].concat();
         let log = durable::encode(&crate::TransactionOptions {
             label: "l".into(),

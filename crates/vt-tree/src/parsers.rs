@@ -126,45 +126,47 @@ mod tests {
     use crate::value::{Compression, Packer};
     use proptest::prelude::*;
 
+    fn key(i: u64) -> Bytes {
+        Bytes::from(format!("key {:04}", i * 3))
+    }
+
+    /// Returns a block with items and extent runs of each kind.
+    fn block() -> Vec<u8> {
+        let mut b = BlockBuilder::default();
+        for i in 0..60 {
+            let body = match i % 5 {
+                0 => Body::Put(Value::Inline(vec![7; i as usize].into())),
+                1 | 2 => Body::Put(Value::Extent(ExtentRef::plain(i * 4096, 4096, 1))),
+                3 => Body::Delete,
+                _ => Body::DeleteRange { end: Bytes::from(format!("key {:04}", i * 3 + 2)) },
+            };
+            let item = Item { key: key(i), seq: i % 2 * 1000, body };
+            b.add(&item.key, item.seq, item.borrow().body);
+        }
+        // An extent run, and one that ends early.
+        for i in 0..210u64 {
+            let key = [b"page".as_slice(), &(i + i / 200 * 9).to_be_bytes()].concat();
+            let e = ExtentRef::plain((1 << 30) + i * 4096, 4096, i as u32);
+            b.add(&key, 5 + i, BodyRef::Put(ValueRef::Extent(e)));
+        }
+        // Compressed extents: single, following one another, and in a packed extent run together
+        // with some that are not compressed.
+        for i in 0..90u64 {
+            let key =
+                [b"q".as_slice(), &(i + i / 40 * 1000 + i / 30 * i * i).to_be_bytes()].concat();
+            let addr = (2 << 30) + i * 4096;
+            let e =
+                ExtentRef::packed(addr, 4096, 3000 + i as u32, i as u32, Compression::Lz4).unwrap();
+            let e = if i % 7 == 3 { ExtentRef::plain(addr, 4096, 9) } else { e };
+            b.add(&key, 5, BodyRef::Put(ValueRef::Extent(e)));
+        }
+        b.finish().0.to_vec()
+    }
+
     /// Returns valid bytes of each kind, to be corrupted.
     fn whole(kind: usize) -> Vec<u8> {
-        let key = |i: u64| Bytes::from(format!("key {:04}", i * 3));
         match kind {
-            0 => {
-                let mut b = BlockBuilder::default();
-                for i in 0..60 {
-                    let body = match i % 5 {
-                        0 => Body::Put(Value::Inline(vec![7; i as usize].into())),
-                        1 | 2 => Body::Put(Value::Extent(ExtentRef::plain(i * 4096, 4096, 1))),
-                        3 => Body::Delete,
-                        _ => {
-                            Body::DeleteRange { end: Bytes::from(format!("key {:04}", i * 3 + 2)) }
-                        }
-                    };
-                    let item = Item { key: key(i), seq: i % 2 * 1000, body };
-                    b.add(&item.key, item.seq, item.borrow().body);
-                }
-                // An extent run, and one that ends early.
-                for i in 0..210u64 {
-                    let key = [b"page".as_slice(), &(i + i / 200 * 9).to_be_bytes()].concat();
-                    let e = ExtentRef::plain((1 << 30) + i * 4096, 4096, i as u32);
-                    b.add(&key, 5 + i, BodyRef::Put(ValueRef::Extent(e)));
-                }
-                // Compressed extents: single, following one another, and in a packed extent run
-                // together with some that are not compressed.
-                for i in 0..90u64 {
-                    let key =
-                        [b"q".as_slice(), &(i + i / 40 * 1000 + i / 30 * i * i).to_be_bytes()]
-                            .concat();
-                    let addr = (2 << 30) + i * 4096;
-                    let e =
-                        ExtentRef::packed(addr, 4096, 3000 + i as u32, i as u32, Compression::Lz4)
-                            .unwrap();
-                    let e = if i % 7 == 3 { ExtentRef::plain(addr, 4096, 9) } else { e };
-                    b.add(&key, 5, BodyRef::Put(ValueRef::Extent(e)));
-                }
-                b.finish().0.to_vec()
-            }
+            0 => block(),
             1 => {
                 let mut node = NodeBuilder::default();
                 (0..10).for_each(|i| node.push(entry(key(i), key(i + 1))));

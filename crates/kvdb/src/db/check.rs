@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use crate::remote::{RemoteZones, open_zones};
-use vt_tree::{BlockCache, Run, Value};
+use vt_tree::{BlockCache, ExtentRef, Run, Value};
 use zones::{Device, ZoneId, ZoneUse};
 
-use crate::db::recovery::{Found, Journal, read_journal};
+use crate::db::recovery::{Found, Journal, Recovery, read_journal};
 use crate::error::Result;
 use crate::version::Version;
 use crate::version::tree::{NumberedRun, Tree};
@@ -57,6 +57,18 @@ impl CheckReport {
 
     fn fault(&mut self, place: impl Into<String>, what: impl ToString) {
         self.faults.push(Fault { place: place.into(), what: what.to_string() });
+    }
+
+    /// Takes the counts of the journal. Only a crash leaves bytes after the journal's end.
+    fn journal_read(&mut self, recovery: &Recovery) {
+        self.torn_bytes = recovery.torn_bytes;
+        self.journal_records = recovery.records;
+        if recovery.clean && self.torn_bytes > 0 {
+            let torn = self.torn_bytes;
+            let what =
+                format!("{torn} bytes lie behind the end of a store that was closed properly");
+            self.fault("journal", what);
+        }
     }
 }
 
@@ -113,17 +125,7 @@ fn examine(
             ZoneUse::new()
         }
     };
-    report.torn_bytes = found.recovery.torn_bytes;
-    report.journal_records = found.recovery.records;
-    if found.recovery.clean && report.torn_bytes > 0 {
-        report.fault(
-            "journal",
-            format!(
-                "{} bytes lie behind the end of a store that was closed properly",
-                report.torn_bytes
-            ),
-        );
-    }
+    report.journal_read(&found.recovery);
 
     let snapshots: Vec<_> =
         found.snapshots.list().into_iter().map(|s| (s.label.name.clone(), s.version())).collect();
@@ -131,14 +133,7 @@ fn examine(
     let total =
         runs.iter().map(|(run, _)| run.stats()).map(|s| s.block_bytes + s.value_bytes).sum::<u64>()
             + bound.iter().map(|e| u64::from(e.stored)).sum::<u64>();
-    let mut done = 0;
-    for extent in &bound {
-        if let Err(e) = cache.read_value(&Value::Extent(*extent)) {
-            report.fault("journal", format!("a value that it binds: {e}"));
-        }
-        done += u64::from(extent.stored);
-        progress(done, total);
-    }
+    let mut done = check_values(&bound, &cache, report, &mut |done| progress(done, total));
     let mut owners = Owners::default();
     for &zone in &found.loaded.root.zones {
         owners.add(zone, "manifest", report);
@@ -150,21 +145,52 @@ fn examine(
     report.dictionaries = found.version.trees.len() as u64;
     report.snapshots = snapshots.len() as u64;
     for (run, place) in &runs {
-        let mut faults = Vec::new();
-        let mut bytes = 0;
-        vt_tree::check_run(run, &mut |what| faults.push(what), &mut |n| {
-            bytes += n;
-            progress(done + bytes, total);
-        });
-        done += bytes;
-        faults.into_iter().for_each(|what| report.fault(place.clone(), what));
+        let before = done;
+        done += check_run(run, place, report, &mut |bytes| progress(before + bytes, total));
         owners.check(run.uses(), place, report);
-        report.runs += 1;
-        report.items += run.stats().items;
-        report.bytes += bytes;
     }
     progress(total, total);
     Ok(())
+}
+
+/// Reads the values that the journal binds, and returns the number of their bytes. `advance` is
+/// called with the number of bytes read so far.
+fn check_values(
+    bound: &[ExtentRef],
+    cache: &BlockCache,
+    report: &mut CheckReport,
+    advance: &mut dyn FnMut(u64),
+) -> u64 {
+    let mut done = 0;
+    for extent in bound {
+        if let Err(e) = cache.read_value(&Value::Extent(*extent)) {
+            report.fault("journal", format!("a value that it binds: {e}"));
+        }
+        done += u64::from(extent.stored);
+        advance(done);
+    }
+    done
+}
+
+/// Reads a run, counts it, and returns the number of bytes read. Messages name it `place`.
+/// `advance` is called with the number of bytes read so far.
+fn check_run(
+    run: &Arc<Run>,
+    place: &str,
+    report: &mut CheckReport,
+    advance: &mut dyn FnMut(u64),
+) -> u64 {
+    let mut faults = Vec::new();
+    let mut bytes = 0;
+    vt_tree::check_run(run, &mut |what| faults.push(what), &mut |n| {
+        bytes += n;
+        advance(bytes);
+    });
+    faults.into_iter().for_each(|what| report.fault(place, what));
+    report.runs += 1;
+    report.items += run.stats().items;
+    report.bytes += bytes;
+    bytes
 }
 
 /// Returns the runs of the store with their names in messages. A run that several trees share is

@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 use crate::ids::RunId;
 use crate::journal::record;
 use crate::locks::KeyRangeRef;
-use crate::manifest::Edit;
+use crate::manifest::{Edit, ManifestState};
 use crate::version::generation::Layer;
 use crate::version::version_set::VersionEdit;
 
@@ -210,6 +210,22 @@ fn shown(key: &[u8]) -> String {
 }
 
 impl Database {
+    /// Returns the edit that adds `run` as the newest of its dictionary.
+    fn adding(
+        &self,
+        state: &ManifestState,
+        dict: DictionaryId,
+        run: &Arc<Run>,
+    ) -> Result<VersionEdit> {
+        if !state.dictionaries.contains_key(&dict) {
+            let what = format!("{} (by number): dropped during the ingest", dict.0);
+            return Err(Error::NoDictionary(what));
+        }
+        let mut change = VersionEdit::of([Edit::Streams(self.engine.zones.positions())]);
+        change.add_run(dict, 0, RunId(state.next_run), run);
+        Ok(change)
+    }
+
     /// Installs `run`, whose keys lie in `range`, above all commits so far.
     fn install_ingested(
         &self,
@@ -254,18 +270,8 @@ impl Database {
             // with it. The pipeline's lock is held, so no commit happens between the data below it
             // and the run itself.
             let entered = self.commits.enter_in_order(Priority::Log)?;
-            self.commits.install_commit(entered, Changed::Run(dict, run.clone()), |state| {
-                if !state.dictionaries.contains_key(&dict) {
-                    return Err(Error::NoDictionary(format!(
-                        "{} (by number): dropped during the ingest",
-                        dict.0
-                    )));
-                }
-                let id = RunId(state.next_run);
-                let mut change = VersionEdit::of([Edit::Streams(self.engine.zones.positions())]);
-                change.add_run(dict, 0, id, &run);
-                Ok(change)
-            })?
+            let changed = Changed::Run(dict, run.clone());
+            self.commits.install_commit(entered, changed, |state| self.adding(state, dict, &run))?
         };
         drop((naming, flushing));
         self.engine.signals.reclaimable.store(true, Ordering::Release);

@@ -148,10 +148,8 @@ impl Publisher {
             journal.published(&database, seq, shape);
         }
         drop(held);
-        if shares && !self.is_registered()? {
-            let what = "the fork was dropped while it was published, and what it shares may be \
-                        gone: publish again";
-            return Err(Error::Invalid(what.into()));
+        if shares {
+            self.check_still_registered()?;
         }
         let Progress { objects, bytes, zones_total: zones, .. } = published.progress;
         let live_bytes = uses.iter().map(|(_, bytes)| bytes.min(ZONE_SIZE)).sum();
@@ -305,6 +303,16 @@ impl Publisher {
         let Some(fork) = copy.fork else { return Ok(false) };
         let base = RemoteStore::new(self.to.objects().clone(), &copy.name)?;
         base.is_registered(&*self.db.db.engine.env, fork)
+    }
+
+    /// Fails if a fork that was registered when its publication began is registered no more.
+    fn check_still_registered(&self) -> Result<()> {
+        if self.is_registered()? {
+            return Ok(());
+        }
+        let what = "the fork was dropped while it was published, and what it shares may be \
+                    gone: publish again";
+        Err(Error::Invalid(what.into()))
     }
 
     /// Lets the next publication take the right to publish from another publisher of the file, or

@@ -90,8 +90,41 @@ impl Database {
         let _alone = self.compactor.merge_alone();
         let mut report = RepairReport::default();
         let mut change = VersionEdit::default();
-        // The roots of damaged runs, and of the runs that replace them.
-        let mut instead: HashMap<Bytes, Option<Bytes>> = HashMap::new();
+        let instead = self.rewrite_damaged(&mut stand_in, &mut report, &mut change)?;
+
+        let mut state = self.engine.versions.manifest()?.state().clone();
+        state.replace_runs(&instead);
+        // The view of the repaired store, from which the caller mends its own structures.
+        let view = self.engine.versions.preview(&state, &change)?;
+        let batch = mend(&view, &report.removed)?;
+        report.changes = batch.len() as u64;
+        if report.runs == 0 && batch.is_empty() {
+            return Ok(report);
+        }
+        let added = self.write_above(&view.version, batch)?;
+        self.engine.zones.sync().map_err(Error::from)?;
+
+        for (dict, run) in added {
+            let root = encode_run(&run);
+            state.add_newest(dict, root.clone())?;
+            change.knows(root, run);
+        }
+        state.streams = self.engine.zones.positions();
+        state.closed = false;
+        self.engine.versions.replace(state, &change)?;
+        Ok(report)
+    }
+
+    /// Rewrites each run that cannot be read completely, and adds what it has lost to `report`.
+    /// `change` learns the new runs. Returns the roots of damaged runs, and of the runs that
+    /// replace them; a run of which nothing is left is replaced by none.
+    fn rewrite_damaged(
+        &self,
+        stand_in: &mut dyn FnMut(&mut Deletion<'_>),
+        report: &mut RepairReport,
+        change: &mut VersionEdit,
+    ) -> Result<HashMap<Bytes, Option<Bytes>>> {
+        let mut instead = HashMap::new();
         for (tree, run, place) in self.all_runs() {
             let mut whole = true;
             vt_tree::check_run(&run, &mut |_| whole = false, &mut |_| {});
@@ -123,28 +156,7 @@ impl Database {
             root.iter().zip(new).for_each(|(root, new)| change.knows(root.clone(), new));
             instead.insert(encode_run(&run), root);
         }
-
-        let mut state = self.engine.versions.manifest()?.state().clone();
-        state.replace_runs(&instead);
-        // The view of the repaired store, from which the caller mends its own structures.
-        let view = self.engine.versions.preview(&state, &change)?;
-        let batch = mend(&view, &report.removed)?;
-        report.changes = batch.len() as u64;
-        if report.runs == 0 && batch.is_empty() {
-            return Ok(report);
-        }
-        let added = self.write_above(&view.version, batch)?;
-        self.engine.zones.sync().map_err(Error::from)?;
-
-        for (dict, run) in added {
-            let root = encode_run(&run);
-            state.add_newest(dict, root.clone())?;
-            change.knows(root, run);
-        }
-        state.streams = self.engine.zones.positions();
-        state.closed = false;
-        self.engine.versions.replace(state, &change)?;
-        Ok(report)
+        Ok(instead)
     }
 
     /// Returns all runs, each once, with a dictionary that has it and its name in messages.

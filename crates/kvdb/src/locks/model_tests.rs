@@ -123,39 +123,8 @@ fn run(steps: Vec<Step>) -> Result<(), TestCaseError> {
                 locks.release(id);
                 model.release(id);
             }
-            Step::Lock(id, dict, range, exclusive) => {
-                let wounded = RefCell::new(Vec::new());
-                let wound = |id| {
-                    locks.release(id);
-                    wounded.borrow_mut().push(id);
-                };
-                let mode = if exclusive { Mode::Exclusive } else { Mode::Shared };
-                let result = locks.lock(
-                    id,
-                    DictionaryId(dict),
-                    range.borrowed(),
-                    mode,
-                    Duration::ZERO,
-                    &wound,
-                );
-                let mut ways = model.in_the_way(Some(id), dict, &range, exclusive);
-                ways.sort_unstable();
-                ways.dedup();
-                let older: Vec<u64> =
-                    ways.iter().copied().filter(|w| (age(*w), *w) < (age(id), id)).collect();
-                match result {
-                    Err(LockError::Ended) => prop_assert!(!model.owners.contains_key(&id)),
-                    Err(LockError::TimedOut { holder }) => prop_assert!(older.contains(&holder)),
-                    Err(e) => prop_assert!(false, "{e:?} where every wounded owner ends at once"),
-                    Ok(()) => {
-                        prop_assert!(model.owners.contains_key(&id) && older.is_empty());
-                        let mut wounded = wounded.into_inner();
-                        wounded.sort_unstable();
-                        prop_assert_eq!(&wounded, &ways);
-                        wounded.into_iter().for_each(|w| model.release(w));
-                        model.held.push(Held { owner: id, dict, range, exclusive });
-                    }
-                }
+            Step::Lock(owner, dict, range, exclusive) => {
+                lock(&locks, &mut model, Held { owner, dict, range, exclusive })?;
             }
             Step::Commit(changes, except) => {
                 let blockers: Vec<u64> = changes
@@ -171,6 +140,37 @@ fn run(steps: Vec<Step>) -> Result<(), TestCaseError> {
         }
         prop_assert_eq!(locks.any(), !model.owners.is_empty());
         compare(&locks, &model)?;
+    }
+    Ok(())
+}
+
+/// Requests a lock, and checks the outcome: younger owners are wounded, an older one is waited for.
+fn lock(locks: &Locks, model: &mut Model, asked: Held) -> Result<(), TestCaseError> {
+    let (id, dict) = (asked.owner, asked.dict);
+    let wounded = RefCell::new(Vec::new());
+    let wound = |id| {
+        locks.release(id);
+        wounded.borrow_mut().push(id);
+    };
+    let mode = if asked.exclusive { Mode::Exclusive } else { Mode::Shared };
+    let range = asked.range.borrowed();
+    let result = locks.lock(id, DictionaryId(dict), range, mode, Duration::ZERO, &wound);
+    let mut ways = model.in_the_way(Some(id), dict, &asked.range, asked.exclusive);
+    ways.sort_unstable();
+    ways.dedup();
+    let older: Vec<u64> = ways.iter().copied().filter(|w| (age(*w), *w) < (age(id), id)).collect();
+    match result {
+        Err(LockError::Ended) => prop_assert!(!model.owners.contains_key(&id)),
+        Err(LockError::TimedOut { holder }) => prop_assert!(older.contains(&holder)),
+        Err(e) => prop_assert!(false, "{e:?} where every wounded owner ends at once"),
+        Ok(()) => {
+            prop_assert!(model.owners.contains_key(&id) && older.is_empty());
+            let mut wounded = wounded.into_inner();
+            wounded.sort_unstable();
+            prop_assert_eq!(&wounded, &ways);
+            wounded.into_iter().for_each(|w| model.release(w));
+            model.held.push(asked);
+        }
     }
     Ok(())
 }

@@ -169,19 +169,27 @@ impl Claim {
         let (notes, states, objects, tail) = (0, 0, 0, None);
         let mut claim = Claim { env, to, head, tag, begun, notes, states, objects, tail };
         if let Some(from) = claim.head.journal.filter(|_| !goes_on) {
-            // The epoch is raised, so the existing objects are all commits that the previous file
-            // can have acknowledged.
-            match claim.to.seal_journal(from, &*claim.env) {
-                Ok(end) => claim.tail = Some((from, end)),
-                Err(e) => {
-                    if let Err(e) = claim.give_back(before_it) {
-                        tracing::warn!("{} stays open for writing: {e}", claim.to.place());
-                    }
-                    return Err(e);
-                }
-            }
+            claim.seal_previous(from, before_it)?;
         }
         Ok(claim)
+    }
+
+    /// Seals the journal of the previous file, which belongs to `owner`, from the newest state on.
+    /// The epoch is raised, so the existing objects are all commits that the previous file can have
+    /// acknowledged. After an error the head has its previous owner again.
+    fn seal_previous(&mut self, from: JournalPlace, owner: Owner) -> Result<()> {
+        match self.to.seal_journal(from, &*self.env) {
+            Ok(end) => {
+                self.tail = Some((from, end));
+                Ok(())
+            }
+            Err(error) => {
+                if let Err(e) = self.give_back(owner) {
+                    tracing::warn!("{} stays open for writing: {e}", self.to.place());
+                }
+                Err(error)
+            }
+        }
     }
 
     /// Returns the part of the previous file's journal after the newest state, if it is not empty.

@@ -96,6 +96,68 @@ pub struct Collected {
     pub unknown: Amount,
 }
 
+impl Collected {
+    /// Returns the outcome before any object was examined.
+    fn of(marks: &Marks) -> Collected {
+        Collected {
+            stores: marks.stores,
+            forks: marks.forks,
+            expired_forks: marks.expired.len() as u64,
+            ..Collected::default()
+        }
+    }
+}
+
+/// The dead objects of a place.
+#[derive(Default)]
+struct DeadObjects {
+    /// Objects that this collection has found.
+    found: Vec<Key>,
+    /// Objects that it deletes.
+    due: Vec<Key>,
+    /// Objects whose grace is not over.
+    left: HashSet<Key>,
+}
+
+impl DeadObjects {
+    /// Takes an object, which an earlier collection has found at the time `since`, and returns the
+    /// amount in `told` that it counts in.
+    fn take<'a>(
+        &mut self,
+        key: &Key,
+        since: Option<&Duration>,
+        is_due: impl Fn(Duration) -> bool,
+        told: &'a mut Collected,
+    ) -> &'a mut Amount {
+        match since {
+            None => {
+                self.found.push(key.clone());
+                &mut told.found
+            }
+            Some(since) if is_due(*since) => {
+                self.due.push(key.clone());
+                &mut told.deleted
+            }
+            Some(_) => {
+                self.left.insert(key.clone());
+                &mut told.waiting
+            }
+        }
+    }
+}
+
+/// Returns for each listed object when it was first found dead.
+fn found_since(lists: &[DeadList]) -> HashMap<&Key, Duration> {
+    let mut since = HashMap::new();
+    for list in lists {
+        for key in &list.keys {
+            let first = since.entry(key).or_insert(list.found);
+            *first = list.found.min(*first);
+        }
+    }
+    since
+}
+
 impl RemotePlace {
     /// Deletes the objects that no store and no fork refers to, according to [`CollectOptions`].
     /// Objects that are first found dead now are deleted by a later call. Stores may be published,
@@ -115,28 +177,14 @@ impl RemotePlace {
         let marks = Marks::read(objects, now)?;
         let is_due = |since: Duration| since.saturating_add(options.grace) <= now;
 
-        let mut lists = Vec::new();
-        for entry in below.iter().filter(|entry| dead::is_list(&entry.key)) {
-            lists.extend(dead::read(objects, entry)?);
-        }
+        let lists = dead::read_all(objects, &below)?;
         let is_void = |list: &DeadList| list.keys.iter().any(|key| marks.fate(key) != Fate::Dead);
         let (void, valid): (Vec<_>, Vec<_>) = lists.into_iter().partition(is_void);
-        let mut since: HashMap<&Key, Duration> = HashMap::new();
-        for list in &valid {
-            for key in &list.keys {
-                let first = since.entry(key).or_insert(list.found);
-                *first = list.found.min(*first);
-            }
-        }
+        let since = found_since(&valid);
 
-        let mut told = Collected {
-            stores: marks.stores,
-            forks: marks.forks,
-            expired_forks: marks.expired.len() as u64,
-            ..Collected::default()
-        };
+        let mut told = Collected::of(&marks);
         let mut far = CollectProgress::default();
-        let (mut found, mut due, mut left) = (Vec::new(), Vec::new(), HashSet::new());
+        let mut condemned = DeadObjects::default();
         for prefix in CONTENT {
             each_listed(&**objects, prefix, &mut |entry| {
                 far.objects += 1;
@@ -147,18 +195,7 @@ impl RemotePlace {
                     (Fate::Needed(_), _) => &mut told.kept,
                     (Fate::Current, _) => &mut told.current,
                     (Fate::Unknown, _) => &mut told.unknown,
-                    (Fate::Dead, None) => {
-                        found.push(entry.key.clone());
-                        &mut told.found
-                    }
-                    (Fate::Dead, Some(since)) if is_due(*since) => {
-                        due.push(entry.key.clone());
-                        &mut told.deleted
-                    }
-                    (Fate::Dead, Some(_)) => {
-                        left.insert(entry.key.clone());
-                        &mut told.waiting
-                    }
+                    (Fate::Dead, since) => condemned.take(&entry.key, since, &is_due, &mut told),
                 };
                 amount.add(&entry);
                 Ok(())
@@ -168,14 +205,15 @@ impl RemotePlace {
             return Ok(told);
         }
 
-        dead::write(objects, env, &found)?;
-        far.due = due.len() as u64;
-        for some in due.chunks(1000) {
+        dead::write(objects, env, &condemned.found)?;
+        far.due = condemned.due.len() as u64;
+        for some in condemned.due.chunks(1000) {
             progress(far)?;
             at_once(some, |key| delete(&**objects, key))?;
             far.deleted += some.len() as u64;
         }
-        let done = valid.iter().filter(|list| !list.keys.iter().any(|key| left.contains(key)));
+        let done =
+            valid.iter().filter(|list| !list.keys.iter().any(|key| condemned.left.contains(key)));
         let old = |entry: &&Listed| entry.key.as_str().starts_with(NOW) && is_due(entry.modified);
         let clocks = below.iter().filter(old).map(|entry| &entry.key);
         let expired = marks.expired.iter().filter(|(_, since)| is_due(*since));

@@ -68,12 +68,21 @@ pub(super) fn parse(data: &[u8]) {
 }
 
 /// Returns whether a key is that of a list.
-pub(super) fn is_list(key: &Key) -> bool {
+fn is_list(key: &Key) -> bool {
     key.as_str().strip_prefix("d/").is_some_and(|name| name.parse::<ForkId>().is_ok())
 }
 
+/// Reads the lists among these objects, except those that no longer exist.
+pub(super) fn read_all(objects: &Arc<dyn Objects>, listed: &[Listed]) -> Result<Vec<DeadList>> {
+    let mut lists = Vec::new();
+    for entry in listed.iter().filter(|entry| is_list(&entry.key)) {
+        lists.extend(read(objects, entry)?);
+    }
+    Ok(lists)
+}
+
 /// Reads a list. Returns `None` if it no longer exists.
-pub(super) fn read(objects: &Arc<dyn Objects>, listed: &Listed) -> Result<Option<DeadList>> {
+fn read(objects: &Arc<dyn Objects>, listed: &Listed) -> Result<Option<DeadList>> {
     let (key, found) = (listed.key.clone(), listed.modified);
     let part = Part::Range(0..MOST + 1);
     match objects::get_patiently(&**objects, &key, part, Patience::default()) {

@@ -61,10 +61,8 @@ impl RemotePlace {
         let objects = &self.objects;
         let (now, below) = self.clock(env)?;
         let marks = Marks::read(objects, now)?;
-        let mut on_lists = HashSet::new();
-        for entry in below.iter().filter(|entry| dead::is_list(&entry.key)) {
-            on_lists.extend(dead::read(objects, entry)?.into_iter().flat_map(|list| list.keys));
-        }
+        let lists = dead::read_all(objects, &below)?;
+        let on_lists: HashSet<_> = lists.into_iter().flat_map(|list| list.keys).collect();
 
         let mut survey = Survey { stores: marks.stores, forks: marks.forks, ..Survey::default() };
         let mut whole = HashSet::new();

@@ -230,36 +230,14 @@ fn journal(
         .map_or(0, |_| state.start.offset);
     let mut from = (0, offset, state.start.position);
     loop {
-        let (part, offset, position) = from;
-        let mut reader = StreamReader::new(
-            zones,
-            Kind::Journal,
-            &parts[part.min(parts.len())..],
-            offset,
-            position,
-        );
-        let mut records = Records::new(position);
-        while let Ok(Some((_, piece))) = reader.next() {
-            let pushed = records.push(&piece, |to, bytes| {
-                if to > end {
-                    return Ok(false);
-                }
-                replay.record(record::decode(&bytes)?)?;
-                Ok(true)
-            });
-            if !matches!(pushed, Ok(true)) {
-                break;
-            }
-        }
+        let (part, offset, position) = replay.stretch(zones, &parts, from, end);
         if whole.is_ok() {
             break;
         }
-        let stopped = (part + reader.part(), reader.offset());
-        match resume(zones, &parts, stopped, records.position()) {
+        match resume(zones, &parts, (part, offset), position) {
             Some(next) => {
                 notes.push(format!(
-                    "commits are missing: bytes {} to {} of the journal",
-                    records.position(),
+                    "commits are missing: bytes {position} to {} of the journal",
                     next.2
                 ));
                 from = next;
@@ -316,6 +294,32 @@ struct Replay<'a> {
 }
 
 impl Replay<'_> {
+    /// Replays the journal from a part, offset and position on, up to the position `end` or to the
+    /// first damage. Returns the part, offset and position at which it stopped.
+    fn stretch(
+        &mut self,
+        zones: &Zones,
+        parts: &[StreamPart],
+        (part, offset, position): (usize, u64, u64),
+        end: u64,
+    ) -> (usize, u64, u64) {
+        let rest = &parts[part.min(parts.len())..];
+        let mut reader = StreamReader::new(zones, Kind::Journal, rest, offset, position);
+        let mut records = Records::new(position);
+        while let Ok(Some((_, piece))) = reader.next() {
+            let pushed = records.push(&piece, |to, bytes| {
+                if to > end {
+                    return Ok(false);
+                }
+                self.record(record::decode(&bytes)?)?;
+                Ok(true)
+            });
+            if !matches!(pushed, Ok(true)) {
+                break;
+            }
+        }
+        (part + reader.part(), reader.offset(), records.position())
+    }
     fn record(&mut self, record: Record) -> Result<()> {
         match record {
             Record::Mark | Record::Snapshot { .. } => Ok(()),

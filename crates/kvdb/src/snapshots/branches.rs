@@ -5,6 +5,7 @@ use env::sync::atomic::Ordering;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use vt_tree::Seq;
 use zones::Priority;
 
 use super::Snapshotter;
@@ -15,6 +16,7 @@ use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::ids::Label;
 use crate::journal::record;
+use crate::lock_order::MutexGuard;
 use crate::manifest::{Edit, ManifestState};
 use crate::version::snapshot_set::Snapshot;
 use crate::version::version_set::VersionEdit;
@@ -30,6 +32,31 @@ pub(super) fn know(change: &mut VersionEdit, state: &ManifestState, snapshot: &S
             }
         }
     }
+}
+
+/// Returns the edit that rolls the branch of the snapshot `to` back to it, and drops the snapshots
+/// in `around`. The rollback is commit `seq`. Fails if the branch has a dictionary that is not
+/// among the locked ones, `dicts`.
+fn rolling_back(
+    state: &ManifestState,
+    to: &Snapshot,
+    seq: Seq,
+    dicts: &BTreeSet<DictionaryId>,
+    around: &[String],
+) -> Result<VersionEdit> {
+    let of_branch = state.dictionaries.of_branch(&to.label.branch);
+    let mut infos = of_branch.values().map(|d| &d.info);
+    if let Some(new) = infos.find(|info| !dicts.contains(&info.id)) {
+        return Err(Error::Locked(format!(
+            "dictionary {} was made during the rollback: try again",
+            new.name
+        )));
+    }
+    let snapshot = to.label.name.clone();
+    let mut change = VersionEdit::of([Edit::RollBack { snapshot, seq }]);
+    change.edits.extend(around.iter().cloned().map(Edit::DropSnapshot));
+    know(&mut change, state, to);
+    Ok(change)
 }
 
 impl Snapshotter {
@@ -154,15 +181,7 @@ impl Snapshotter {
         // No merge or flush in progress may add to the data that is replaced.
         let alone = self.compactor.merge_alone();
         let flushing = self.flusher.lock();
-        let naming = loop {
-            let naming = self.engine.snapshots.naming.lock();
-            if self.engine.snapshots.next_pending().is_none() {
-                break naming;
-            }
-            drop(naming);
-            self.flusher.flush_sealed_locked()?;
-            self.engine.health.check()?;
-        };
+        let naming = self.settled_locked()?;
         if !self.engine.snapshots.get(snapshot).is_some_and(|now| Arc::ptr_eq(&now, &to)) {
             return Err(Error::NoSnapshot(snapshot.into()));
         }
@@ -176,31 +195,28 @@ impl Snapshotter {
             // transactions that began before it detect it.
             let entered = self.commits.enter_in_order(Priority::Log)?;
             let seq = entered.seq();
-            let plan = |state: &ManifestState| {
-                let of_branch = state.dictionaries.of_branch(&branch);
-                let mut infos = of_branch.values().map(|d| &d.info);
-                if let Some(new) = infos.find(|info| !dicts.contains(&info.id)) {
-                    return Err(Error::Locked(format!(
-                        "dictionary {} was made during the rollback: try again",
-                        new.name
-                    )));
-                }
-                let mut change =
-                    VersionEdit::of([Edit::RollBack { snapshot: snapshot.into(), seq }]);
-                change.edits.extend(around.iter().cloned().map(Edit::DropSnapshot));
-                know(&mut change, state, &to);
-                Ok(change)
-            };
-            self.commits.install_commit(
-                entered,
-                Changed::Unlisted([branch.clone()].into()),
-                plan,
-            )?
+            let changed = Changed::Unlisted([branch.clone()].into());
+            self.commits.install_commit(entered, changed, |state: &ManifestState| {
+                rolling_back(state, &to, seq, &dicts, &around)
+            })?
         };
         drop((naming, flushing, alone, locked));
         self.engine.signals.reclaimable.store(true, Ordering::Release);
         self.flusher.flushed();
         installed.finish(&*self.admission)
+    }
+
+    /// Does the same as [`Snapshotter::settled`] for a caller that holds the flusher's lock.
+    fn settled_locked(&self) -> Result<MutexGuard<'_, ()>> {
+        loop {
+            let naming = self.engine.snapshots.naming.lock();
+            if self.engine.snapshots.next_pending().is_none() {
+                return Ok(naming);
+            }
+            drop(naming);
+            self.flusher.flush_sealed_locked()?;
+            self.engine.health.check()?;
+        }
     }
 
     /// Returns the snapshots around commits to a branch, which cannot be undone once the branch is

@@ -173,7 +173,7 @@ enum Found<'a> {
 type Visit<'v> = dyn FnMut(DictionaryId, Found<'_>) -> Result<ControlFlow<()>> + 'v;
 
 /// The dictionaries in which conflicts are looked for. `None` means all.
-type Only<'a> = Option<&'a [DictionaryId]>;
+pub(super) type Only<'a> = Option<&'a [DictionaryId]>;
 
 fn is_checked(only: Only<'_>, dict: DictionaryId) -> bool {
     only.is_none_or(|only| only.contains(&dict))

@@ -13,9 +13,9 @@ use bytes::Bytes;
 use vt_tree::{BlockCache, BodyRef, ItemRef, KeyRange, Lookup, Run, Seq, Update};
 use zones::ZonePin;
 
-use super::conflicts::{self, Now, Others};
+use super::conflicts::{self, Now, Only, Others};
 use super::options::{CommitOptions, Isolation, TransactionOptions};
-use super::reads;
+use super::reads::{self, Dependency};
 use super::registry::Transactions;
 use super::revision::Revision;
 use super::state::{Open, TransactionState};
@@ -37,6 +37,33 @@ const SMALL: u64 = 1 << 20;
 /// Number of conflict checks outside of the pipeline's lock before one is made under the lock,
 /// however long it takes.
 const LOOKS: usize = 4;
+
+/// The changes of a transaction while it commits.
+struct Joining {
+    /// The changes, joined with those of others.
+    write_set: WriteSet,
+    /// There are too many changes to commit them one by one, so they are bound as runs.
+    bound: bool,
+    /// All commits up to this view are joined. `None` before the first look at them.
+    checked: Option<View>,
+}
+
+/// Checks the dependencies of a transaction without changes. Its own reads are consistent, since
+/// all of them are as of its beginning.
+fn check_others(registry: &Transactions, dependencies: Vec<Dependency>) -> Result<()> {
+    let others: Vec<_> =
+        dependencies.into_iter().filter(|dependency| dependency.of.is_some()).collect();
+    reads::check(registry, &others, 0)
+}
+
+/// Returns the changes to commit: those of the transaction and, if it is durable, the end of its
+/// log, which is deleted in the same commit.
+fn with_end_of_log(open: &Open) -> WriteSet {
+    let Some(log) = open.log else { return open.write_set.clone() };
+    let mut write_set = open.write_set.fork();
+    write_set.write(&[Transactions::end_of_log(log)], ZonePin::default());
+    write_set
+}
 
 impl TransactionState {
     pub(super) fn commit(&self, options: CommitOptions) -> Result<()> {
@@ -105,65 +132,30 @@ impl TransactionState {
         registry.engine.health.writable()?;
         let dependencies = reads::dependencies(open, self.since);
         if open.write_set.is_empty() && open.log.is_none() {
-            // Its own reads are consistent, since all of them are as of its beginning.
-            let others: Vec<_> =
-                dependencies.into_iter().filter(|dependency| dependency.of.is_some()).collect();
-            return reads::check(registry, &others, 0).map(|()| None);
+            return check_others(registry, dependencies).map(|()| None);
         }
         let large = !open.write_set.in_memory() || open.write_set.memory() > BIND_AT;
         // In a full store the commit succeeds without snapshots, and cannot be undone.
         let mut undoable = self.options.undoable && !open.write_set.is_empty();
-        let mut bound = large;
-        if bound {
+        if large {
             // Spill before joining, so that a failed attempt has not wasted this write.
             open.spill(registry)?;
         }
         self.check_limit_of_clone(open)?;
-        let mut write_set = open.write_set.clone();
-        if let Some(log) = open.log {
-            // Delete the log in the same commit.
-            write_set = write_set.fork();
-            write_set.write(&[Transactions::end_of_log(log)], ZonePin::default());
-        }
+        let write_set = with_end_of_log(open);
         let checked_alone = self.checked.lock().clone();
         let only = (!self.options.check_conflicts).then_some(&checked_alone[..]);
         let checks = open.base.is_some() && only.is_none_or(|only| !only.is_empty());
-        // All commits up to this view are joined.
-        let mut checked: Option<View> = None;
+        let mut joining = Joining { write_set, bound: large, checked: None };
         for look in 1.. {
-            let mut seen = Seq::MAX;
-            if checks || !dependencies.is_empty() {
-                let now = registry.engine.versions.view();
-                reads::check(
-                    registry,
-                    &dependencies,
-                    checked.as_ref().map_or(0, |checked| checked.at),
-                )?;
-                let (since, base) = match (&checked, &open.base) {
-                    (Some(checked), _) => (checked.at, checked.clone()),
-                    (None, Some(base)) => (self.since, base.clone()),
-                    (None, None) => (self.since, now.clone()),
-                };
-                seen = now.at;
-                let by_value = open.by_value && checked.is_none();
-                if checks && (seen > since || by_value) {
-                    let joined = conflicts::reconcile(
-                        registry,
-                        &write_set,
-                        Others::Store(since),
-                        by_value,
-                        (&base, &now),
-                        only,
-                    )?;
-                    if let Some(joined) = joined {
-                        write_set = joined;
-                        bound |= !write_set.in_memory() || write_set.memory() > BIND_AT;
-                    }
+            let seen = match checks || !dependencies.is_empty() {
+                true => {
+                    self.join_others(open, &dependencies, checks.then_some(only), &mut joining)?
                 }
-                if seen > since || by_value {
-                    checked = Some(now);
-                }
-            }
+                false => Seq::MAX,
+            };
+            let Joining { write_set, bound, .. } = &mut joining;
+            let bound = *bound;
             // Checks under the pipeline's lock what was committed since the check above.
             let mine = write_set.clone();
             let still = |visible: Seq| -> Result<bool> {
@@ -183,9 +175,9 @@ impl TransactionState {
                         }
                         spilled => spilled?,
                     }
-                    self.bind(&write_set, &mine, (bound, undoable), still)?
+                    self.bind(write_set, &mine, (bound, undoable), still)?
                 }
-                false => self.commit_small(&write_set, still)?,
+                false => self.commit_small(write_set, still)?,
             };
             match outcome {
                 Outcome::Applied(applied) => return Ok(Some(applied)),
@@ -193,6 +185,47 @@ impl TransactionState {
             }
         }
         Ok(None)
+    }
+
+    /// Checks the dependencies against everything that was committed so far and, with `only`, joins
+    /// the changes with it, in the dictionaries that are checked. Returns the number of the newest
+    /// of these commits.
+    fn join_others(
+        &self,
+        open: &Open,
+        dependencies: &[Dependency],
+        only: Option<Only<'_>>,
+        joining: &mut Joining,
+    ) -> Result<Seq> {
+        let registry = &*self.registry;
+        let now = registry.engine.versions.view();
+        let checked = &joining.checked;
+        reads::check(registry, dependencies, checked.as_ref().map_or(0, |checked| checked.at))?;
+        let (since, base) = match (checked, &open.base) {
+            (Some(checked), _) => (checked.at, checked.clone()),
+            (None, Some(base)) => (self.since, base.clone()),
+            (None, None) => (self.since, now.clone()),
+        };
+        let seen = now.at;
+        let by_value = open.by_value && checked.is_none();
+        if seen <= since && !by_value {
+            return Ok(seen);
+        }
+        if let Some(only) = only
+            && let Some(joined) = conflicts::reconcile(
+                registry,
+                &joining.write_set,
+                Others::Store(since),
+                by_value,
+                (&base, &now),
+                only,
+            )?
+        {
+            joining.bound |= !joined.in_memory() || joined.memory() > BIND_AT;
+            joining.write_set = joined;
+        }
+        joining.checked = Some(now);
+        Ok(seen)
     }
 
     /// Returns the owner of the locks that the commit need not wait for.

@@ -23,6 +23,7 @@ use super::registry::Transactions;
 use super::state::{Mark, Open, OpenState, TransactionState};
 use crate::error::{Error, Result};
 use crate::ids::TransactionId;
+use crate::write_set::WriteSet;
 
 /// Maximum nesting depth, the outermost transaction included: a read may have to look into the
 /// write set of each level.
@@ -76,6 +77,39 @@ impl Within {
 }
 
 impl Open {
+    /// Puts the changes of a nested transaction on top of its own, and logs them if it is durable.
+    /// On an error none of them is added. A large write set is spilled.
+    fn take_over(&mut self, registry: &Arc<Transactions>, write_set: &mut WriteSet) -> Result<()> {
+        if write_set.in_memory() && write_set.memory() <= BIND_AT {
+            let (mut changes, removes) = changes(&registry.engine.cache, write_set)?;
+            self.make_room(registry, removes)?;
+            let pin = registry.parts.commits.keep_places(&changes)?;
+            if let Some(log) = self.log {
+                registry.log_nested(log, self.write_set.at, write_set)?;
+            }
+            self.fold_updates(registry, &mut changes)?;
+            self.write_set.write(&changes, pin);
+            return Ok(());
+        }
+        self.make_room(registry, false)?;
+        write_set.spill(&registry.engine, &BTreeMap::new())?;
+        if let Some(log) = self.log {
+            registry.log_nested(log, self.write_set.at, write_set)?;
+        }
+        let kept = self.kept();
+        let mut stacked = false;
+        for (dict, runs) in runs(write_set) {
+            runs.into_iter().rev().for_each(|run| self.write_set.adopt(dict, run));
+            let kept = kept.get(&dict).copied().unwrap_or(0);
+            stacked |= self.write_set.is_stacked(dict, kept);
+        }
+        if stacked {
+            // The runs have been adopted even if this fails; a later spill tries again.
+            let _ = self.spill(registry);
+        }
+        Ok(())
+    }
+
     pub(super) fn nested_ids(&self) -> impl Iterator<Item = TransactionId> + '_ {
         self.nested.iter().map(|nested| nested.id)
     }
@@ -184,7 +218,6 @@ impl TransactionState {
     /// Adds the changes to those of the enclosing transaction; on any error none of them is added.
     pub(super) fn apply_within(&self, within: &Within, open: &mut Open) -> Result<()> {
         let (registry, parent) = (&self.registry, &within.parent);
-        let parts = &registry.parts;
         registry.engine.health.writable()?;
         if !open.write_set.in_memory() || open.write_set.memory() > BIND_AT {
             open.spill(registry)?;
@@ -220,33 +253,7 @@ impl TransactionState {
         let mine = &open.write_set;
         let joined = conflicts::reconcile(registry, mine, others, false, (&base, &now), only)?;
         let mut write_set = joined.unwrap_or_else(|| mine.clone());
-        if write_set.in_memory() && write_set.memory() <= BIND_AT {
-            let (mut changes, removes) = changes(&registry.engine.cache, &write_set)?;
-            into.make_room(registry, removes)?;
-            let pin = parts.commits.keep_places(&changes)?;
-            if let Some(log) = into.log {
-                registry.log_nested(log, into.write_set.at, &write_set)?;
-            }
-            into.fold_updates(registry, &mut changes)?;
-            into.write_set.write(&changes, pin);
-        } else {
-            into.make_room(registry, false)?;
-            write_set.spill(&registry.engine, &BTreeMap::new())?;
-            if let Some(log) = into.log {
-                registry.log_nested(log, into.write_set.at, &write_set)?;
-            }
-            let kept = into.kept();
-            let mut stacked = false;
-            for (dict, runs) in runs(&write_set) {
-                runs.into_iter().rev().for_each(|run| into.write_set.adopt(dict, run));
-                let kept = kept.get(&dict).copied().unwrap_or(0);
-                stacked |= into.write_set.is_stacked(dict, kept);
-            }
-            if stacked {
-                // The runs have been adopted even if this fails; a later spill tries again.
-                let _ = into.spill(registry);
-            }
-        }
+        into.take_over(registry, &mut write_set)?;
         into.revision += u64::from(!write_set.is_empty());
         into.reads = all_reads;
         into.depends.extend(open.depends.iter().cloned());

@@ -141,6 +141,34 @@ impl Pending {
         self.cost += later.cost;
         self.discarded += later.discarded;
     }
+
+    /// Fills the references to placed values into the records and the memtables, and forgets the
+    /// values. `extents` has one extent for each value, in the order of the values. Returns the
+    /// memory that the values took.
+    fn fill_in(&mut self, extents: &[ExtentRef]) -> usize {
+        let mut memory = 0;
+        for (v, extent) in self.values.iter().zip(extents) {
+            if let Some(at) = v.at {
+                record::place(&mut self.stream, at, extent, v.codec);
+            }
+            memory += heap(v.value.len());
+        }
+        let mut rest = extents;
+        for values in self.values.chunk_by(|a, b| Arc::ptr_eq(&a.layer.memtable, &b.layer.memtable))
+        {
+            let (here, next) = rest.split_at(values.len());
+            for (values, extents) in values.chunks(PER_LOCK).zip(here.chunks(PER_LOCK)) {
+                values[0]
+                    .layer
+                    .memtable
+                    .place(values.iter().map(|v| v.slot).zip(extents.iter().copied()));
+            }
+            rest = next;
+        }
+        self.values.clear();
+        self.cost = 0;
+        memory
+    }
 }
 
 impl Log {
@@ -186,30 +214,9 @@ impl Log {
         for generation in generations {
             generation.pin(self.engine.zones.pin(pin.uses())?);
         }
-        let (mut bytes, mut memory) = (0, 0);
-        for (v, extent) in pending.values.iter().zip(&extents) {
-            if let Some(at) = v.at {
-                record::place(&mut pending.stream, at, extent, v.codec);
-            }
-            bytes += u64::from(extent.stored);
-            memory += heap(v.value.len());
-        }
-        let mut rest = &extents[..];
-        for values in
-            pending.values.chunk_by(|a, b| Arc::ptr_eq(&a.layer.memtable, &b.layer.memtable))
-        {
-            let (here, next) = rest.split_at(values.len());
-            for (values, extents) in values.chunks(PER_LOCK).zip(here.chunks(PER_LOCK)) {
-                values[0]
-                    .layer
-                    .memtable
-                    .place(values.iter().map(|v| v.slot).zip(extents.iter().copied()));
-            }
-            rest = next;
-        }
-        pending.values.clear();
-        pending.cost = 0;
+        let memory = pending.fill_in(&extents);
         self.deferred_bytes.fetch_sub(memory, env::sync::atomic::Ordering::Release);
+        let bytes: u64 = extents.iter().map(|extent| u64::from(extent.stored)).sum();
         self.engine.counters.bound_bytes.add(bytes);
         self.engine.signals.memory_is_free();
         Ok(())

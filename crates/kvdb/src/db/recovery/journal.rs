@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use vt_tree::{BlockCache, ExtentRef, Run, Seq, Value};
 use zones::{SECTOR, ZONE_SIZE, ZoneId, ZoneUse, Zones};
 
@@ -139,6 +140,33 @@ struct Unsynced {
     bound: Option<Bound>,
 }
 
+impl Unsynced {
+    /// Decodes the record that lies from `begin` to `end` in the journal, and numbers its changes.
+    fn decode(
+        bytes: &Bytes,
+        (begin, end): (u64, u64),
+        numbers: &mut Numbers,
+        state: &ManifestState,
+    ) -> Result<Unsynced> {
+        let commit = numbers.take(record::decode(bytes)?)?;
+        let last_seq = commit.as_ref().map(|_| numbers.next - 1);
+        let (mut extents, mut until, mut bound) = (Vec::new(), 0, None);
+        match commit {
+            None => {}
+            Some((first, Content::Ops(changes))) => {
+                until = changes.iter().map(|(_, op)| op.hidden_before()).max().unwrap_or(0);
+                extents.extend((first..).zip(&changes).filter_map(|(seq, (dict, op))| match op {
+                    // Data that was bound for a dropped dictionary may be gone too.
+                    Op::Put(_, Value::Extent(e)) if state.takes(*dict, seq) => Some(*e),
+                    _ => None,
+                }));
+            }
+            Some((_, Content::Bound(runs))) => bound = Some(runs),
+        }
+        Ok(Unsynced { begin, end, last_seq, extents, until, bound })
+    }
+}
+
 /// Returns how many of these records, which may not have been durable, are valid: those before the
 /// first for which `missing` holds, and before the first that needs more of the journal than
 /// remains then.
@@ -153,6 +181,28 @@ fn countable(unsynced: &VecDeque<Unsynced>, missing: impl Fn(&Unsynced) -> bool)
             Some(first) => count = first,
             None => return count,
         }
+    }
+}
+
+/// Returns how many of the last records of a journal are valid. It ends at `end`, and is durable up
+/// to `synced`: an invalid record before that is damage.
+fn valid(
+    unsynced: &VecDeque<Unsynced>,
+    cache: &BlockCache,
+    synced: u64,
+    end: u64,
+) -> Result<usize> {
+    let count = countable(unsynced, |record| {
+        // The record exists but a value that it binds does not: both were being written.
+        record.end > synced
+            && record.extents.iter().any(|e| cache.read_value(&Value::Extent(*e)).is_err())
+    });
+    match unsynced.get(count).filter(|first| first.end <= synced) {
+        None => Ok(count),
+        Some(first) => Err(Error::Corrupt(format!(
+            "the journal ends at {end}, before the change that hides a value discarded at {}",
+            first.begin
+        ))),
     }
 }
 
@@ -172,14 +222,7 @@ pub(crate) fn read_journal(
             start.offset
         )));
     }
-    // A close has noted the end of the stream. The segments after it are empty, and need not be
-    // searched for data that a crash has left.
-    let segments: Vec<Segment> = state
-        .segments
-        .iter()
-        .filter(|s| s.number >= start.segment && (!state.closed || s.end.is_some()))
-        .copied()
-        .collect();
+    let segments = segments_of(state);
     let parts: Vec<StreamPart> = segments.iter().map(Segment::part).collect();
     let mut reader = StreamReader::new(
         zones,
@@ -189,15 +232,7 @@ pub(crate) fn read_journal(
         start.position,
     );
     let mut records = Records::new(start.position);
-    let mut journal = Journal {
-        end: start.position,
-        last_seq: 0,
-        records: 0,
-        used: Vec::new(),
-        bound: ZoneUse::new(),
-        runs: VecDeque::new(),
-        weight: 0,
-    };
+    let mut journal = Journal::beginning_at(start.position);
     // The position at which each part's share of the stream ends.
     let mut ends: Vec<u64> = Vec::new();
     let mut unsynced: VecDeque<Unsynced> = VecDeque::new();
@@ -207,24 +242,7 @@ pub(crate) fn read_journal(
         ends[reader.part()] = at + piece.len() as u64;
         let mut begin = records.position();
         records.push(&piece, |end, bytes| {
-            let commit = numbers.take(record::decode(&bytes)?)?;
-            let (mut extents, mut until, mut bound) = (Vec::new(), 0, None);
-            match &commit {
-                None => {}
-                Some((first, Content::Ops(changes))) => {
-                    until = changes.iter().map(|(_, op)| op.hidden_before()).max().unwrap_or(0);
-                    extents.extend((*first..).zip(changes).filter_map(
-                        |(seq, (dict, op))| match op {
-                            // Data that was bound for a dropped dictionary may be gone too.
-                            Op::Put(_, Value::Extent(e)) if state.takes(*dict, seq) => Some(*e),
-                            _ => None,
-                        },
-                    ));
-                }
-                Some((_, Content::Bound(runs))) => bound = Some(runs.clone()),
-            }
-            let last_seq = commit.as_ref().map(|_| numbers.next - 1);
-            unsynced.push_back(Unsynced { begin, end, last_seq, extents, until, bound });
+            unsynced.push_back(Unsynced::decode(&bytes, (begin, end), &mut numbers, state)?);
             begin = end;
             Ok(true)
         })?;
@@ -238,19 +256,8 @@ pub(crate) fn read_journal(
     }
     let tail = reader.tail()?;
     recovery.torn_bytes += tail.torn + records.unfinished();
-    let count = countable(&unsynced, |record| {
-        // The record exists but a value that it binds does not: both were being written.
-        record.end > tail.synced
-            && record.extents.iter().any(|e| cache.read_value(&Value::Extent(*e)).is_err())
-    });
+    let count = valid(&unsynced, cache, tail.synced, records.position())?;
     if let Some(first) = unsynced.get(count) {
-        if first.end <= tail.synced {
-            return Err(Error::Corrupt(format!(
-                "the journal ends at {}, before the change that hides a value discarded at {}",
-                records.position(),
-                first.begin
-            )));
-        }
         recovery.torn_bytes += records.position() - first.begin;
     }
     for record in unsynced.iter().take(count) {
@@ -258,17 +265,46 @@ pub(crate) fn read_journal(
     }
     (recovery.records, recovery.bytes) = (journal.records, journal.end - start.position);
     recovery.bound_bytes = journal.bound.total_bytes();
-    let mut from = start.position;
-    for (segment, &to) in segments.iter().zip(&ends) {
-        if from < journal.end {
-            journal.used.push(Segment { end: Some(to.min(journal.end)), ..*segment });
-        }
-        from = to;
-    }
+    journal.note_segments(start.position, &segments, &ends);
     Ok(journal)
 }
 
+/// Returns the segments in which the journal may lie. A close has noted the end of the stream. The
+/// segments after it are empty, and need not be searched for data that a crash has left.
+fn segments_of(state: &ManifestState) -> Vec<Segment> {
+    let first = state.start.segment;
+    state
+        .segments
+        .iter()
+        .filter(|s| s.number >= first && (!state.closed || s.end.is_some()))
+        .copied()
+        .collect()
+}
+
 impl Journal {
+    /// Returns a journal without records that begins at a position.
+    fn beginning_at(position: u64) -> Journal {
+        Journal {
+            end: position,
+            last_seq: 0,
+            records: 0,
+            used: Vec::new(),
+            bound: ZoneUse::new(),
+            runs: VecDeque::new(),
+            weight: 0,
+        }
+    }
+
+    /// Notes the segments that hold part of the stream. The share of the first one begins at
+    /// `from`, and that of segment `i` ends at `ends[i]`.
+    fn note_segments(&mut self, mut from: u64, segments: &[Segment], ends: &[u64]) {
+        for (segment, &to) in segments.iter().zip(ends) {
+            if from < self.end {
+                self.used.push(Segment { end: Some(to.min(self.end)), ..*segment });
+            }
+            from = to;
+        }
+    }
     /// Takes the next record, which is valid.
     fn take(
         &mut self,

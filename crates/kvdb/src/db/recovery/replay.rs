@@ -1,6 +1,6 @@
 //! The fourth phase of opening a store: the second pass over the journal applies its commits.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use vt_tree::Seq;
 use zones::ZoneUse;
@@ -39,37 +39,28 @@ pub(super) fn replay_journal(
             if end > journal.end {
                 return Ok(false);
             }
+            // A journal may begin only at the start of a chunk.
+            let ends_chunk = end == at + piece.len() as u64;
+            let start_after = |seq| {
+                let (segment, offset) = (journal.used[reader.part()].number, reader.offset());
+                JournalStart { segment, offset, position: end, seq }
+            };
             let record = record::decode(&bytes)?;
             if let Record::Snapshot { label, below } = record {
-                if end != at + piece.len() as u64 {
+                if !ends_chunk {
                     return Err(Error::Corrupt(format!(
                         "the journal goes on behind snapshot {} in the same chunk",
                         label.name
                     )));
                 }
-                let (segment, offset) = (journal.used[reader.part()].number, reader.offset());
-                let start = JournalStart { segment, offset, position: end, seq: numbers.next - 1 };
+                let start = start_after(numbers.next - 1);
                 return snapshot_again(db, label, below, start, bound).map(|()| true);
             }
-            match numbers.take(record)? {
-                None => {}
-                Some((first, Content::Ops(mut changes))) => {
-                    void(first, &mut changes, since);
-                    db.commits.replay(first, &changes);
-                }
-                Some((_, Content::Bound(_))) => {
-                    let Some(runs) = journal.runs.pop_front() else {
-                        return Err(Error::Corrupt(
-                            "the journal binds more runs than when it was first read".into(),
-                        ));
-                    };
-                    rebind(db, runs, bound)?;
-                }
+            if let Some((first, content)) = numbers.take(record)? {
+                apply(db, first, content, &mut journal.runs, since, bound)?;
             }
-            // A journal may begin only at the start of a chunk.
-            if end == at + piece.len() as u64 {
-                let (segment, offset) = (journal.used[reader.part()].number, reader.offset());
-                let start = JournalStart { segment, offset, position: end, seq: numbers.next - 1 };
+            if ends_chunk {
+                let start = start_after(numbers.next - 1);
                 flush_when_full(db, start, bound, &mut flush_at)?;
             }
             Ok(true)
@@ -86,6 +77,33 @@ pub(super) fn replay_journal(
         )));
     }
     Ok(())
+}
+
+/// Applies a commit whose first change has number `first`. `runs` has the runs that the commits
+/// from here on have bound.
+fn apply(
+    db: &Database,
+    first: Seq,
+    content: Content,
+    runs: &mut VecDeque<BoundRuns>,
+    since: &BTreeMap<DictionaryId, Seq>,
+    bound: &ZoneUse,
+) -> Result<()> {
+    match content {
+        Content::Ops(mut changes) => {
+            void(first, &mut changes, since);
+            db.commits.replay(first, &changes);
+            Ok(())
+        }
+        Content::Bound(_) => {
+            let Some(runs) = runs.pop_front() else {
+                return Err(Error::Corrupt(
+                    "the journal binds more runs than when it was first read".into(),
+                ));
+            };
+            rebind(db, runs, bound)
+        }
+    }
 }
 
 /// Flushes the memtables when their memory is full. The journal then begins at `start`, after all
