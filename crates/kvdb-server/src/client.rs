@@ -244,14 +244,27 @@ fn encoded(args: &[&[u8]]) -> Vec<u8> {
 /// Longest string that a reply may announce, bytes.
 const LONGEST: u64 = 512 << 20;
 
+fn wrong(what: &str) -> io::Error {
+    let what = format!("the server's reply makes no sense: {what}");
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+/// Reads a string of this length, and the end of its line.
+fn read_string(from: &mut impl BufRead, len: u64) -> io::Result<Vec<u8>> {
+    if len > LONGEST {
+        return Err(wrong("a string that is too long"));
+    }
+    let mut bytes = Vec::new();
+    from.take(len + 2).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 != len + 2 || !bytes.ends_with(b"\r\n") {
+        return Err(wrong("a string without its end"));
+    }
+    bytes.truncate(len as usize);
+    Ok(bytes)
+}
+
 /// Reads one reply, RESP2 or RESP3.
 pub fn read_reply(from: &mut impl BufRead, depth: u8) -> io::Result<Reply> {
-    let wrong = |what: &str| {
-        io::Error::new(
-            io::ErrorKind::InvalidData,
-            format!("the server's reply makes no sense: {what}"),
-        )
-    };
     if depth > 8 {
         return Err(wrong("nested too deep"));
     }
@@ -271,18 +284,7 @@ pub fn read_reply(from: &mut impl BufRead, depth: u8) -> io::Result<Reply> {
             .and_then(|t| t.parse::<i64>().ok())
             .ok_or_else(|| wrong("not a number"))
     };
-    let mut bulk = |len: u64| -> io::Result<Vec<u8>> {
-        if len > LONGEST {
-            return Err(wrong("a string that is too long"));
-        }
-        let mut bytes = Vec::new();
-        from.take(len + 2).read_to_end(&mut bytes)?;
-        if bytes.len() as u64 != len + 2 || !bytes.ends_with(b"\r\n") {
-            return Err(wrong("a string without its end"));
-        }
-        bytes.truncate(len as usize);
-        Ok(bytes)
-    };
+
     Ok(match kind {
         b'+' => Reply::Status(String::from_utf8_lossy(text).into_owned()),
         b'-' => Reply::Error(String::from_utf8_lossy(text).into_owned()),
@@ -293,7 +295,7 @@ pub fn read_reply(from: &mut impl BufRead, depth: u8) -> io::Result<Reply> {
         b'$' | b'=' => match u64::try_from(number()?) {
             Err(_) => Reply::Null,
             Ok(len) => {
-                let mut value = bulk(len)?;
+                let mut value = read_string(from, len)?;
                 if *kind == b'=' {
                     value.drain(..value.len().min(4));
                 }

@@ -131,16 +131,20 @@ impl Sweeper {
     }
 }
 
-/// Sweeps the selected dictionary. Also returns whether any deadline has passed, even if only that
-/// of a locked key.
-fn sweep(s: &Session, space: Keyspace, most: usize) -> Result<(Swept, bool), Failure> {
-    let (now, mut due, mut swept) = (s.now(), Vec::new(), Swept::default());
-    let Some(types) = space.types else { return Ok((swept, false)) };
+/// Returns up to `most` deadlines that have passed, with their keys, and whether any has passed,
+/// even if only that of a locked key. Notes in `swept` the next deadline, or that there are more.
+fn passed(
+    s: &Session,
+    strings: DictionaryId,
+    types: DictionaryId,
+    most: usize,
+    swept: &mut Swept,
+) -> Result<(Vec<(u64, Bytes)>, bool), Failure> {
+    let (now, mut due, mut any) = (s.now(), Vec::new(), false);
     let mut cursor = match s.db().view().cursor(types, b"t", b"u") {
-        Err(kvdb::Error::NoDictionary(_)) => return Ok((swept, false)),
+        Err(kvdb::Error::NoDictionary(_)) => return Ok((due, false)),
         cursor => cursor?,
     };
-    let mut any = false;
     // Locked keys are skipped, but the number of deadlines that a step reads is bounded.
     for _ in 0..most * 2 {
         let Some(tuple) = cursor.next()? else { break };
@@ -154,10 +158,19 @@ fn sweep(s: &Session, space: Keyspace, most: usize) -> Result<(Swept, bool), Fai
             swept.more = true;
             break;
         }
-        if !s.db().is_locked(space.strings, key) && !s.db().is_locked(types, &head_key(key)) {
+        if !s.db().is_locked(strings, key) && !s.db().is_locked(types, &head_key(key)) {
             due.push((deadline, Bytes::copy_from_slice(key)));
         }
     }
+    Ok((due, any))
+}
+
+/// Sweeps the selected dictionary. Also returns whether any deadline has passed, even if only that
+/// of a locked key.
+fn sweep(s: &Session, space: Keyspace, most: usize) -> Result<(Swept, bool), Failure> {
+    let mut swept = Swept::default();
+    let Some(types) = space.types else { return Ok((swept, false)) };
+    let (due, any) = passed(s, space.strings, types, most, &mut swept)?;
     if due.is_empty() {
         return Ok((swept, any));
     }

@@ -343,8 +343,11 @@ impl Field {
     }
 }
 
-/// `BITFIELD key [GET type offset | [OVERFLOW WRAP|SAT|FAIL] SET|INCRBY type offset number ...]`
-pub fn bitfield(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+/// A field, the access to it, and the treatment of a number that does not fit.
+type Step = (Field, FieldChange, Overflow);
+
+/// Parses the steps of a `BITFIELD`. Also returns whether any of them writes.
+fn parse_steps(s: &Session, args: Arguments<'_>) -> Result<(Vec<Step>, bool), Failure> {
     let mut steps = Vec::new();
     let (mut overflow, mut writes) = (Overflow::Wrap, false);
     let mut words = args.from(2);
@@ -375,6 +378,37 @@ pub fn bitfield(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
             _ => return Err(Failure::SYNTAX),
         }
     }
+    Ok((steps, writes))
+}
+
+/// Runs the steps on `window`, which has all of their fields. Returns the result of each, and
+/// whether a field was written.
+fn run_steps(steps: &[Step], window: &mut [u8]) -> (Vec<Option<i64>>, bool) {
+    let mut changed = false;
+    let mut results = Vec::with_capacity(steps.len());
+    for (field, change, overflow) in steps {
+        let before = field.get(window);
+        let (sum, result) = match change {
+            FieldChange::Get => {
+                results.push(Some(before));
+                continue;
+            }
+            FieldChange::Set(number) => (i128::from(*number), Some(before)),
+            FieldChange::Add(by) => (i128::from(before) + i128::from(*by), None),
+        };
+        let fits = field.fit(sum, *overflow);
+        if let Some(number) = fits {
+            field.put(window, number);
+            changed = true;
+        }
+        results.push(fits.and(result.or(fits)));
+    }
+    (results, changed)
+}
+
+/// `BITFIELD key [GET type offset | [OVERFLOW WRAP|SAT|FAIL] SET|INCRBY type offset number ...]`
+pub fn bitfield(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let (mut steps, writes) = parse_steps(s, args)?;
     // All fields lie in these bytes. Those that may be written end at `wanted`; the value is
     // extended to that length, even if no field is written.
     let low = steps.iter().map(|(field, ..)| field.at / 8).min().unwrap_or(0);
@@ -390,28 +424,11 @@ pub fn bitfield(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     let key = args.at(1);
     let run = |seen: &Seen<'_>, text: &Text| {
         let mut window = seen.part(key, text, low as u64..high as u64)?.to_vec();
-        let mut changed = text.len() < wanted as u64;
         if window.len() < wanted.saturating_sub(low) {
             window.resize(wanted - low, 0);
         }
-        let mut results = Vec::with_capacity(steps.len());
-        for (field, change, overflow) in &steps {
-            let before = field.get(&window);
-            let (sum, result) = match change {
-                FieldChange::Get => {
-                    results.push(Some(before));
-                    continue;
-                }
-                FieldChange::Set(number) => (i128::from(*number), Some(before)),
-                FieldChange::Add(by) => (i128::from(before) + i128::from(*by), None),
-            };
-            let fits = field.fit(sum, *overflow);
-            if let Some(number) = fits {
-                field.put(&mut window, number);
-                changed = true;
-            }
-            results.push(fits.and(result.or(fits)));
-        }
+        let (results, written) = run_steps(&steps, &mut window);
+        let changed = written || text.len() < wanted as u64;
         window.truncate(wanted.saturating_sub(low));
         Ok((changed.then_some((low as u64, window)), results))
     };

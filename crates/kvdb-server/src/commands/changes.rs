@@ -107,6 +107,133 @@ impl Rows<'_> {
     }
 }
 
+/// A dictionary in the listing of a transaction's changes: below the transaction, and in it.
+struct Sides<'a> {
+    dictionary: &'a str,
+    id: DictionaryId,
+    before: TypedState<'a>,
+    now: TypedState<'a>,
+    /// Rows also have the bytes of the string before the transaction.
+    with_before: bool,
+}
+
+/// Deleted strings that have rows already, so that their pages get none.
+#[derive(Default)]
+struct Ended<'a> {
+    keys: HashSet<&'a [u8]>,
+    /// Ranges from the first key up to the second; an empty second key means no end.
+    ranges: Vec<(Bytes, Bytes)>,
+}
+
+impl Ended<'_> {
+    fn has(&self, key: &Bytes) -> bool {
+        let within = |(start, end): &(Bytes, Bytes)| start <= key && (end.is_empty() || key < end);
+        self.keys.contains(&key[..]) || self.ranges.iter().any(within)
+    }
+}
+
+impl Rows<'_> {
+    /// Writes a row for each changed tuple of a dictionary. `of_keys` has the other differences, by
+    /// key. Returns the deletions among these rows that may be those of long strings.
+    fn tuples<'k>(
+        &mut self,
+        sides: &Sides<'_>,
+        transaction: &Transaction,
+        of_keys: &HashMap<&'k [u8], &Reviewed>,
+    ) -> Result<Ended<'k>, Failure> {
+        let mut ended = Ended::default();
+        for change in transaction.changes_in(sides.now.view, &[sides.id])? {
+            let change = change?.1;
+            let beneath = |key: &[u8]| sides.before.string(key);
+            let (what, key): (&[u8], _) = match &change {
+                Changed::Put { key, .. } => (b"put", key),
+                Changed::Update { key, .. } => (b"update", key),
+                Changed::Delete { key } => {
+                    // The tuple was deleted in favour of a long string, which gets its own row
+                    // below.
+                    if sides.now.pages(key)?.is_some() {
+                        continue;
+                    }
+                    // The key has become a collection, and was not a string before.
+                    if of_keys.contains_key(&key[..]) && beneath(key)?.is_none() {
+                        continue;
+                    }
+                    (b"delete", key)
+                }
+                Changed::DeleteRange { start, .. } => (b"delete-range", start),
+            };
+            match (&change, of_keys.get_key_value(&key[..])) {
+                (Changed::DeleteRange { start, end }, _) => {
+                    ended.ranges.push((start.clone(), end.clone()));
+                }
+                (_, Some((key, _))) => drop(ended.keys.insert(*key)),
+                _ => {}
+            }
+            let before = match change {
+                Changed::DeleteRange { .. } => None,
+                _ if sides.with_before => Some(beneath(key)?),
+                _ => None,
+            };
+            self.tuple(sides, &change, (what, &key[..]), before)?;
+        }
+        Ok(ended)
+    }
+
+    /// Writes the row of a changed tuple. `before` is the length of the string before the
+    /// transaction, if the row has it.
+    fn tuple(
+        &mut self,
+        sides: &Sides<'_>,
+        change: &Changed,
+        (what, key): (&[u8], &[u8]),
+        before: Option<Option<u64>>,
+    ) -> Outcome {
+        let deletes = matches!(change, Changed::Delete { .. });
+        self.out.array(if deletes { 3 } else { 4 } + usize::from(before.is_some()));
+        self.out.bulk(sides.dictionary.as_bytes());
+        self.out.bulk(what);
+        self.out.bulk(key);
+        match change {
+            Changed::Put { len, .. } => self.out.integer(*len as i64),
+            Changed::Update { key, .. } => {
+                let len = sides.now.view.value_len(sides.id, key)?.unwrap_or(0);
+                self.out.integer(len as i64);
+            }
+            Changed::Delete { .. } => {}
+            Changed::DeleteRange { end, .. } => self.out.bulk(end),
+        }
+        if let Some(before) = before {
+            size(before, self.out);
+        }
+        self.next()
+    }
+
+    /// Writes a row for each long string that differs, except those whose deletion has one.
+    fn pages(&mut self, sides: &Sides<'_>, reviewed: &[Reviewed], ended: &Ended<'_>) -> Outcome {
+        for reviewed in reviewed.iter().filter(|reviewed| reviewed.is_of_pages()) {
+            let (key, len) = (&reviewed.key, reviewed.after.pages());
+            let what: &[u8] = match len {
+                Some(_) if reviewed.is_same_pages() => b"update",
+                Some(_) => b"put",
+                None if ended.has(key) => continue,
+                None => b"delete",
+            };
+            self.out.array(3 + usize::from(len.is_some()) + usize::from(sides.with_before));
+            self.out.bulk(sides.dictionary.as_bytes());
+            self.out.bulk(what);
+            self.out.bulk(key);
+            if len.is_some() {
+                size(len, self.out);
+            }
+            if sides.with_before {
+                size(sides.before.string(key)?, self.out);
+            }
+            self.next()?;
+        }
+        Ok(())
+    }
+}
+
 /// Limit on the bytes that are shown of a list's element.
 const SHOWN: usize = 256;
 
@@ -184,87 +311,15 @@ fn list(
         let reviewed = review.of_transaction(transaction)?;
         let of_keys: HashMap<&[u8], &Reviewed> =
             reviewed.iter().map(|reviewed| (&reviewed.key[..], reviewed)).collect();
-        // Keys of deleted long strings that were already reported among the tuples, individually or
-        // by a deleted range.
-        let (mut ended, mut ranges): (HashSet<&[u8]>, Vec<(Bytes, Bytes)>) = Default::default();
-        for change in transaction.changes_in(&view, &[id])? {
-            let change = change?.1;
-            let beneath = |key: &[u8]| side(&base).string(key);
-            let (what, key): (&[u8], _) = match &change {
-                Changed::Put { key, .. } => (b"put", key),
-                Changed::Update { key, .. } => (b"update", key),
-                Changed::Delete { key } => {
-                    // The tuple was deleted in favour of a long string, which gets its own row
-                    // below.
-                    if side(&view).pages(key)?.is_some() {
-                        continue;
-                    }
-                    // The key has become a collection, and was not a string before.
-                    if of_keys.contains_key(&key[..]) && beneath(key)?.is_none() {
-                        continue;
-                    }
-                    (b"delete", key)
-                }
-                Changed::DeleteRange { start, .. } => (b"delete-range", start),
-            };
-            match (&change, of_keys.get_key_value(&key[..])) {
-                (Changed::DeleteRange { start, end }, _) => {
-                    ranges.push((start.clone(), end.clone()));
-                }
-                (_, Some((key, _))) => drop(ended.insert(*key)),
-                _ => {}
-            }
-            let deletes = matches!(change, Changed::Delete { .. });
-            let before = match change {
-                Changed::DeleteRange { .. } => None,
-                _ if with_before => Some(beneath(key)?),
-                _ => None,
-            };
-            rows.out.array(if deletes { 3 } else { 4 } + usize::from(before.is_some()));
-            rows.out.bulk(dictionary.as_bytes());
-            rows.out.bulk(what);
-            rows.out.bulk(key);
-            match &change {
-                Changed::Put { len, .. } => rows.out.integer(*len as i64),
-                Changed::Update { key, .. } => {
-                    let len = view.value_len(id, key)?.unwrap_or(0);
-                    rows.out.integer(len as i64);
-                }
-                Changed::Delete { .. } => {}
-                Changed::DeleteRange { end, .. } => rows.out.bulk(end),
-            }
-            if let Some(before) = before {
-                size(before, rows.out);
-            }
-            rows.next()?;
-        }
-        for reviewed in reviewed.iter().filter(|reviewed| reviewed.is_of_pages()) {
-            let (key, len) = (&reviewed.key, reviewed.after.pages());
-            let what: &[u8] = match len {
-                Some(_) if reviewed.is_same_pages() => b"update",
-                Some(_) => b"put",
-                None => {
-                    let within = |(start, end): &(Bytes, Bytes)| {
-                        start <= key && (end.is_empty() || key < end)
-                    };
-                    if ended.contains(&key[..]) || ranges.iter().any(within) {
-                        continue;
-                    }
-                    b"delete"
-                }
-            };
-            rows.out.array(3 + usize::from(len.is_some()) + usize::from(with_before));
-            rows.out.bulk(dictionary.as_bytes());
-            rows.out.bulk(what);
-            rows.out.bulk(key);
-            if len.is_some() {
-                size(len, rows.out);
-            }
-            if with_before {
-                size(side(&base).string(key)?, rows.out);
-            }
-            rows.next()?;
-        }
+        let sides = Sides {
+            dictionary: &dictionary,
+            id,
+            before: side(&base),
+            now: side(&view),
+            with_before,
+        };
+        let ended = rows.tuples(&sides, transaction, &of_keys)?;
+        rows.pages(&sides, &reviewed, &ended)?;
         for reviewed in &reviewed {
             rows.reviewed(reviewed, with_fields, |out, what| {
                 out.bulk(dictionary.as_bytes());

@@ -51,24 +51,7 @@ pub fn debug(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             out.ok();
         }
         (c, 3) if is(c, "sleep") => {
-            let seconds = std::str::from_utf8(args.at(2)).ok().and_then(|text| text.parse().ok());
-            let seconds = seconds.filter(|seconds| (0.0..=LONGEST).contains(seconds));
-            let time = Duration::from_secs_f64(seconds.ok_or(Failure::NOT_A_FLOAT)?);
-            if s.exec.is_running() && !s.exec.may_sleep(time, LONGEST_UNDER_LOCKS) {
-                return Err(Failure::request(format!(
-                    "DEBUG SLEEP takes at most {LONGEST_UNDER_LOCKS:?} in all in MULTI and in scripts, where it holds locks"
-                )));
-            }
-            out.will_wait();
-            let begun = Instant::now();
-            while let Some(left) = time.checked_sub(begun.elapsed()).filter(|left| !left.is_zero())
-            {
-                s.check_stopping()?;
-                if out.is_gone() {
-                    break;
-                }
-                std::thread::sleep(left.min(LOOK));
-            }
+            sleep(s, args.at(2), out)?;
             out.ok();
         }
         (c, 3) if is(c, "error") => {
@@ -85,6 +68,28 @@ pub fn debug(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             out.status(&format!("DEBUG {USAGE}"));
         }
         _ => return Err(unknown_subcommand(args, "DEBUG")),
+    }
+    Ok(())
+}
+
+/// Sleeps for some seconds, or until the server stops or the client is gone.
+fn sleep(s: &mut Session, seconds: &[u8], out: &mut Output) -> Outcome {
+    let seconds = std::str::from_utf8(seconds).ok().and_then(|text| text.parse().ok());
+    let seconds = seconds.filter(|seconds| (0.0..=LONGEST).contains(seconds));
+    let time = Duration::from_secs_f64(seconds.ok_or(Failure::NOT_A_FLOAT)?);
+    if s.exec.is_running() && !s.exec.may_sleep(time, LONGEST_UNDER_LOCKS) {
+        return Err(Failure::request(format!(
+            "DEBUG SLEEP takes at most {LONGEST_UNDER_LOCKS:?} in all in MULTI and in scripts, where it holds locks"
+        )));
+    }
+    out.will_wait();
+    let begun = Instant::now();
+    while let Some(left) = time.checked_sub(begun.elapsed()).filter(|left| !left.is_zero()) {
+        s.check_stopping()?;
+        if out.is_gone() {
+            break;
+        }
+        std::thread::sleep(left.min(LOOK));
     }
     Ok(())
 }

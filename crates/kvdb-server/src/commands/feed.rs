@@ -90,13 +90,9 @@ fn position(arg: &[u8], feed: u64) -> Result<CommitPosition, Failure> {
     number.zip(feed).map(|(number, feed)| CommitPosition { number, feed }).ok_or_else(wrong)
 }
 
-fn since(
-    s: &mut Session,
-    newest: CommitPosition,
-    args: Arguments<'_>,
-    out: &mut Output,
-) -> Outcome {
-    let from = position(args.at(2), newest.feed)?;
+/// Parses the options of `CHANGES SINCE`: the number of commits, the time to wait for one in
+/// milliseconds (zero means no limit), and whether files are listed.
+fn since_options(args: Arguments<'_>) -> Result<(usize, Option<u64>, bool), Failure> {
     let (mut count, mut block, mut files) = (1000, None, false);
     let mut options = args.from(3);
     while let Some(option) = options.next() {
@@ -114,6 +110,17 @@ fn since(
             _ => return Err(Failure::SYNTAX),
         }
     }
+    Ok((count, block, files))
+}
+
+fn since(
+    s: &mut Session,
+    newest: CommitPosition,
+    args: Arguments<'_>,
+    out: &mut Output,
+) -> Outcome {
+    let from = position(args.at(2), newest.feed)?;
+    let (count, block, files) = since_options(args)?;
     // A command between MULTI and EXEC or in a script does not wait.
     let block = block.filter(|_| !out.is_kept());
     let begun = Instant::now();

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use bytes::Bytes;
+use kvdb::Batch;
 
 use super::collections::{Room, check_element};
 use super::expiry::time_option;
@@ -14,6 +15,7 @@ use crate::notifications::Classes;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
+use crate::session::seen::{Collection, Field, Seen};
 
 /// The change of the deadlines of the fields that a command names.
 #[derive(Clone, Copy)]
@@ -24,6 +26,61 @@ enum Change {
     Set(u64),
     /// The fields are removed.
     Remove,
+}
+
+/// The changes of fields of a hash so far.
+#[derive(Default)]
+struct Done {
+    /// The number of fields removed.
+    removed: i64,
+    /// The deadline that fields were given.
+    given: Option<u64>,
+    /// A field has lost its deadline.
+    taken: bool,
+}
+
+impl Done {
+    /// Changes an existing field.
+    fn change(
+        &mut self,
+        change: Change,
+        seen: &Seen<'_>,
+        of: &Collection,
+        (name, field): (&[u8], &Field),
+        batch: &mut Batch,
+    ) {
+        match change {
+            Change::Set(at) if at > seen.now => {
+                seen.put_deadline(of, name, field, at, batch);
+                self.given = Some(at);
+            }
+            Change::Persist => {
+                seen.drop_deadline(of, name, field, batch);
+                self.taken |= field.deadline.is_some();
+            }
+            Change::Set(_) | Change::Remove => {
+                seen.remove_field(of, name, field, batch);
+                self.removed += 1;
+            }
+            Change::Keep => {}
+        }
+    }
+
+    /// Updates the hash as a whole, and notes the events.
+    fn finish(&self, seen: &Seen<'_>, key: &[u8], of: &Collection, batch: &mut Batch) -> Outcome {
+        if let Some(at) = self.given {
+            seen.event(Classes::HASH, "hexpire", key);
+            seen.name_deadline(key, of, at, batch)?;
+        }
+        if self.taken {
+            seen.event(Classes::HASH, "hpersist", key);
+        }
+        if self.removed > 0 {
+            seen.event(Classes::HASH, "hdel", key);
+            seen.counted(key, of, -self.removed, batch);
+        }
+        Ok(())
+    }
 }
 
 /// Replies with the values of fields, as they are before the change.
@@ -42,45 +99,21 @@ fn take<'a>(
             };
             let (mut room, mut values) = (Room::of(s), Vec::new());
             let mut met: HashSet<&[u8]> = HashSet::new();
-            let (mut removed, mut given, mut taken) = (0, None, false);
+            let mut done = Done::default();
             for name in fields.clone() {
                 let mut value = seen.field(&of, name)?;
                 room.take(value.as_ref().map_or(0, Bytes::len))?;
                 let first = met.insert(name);
                 if value.is_some() && first {
                     let field = seen.look_at_field(&of, name)?;
-                    match change {
-                        Change::Set(at) if at > seen.now => {
-                            seen.put_deadline(&of, name, &field, at, batch);
-                            given = Some(at);
-                        }
-                        Change::Persist => {
-                            seen.drop_deadline(&of, name, &field, batch);
-                            taken |= field.deadline.is_some();
-                        }
-                        Change::Set(_) | Change::Remove => {
-                            seen.remove_field(&of, name, &field, batch);
-                            removed += 1;
-                        }
-                        Change::Keep => {}
-                    }
-                } else if removed > 0 {
+                    done.change(change, seen, &of, (name, &field), batch);
+                } else if done.removed > 0 {
                     // The command has removed the field where it named it before.
                     value = None;
                 }
                 values.push(value);
             }
-            if let Some(at) = given {
-                seen.event(Classes::HASH, "hexpire", key);
-                seen.name_deadline(key, &of, at, batch)?;
-            }
-            if taken {
-                seen.event(Classes::HASH, "hpersist", key);
-            }
-            if removed > 0 {
-                seen.event(Classes::HASH, "hdel", key);
-                seen.counted(key, &of, -removed, batch);
-            }
+            done.finish(seen, key, &of, batch)?;
             Ok(values)
         })?,
     };
@@ -109,9 +142,13 @@ pub fn hgetex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     take(s, args.at(1), fields, change, out)
 }
 
-/// `HSETEX key [FNX|FXX] [EX s|PX ms|EXAT s|PXAT ms|KEEPTTL] FIELDS numfields field value ...`
-pub fn hsetex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let key = args.at(1);
+/// Parses the options of `HSETEX`, and checks the number of fields. Returns the place of the word
+/// `FIELDS`, whether the fields must exist (`true`) or must not (`false`), and the change of their
+/// deadlines.
+fn set_options(
+    s: &Session,
+    args: Arguments<'_>,
+) -> Result<(usize, Option<bool>, Option<Change>), Failure> {
     let (mut at, mut only, mut change) = (2, None, None);
     while !is(args.at(at), "fields") {
         match (args.at(at), time_option(args.at(at))) {
@@ -132,6 +169,33 @@ pub fn hsetex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     if usize::try_from(number).ok().and_then(|n| n.checked_mul(2)) != Some(words) {
         return Err(wrong_arity("hsetex"));
     }
+    Ok((at, only, change))
+}
+
+/// Returns whether all of the named fields exist, if they are `wanted`, or none does.
+fn all_are<'a>(
+    seen: &Seen<'_>,
+    hash: Option<&Collection>,
+    names: impl Iterator<Item = &'a [u8]>,
+    wanted: bool,
+) -> Result<bool, Failure> {
+    for name in names {
+        let found = match hash {
+            Some(of) => seen.look_at_field(of, name)?.exists,
+            None => false,
+        };
+        if found != wanted {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// `HSETEX key [FNX|FXX] [EX s|PX ms|EXAT s|PXAT ms|KEEPTTL] FIELDS numfields field value ...`
+pub fn hsetex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let key = args.at(1);
+    let (at, only, change) = set_options(s, args)?;
+
     s.check_key(key)?;
     let names = args.from(at + 2).step_by(2);
     names.clone().try_for_each(|name| check_element(s, name))?;
@@ -139,16 +203,10 @@ pub fn hsetex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     let s: &Session = s;
     let done = s.change(s.typed()?, [key], |seen, batch| {
         let there = seen.roughly(key, Kind::Hash)?;
-        if let Some(wanted) = only {
-            for (name, _) in pairs.clone() {
-                let found = match &there {
-                    Some(of) => seen.look_at_field(of, name)?.exists,
-                    None => false,
-                };
-                if found != wanted {
-                    return Ok(false);
-                }
-            }
+        if let Some(wanted) = only
+            && !all_are(seen, there.as_ref(), pairs.clone().map(|(name, _)| name), wanted)?
+        {
+            return Ok(false);
         }
         let past = matches!(change, Some(Change::Set(at)) if at <= seen.now);
         let given = match change {

@@ -20,19 +20,8 @@ use crate::request::Arguments;
 use crate::session::Session;
 use crate::transactions::{Conflicting, Merge, Merging, Preferred, Rebased};
 
-/// `TXN MERGE clone [REBASE | INTO branch | FORK place] [DRY] [OURS path] [THEIRS path] [BOTH path]
-/// ... [ATTACHED]` begins a transaction that merges the clone into the branch that it was made from
-/// when it commits. It replies with the transaction's number, the clone that it commits to and the
-/// one whose changes are merged (empty for the store itself), and the conflicts. Each conflict has
-/// its path or key, `path` or `key`, the change on each side, and the commit that made it on the
-/// other side (number, label, seconds since 1970, or null). Last is the number of conflicts that
-/// are not named, since there are too many. A transaction with conflicts can be read, but not
-/// committed. `REBASE` merges in the opposite direction. `DRY` means that the merge
-/// is not going to be committed. `INTO` merges into the given branch (empty for the main one),
-/// which must share a state with the clone, instead of the branch that the clone was made from.
-/// `FORK` merges a fork of this store, at an address or in a file on this machine, under the name
-/// `clone`; a client on the network may not open files.
-pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+/// Parses a merge. Also returns whether it is attached to the connection.
+fn parse(args: Arguments<'_>) -> Result<(Merge, bool), Failure> {
     let clone = snapshot::name(args.get(2).ok_or(Failure::SYNTAX)?)?.to_owned();
     let mut merge = Merge { clone, ..Merge::default() };
     let mut attached = false;
@@ -52,17 +41,40 @@ pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             o => merge.choices.push(choice(o, words.next())?),
         }
     }
+    Ok((merge, attached))
+}
+
+/// Checks that a fork may be merged as asked by this connection.
+fn check_fork(s: &Session, merge: &Merge) -> Outcome {
+    if merge.rebase {
+        return Err(Failure::request("a fork is merged into the store, and not rebased"));
+    }
+    if merge.into.is_some() {
+        return Err(Failure::request("a fork is merged into the store that it comes from"));
+    }
+    if s.identity.needs_password() {
+        return Err(Failure::request("a fork is merged over the store's Unix socket alone"));
+    }
+    Ok(())
+}
+
+/// `TXN MERGE clone [REBASE | INTO branch | FORK place] [DRY] [OURS path] [THEIRS path] [BOTH path]
+/// ... [ATTACHED]` begins a transaction that merges the clone into the branch that it was made from
+/// when it commits. It replies with the transaction's number, the clone that it commits to and the
+/// one whose changes are merged (empty for the store itself), and the conflicts. Each conflict has
+/// its path or key, `path` or `key`, the change on each side, and the commit that made it on the
+/// other side (number, label, seconds since 1970, or null). Last is the number of conflicts that
+/// are not named, since there are too many. A transaction with conflicts can be read, but not
+/// committed. `REBASE` merges in the opposite direction. `DRY` means that the merge
+/// is not going to be committed. `INTO` merges into the given branch (empty for the main one),
+/// which must share a state with the clone, instead of the branch that the clone was made from.
+/// `FORK` merges a fork of this store, at an address or in a file on this machine, under the name
+/// `clone`; a client on the network may not open files.
+pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let (mut merge, attached) = parse(args)?;
     if merge.fork.is_some() {
         out.will_wait();
-        if merge.rebase {
-            return Err(Failure::request("a fork is merged into the store, and not rebased"));
-        }
-        if merge.into.is_some() {
-            return Err(Failure::request("a fork is merged into the store that it comes from"));
-        }
-        if s.identity.needs_password() {
-            return Err(Failure::request("a fork is merged over the store's Unix socket alone"));
-        }
+        check_fork(s, &merge)?;
     }
     let verb = if merge.rebase { "rebase" } else { "merge" };
     merge.options = TransactionOptions {

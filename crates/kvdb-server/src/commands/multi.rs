@@ -22,7 +22,7 @@ use super::{COMMANDS, Command, find, monitor, run_one, tracking};
 use crate::dictionaries::Selected;
 use crate::error_code::ErrorCode;
 use crate::failure::{Failure, Outcome};
-use crate::keyspace::Kind;
+use crate::keyspace::{Keyspace, Kind};
 use crate::locks::{Held, keeping_clear};
 use crate::output::Output;
 use crate::request::{Arguments, Request};
@@ -79,48 +79,58 @@ pub fn watch(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             Watch { dictionary, space, keys, expires, state: Watched::Joined(before) }
         }
         None => {
-            // Expired keys do not exist, and their removal is not a change. So they are removed
-            // first.
-            let purge = |seen: &Seen<'_>, batch: &mut Batch| {
-                for key in args.from(1) {
-                    let live = seen.live(key)?;
-                    if live.head.is_some_and(|head| head.is_expired(seen.now)) {
-                        seen.remove(key, &live, batch);
-                    }
-                }
-                Ok(())
-            };
-            if space.types.is_some() {
-                s.change(space, args.from(1), purge)?;
-            }
-            let options = TransactionOptions {
-                label: "WATCH".into(),
-                private: true,
-                idle_limit: Some(s.shared.limits.watch_time),
-                ..TransactionOptions::default()
-            };
-            let (watch, mut expires) = (s.db().begin_with(options)?, None);
-            {
-                let seen = Seen::of(&watch, s, space)?;
-                for key in args.from(1) {
-                    watch.read_conflict_key(space.strings, key)?;
-                    let live = seen.live(key)?;
-                    expires = [expires, live.deadline()].into_iter().flatten().min();
-                    // Every change of a string changes its tuple, or its head.
-                    if let (Some(types), Some(head)) = (space.types, live.head)
-                        && head.kind != Kind::Pages
-                        && let Some((start, end)) = head.beneath()
-                    {
-                        watch.read_conflict_range(types, &start, &end)?;
-                    }
-                }
-            }
+            let (watch, expires) = watch_store(s, space, args)?;
             Watch { dictionary, space, keys, expires, state: Watched::Store(watch) }
         }
     };
     s.multi.watch(watch, counted);
     out.ok();
     Ok(())
+}
+
+/// Begins a transaction of the store that depends on the watched keys. Also returns the earliest of
+/// their deadlines.
+fn watch_store(
+    s: &Session,
+    space: Keyspace,
+    args: Arguments<'_>,
+) -> Result<(Transaction, Option<u64>), Failure> {
+    // Expired keys do not exist, and their removal is not a change. So they are removed first.
+    let purge = |seen: &Seen<'_>, batch: &mut Batch| {
+        for key in args.from(1) {
+            let live = seen.live(key)?;
+            if live.head.is_some_and(|head| head.is_expired(seen.now)) {
+                seen.remove(key, &live, batch);
+            }
+        }
+        Ok(())
+    };
+    if space.types.is_some() {
+        s.change(space, args.from(1), purge)?;
+    }
+    let options = TransactionOptions {
+        label: "WATCH".into(),
+        private: true,
+        idle_limit: Some(s.shared.limits.watch_time),
+        ..TransactionOptions::default()
+    };
+    let (watch, mut expires) = (s.db().begin_with(options)?, None);
+    {
+        let seen = Seen::of(&watch, s, space)?;
+        for key in args.from(1) {
+            watch.read_conflict_key(space.strings, key)?;
+            let live = seen.live(key)?;
+            expires = [expires, live.deadline()].into_iter().flatten().min();
+            // Every change of a string changes its tuple, or its head.
+            if let (Some(types), Some(head)) = (space.types, live.head)
+                && head.kind != Kind::Pages
+                && let Some((start, end)) = head.beneath()
+            {
+                watch.read_conflict_range(types, &start, &end)?;
+            }
+        }
+    }
+    Ok((watch, expires))
 }
 
 pub fn unwatch(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
@@ -241,20 +251,9 @@ fn attempt(
             ..TransactionOptions::default()
         })?,
     };
-    for (watch, _) in watches {
-        if watch.is_broken(&transaction, s)? {
-            out.null_array();
-            return Ok(());
-        }
-        if let Watched::Store(watch) = &watch.state {
-            match transaction.depend_on(watch) {
-                Err(error) if is_over(&error) => {
-                    out.null_array();
-                    return Ok(());
-                }
-                noted => noted?,
-            }
-        }
+    if !depends_on(s, &transaction, watches)? {
+        out.null_array();
+        return Ok(());
     }
     s.exec.begin(match &state {
         Some(_) => Executing::Joined(Mutex::new(transaction.nested_batch()?)),
@@ -275,6 +274,27 @@ fn attempt(
     };
     s.settle_all();
     Ok(())
+}
+
+/// Makes the commit of a transaction depend on the watched keys. Returns `false` if one of them has
+/// changed.
+fn depends_on(
+    s: &Session,
+    transaction: &Transaction,
+    watches: &[(Watch, Counted)],
+) -> Result<bool, Failure> {
+    for (watch, _) in watches {
+        if watch.is_broken(transaction, s)? {
+            return Ok(false);
+        }
+        if let Watched::Store(watch) = &watch.state {
+            match transaction.depend_on(watch) {
+                Err(error) if is_over(&error) => return Ok(false),
+                noted => noted?,
+            }
+        }
+    }
+    Ok(true)
 }
 
 /// Commits the changes that were made under these locks, and returns the locks. They are released

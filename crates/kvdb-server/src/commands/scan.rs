@@ -11,28 +11,44 @@ use crate::walk::{KeyRange, answer};
 /// A page ends when its keys have this many bytes, regardless of `COUNT`.
 const PAGE_BYTES: usize = 1 << 20;
 
+/// The options of a page.
+struct Options<'a> {
+    /// The number of keys to visit, at least 1.
+    count: i64,
+    pattern: Option<&'a [u8]>,
+    /// The name of a type; keys of others are left out.
+    kind: Option<&'a [u8]>,
+}
+
+impl<'a> Options<'a> {
+    fn parse(args: Arguments<'a>) -> Result<Self, Failure> {
+        let mut parsed = Options { count: 10, pattern: None, kind: None };
+        let mut options = args.from(2);
+        while let Some(option) = options.next() {
+            let value = options.next().ok_or(Failure::SYNTAX)?;
+            match option {
+                o if is(o, "match") => parsed.pattern = Some(value),
+                o if is(o, "count") => {
+                    parsed.count = integer(value).ok_or(Failure::NOT_AN_INTEGER)?;
+                    if parsed.count < 1 {
+                        return Err(Failure::SYNTAX);
+                    }
+                }
+                o if is(o, "type") => parsed.kind = Some(value),
+                _ => return Err(Failure::SYNTAX),
+            }
+        }
+        Ok(parsed)
+    }
+}
+
 /// `SCAN cursor [MATCH pattern] [COUNT n] [TYPE t]`. The pages visit the keys in order, so a key
 /// that is present throughout is returned exactly once.
 pub fn scan(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     const INVALID: Failure = Failure::Request(std::borrow::Cow::Borrowed("invalid cursor"));
     let cursor: u64 =
         std::str::from_utf8(args.at(1)).ok().and_then(|c| c.parse().ok()).ok_or(INVALID)?;
-    let (mut count, mut pattern, mut kind) = (10, None, None);
-    let mut options = args.from(2);
-    while let Some(option) = options.next() {
-        let value = options.next().ok_or(Failure::SYNTAX)?;
-        match option {
-            o if is(o, "match") => pattern = Some(value),
-            o if is(o, "count") => {
-                count = integer(value).ok_or(Failure::NOT_AN_INTEGER)?;
-                if count < 1 {
-                    return Err(Failure::SYNTAX);
-                }
-            }
-            o if is(o, "type") => kind = Some(value),
-            _ => return Err(Failure::SYNTAX),
-        }
-    }
+    let Options { mut count, pattern, kind } = Options::parse(args)?;
     let (predecessor, from) = match cursor {
         0 => (None, Vec::new()),
         c => {

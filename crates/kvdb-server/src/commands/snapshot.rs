@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 
-use kvdb::{Durability, ReceiveOptions, Received};
+use kvdb::{Durability, ReceiveOptions, ReceiveStats, Received};
 
 use super::tell::tell_all;
 use super::txn::{arity, list_files, size};
@@ -14,6 +14,7 @@ use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
+use crate::transactions::Snapshots;
 
 pub const USAGE: &str = "CREATE name [OF clone] | LIST | DROP name | ROLLBACK name | CHANGES snapshot [snapshot] [FIELDS] | FILES snapshot [snapshot] [COLLAPSED] | \
      SEND name [BASE snapshot] [FROM position] | RECEIVE clone [AS name] [REPLACE] | RECEIVING | USE name [command ...] | LEAVE";
@@ -145,16 +146,8 @@ fn send(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `SNAPSHOT RECEIVE clone [AS name] [REPLACE]`: replies with `OK`. Then the client sends streams
-/// of [`kvdb::Kvdb::send`], one after the other, and closes its side of the connection. A second
-/// reply says what was received, or why the rest was not; then the connection ends.
-fn receive(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    struct Raw<'a>(&'a mut Output);
-    impl Read for Raw<'_> {
-        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-            self.0.receive(into)
-        }
-    }
+/// Parses the arguments of `SNAPSHOT RECEIVE`.
+fn receive_options(args: Arguments<'_>) -> Result<ReceiveOptions, Failure> {
     let mut options =
         ReceiveOptions { branch: name(args.at(2))?.into(), ..ReceiveOptions::default() };
     let mut at = 3;
@@ -174,17 +167,19 @@ fn receive(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if options.branch.is_empty() {
         return Err(Failure::request("a clone is wanted: what is in use is not replaced"));
     }
-    out.ok();
-    s.closing = true;
-    if !out.flush() {
-        return Ok(());
-    }
-    let snapshots = s.shared.owner.snapshots().clone();
-    let mut of_clone: BTreeSet<String> = names_in(&options.branch, s).into_iter().collect();
-    let mut input = BufReader::with_capacity(1 << 20, Raw(out));
+    Ok(options)
+}
+
+/// Receives streams up to the end of the input. Returns those that were received, and the failure
+/// that ended it early, if any.
+fn receive_all(
+    snapshots: &dyn Snapshots,
+    input: &mut impl BufRead,
+    options: &ReceiveOptions,
+) -> (Vec<ReceiveStats>, Option<Failure>) {
     let mut all = Vec::new();
     let failed = loop {
-        match snapshots.receive(&mut input, &options) {
+        match snapshots.receive(input, options) {
             Ok(received) => all.push(received),
             Err(error) => break Some(Failure::from(error)),
         }
@@ -199,6 +194,29 @@ fn receive(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             Err(error) => break Some(kvdb::Error::Io(error).into()),
         }
     };
+    (all, failed)
+}
+
+/// `SNAPSHOT RECEIVE clone [AS name] [REPLACE]`: replies with `OK`. Then the client sends streams
+/// of [`kvdb::Kvdb::send`], one after the other, and closes its side of the connection. A second
+/// reply says what was received, or why the rest was not; then the connection ends.
+fn receive(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    struct Raw<'a>(&'a mut Output);
+    impl Read for Raw<'_> {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            self.0.receive(into)
+        }
+    }
+    let options = receive_options(args)?;
+    out.ok();
+    s.closing = true;
+    if !out.flush() {
+        return Ok(());
+    }
+    let snapshots = s.shared.owner.snapshots().clone();
+    let mut of_clone: BTreeSet<String> = names_in(&options.branch, s).into_iter().collect();
+    let mut input = BufReader::with_capacity(1 << 20, Raw(out));
+    let (all, failed) = receive_all(&*snapshots, &mut input, &options);
     if !all.is_empty() {
         of_clone.extend(names_in(&options.branch, s));
         tell_all("rollback", &options.branch, of_clone, s);

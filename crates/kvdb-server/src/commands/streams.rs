@@ -36,6 +36,17 @@ const NO_KEY: Failure = Failure::Request(std::borrow::Cow::Borrowed("no such key
 /// Limit on the bytes of an entry, which is one tuple.
 const ENTRY: usize = 4 << 20;
 
+/// Returns the stored form of an entry, whose fields and values are the arguments from `at` on.
+fn stored_form(s: &Session, args: Arguments<'_>, at: usize) -> Result<Bytes, Failure> {
+    let most = s.shared.limits.argument.min(ENTRY);
+    if args.from(at).map(|word| word.len() + 4).sum::<usize>() > most {
+        return Err(Failure::Limit(format!("an entry of a stream takes more than {most} bytes")));
+    }
+    let mut value = Vec::new();
+    args.from(at).for_each(|word| put_sized(&mut value, word));
+    Ok(Bytes::from(value))
+}
+
 /// `XADD key [NOMKSTREAM] [MAXLEN|MINID [=|~] threshold [LIMIT count]] *|id field value ...`
 pub fn xadd(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let key = args.at(1);
@@ -49,13 +60,7 @@ pub fn xadd(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         return Err(Failure::request("The ID specified in XADD must be greater than 0-0"));
     }
     s.check_key(key)?;
-    let most = s.shared.limits.argument.min(ENTRY);
-    if args.from(at).map(|word| word.len() + 4).sum::<usize>() > most {
-        return Err(Failure::Limit(format!("an entry of a stream takes more than {most} bytes")));
-    }
-    let mut value = Vec::new();
-    args.from(at).for_each(|word| put_sized(&mut value, word));
-    let value = Bytes::from(value);
+    let value = stored_form(s, args, at)?;
     let space = if options.only_old { s.existing()? } else { Some(s.typed()?) };
     let added = match space {
         None => None,

@@ -1,6 +1,8 @@
 //! Groups of consumers: the entries delivered to each consumer, and those among them that it has
 //! not acknowledged.
 
+use std::ops::RangeInclusive;
+
 use bytes::Bytes;
 use kvdb::{Batch, Tuple};
 
@@ -251,6 +253,16 @@ impl Group {
     }
 }
 
+/// The subcommands of `XGROUP`, and how many words each command has.
+const XGROUP_WORDS: &[(&str, RangeInclusive<usize>)] = &[
+    ("create", 5..=8),
+    ("createconsumer", 5..=5),
+    ("delconsumer", 5..=5),
+    ("destroy", 4..=4),
+    ("help", 2..=2),
+    ("setid", 5..=7),
+];
+
 const XGROUP_HELP: &[&str] = &[
     "XGROUP <subcommand> [<arg> [value] [opt] ...]. Subcommands are:",
     "CREATE key group id|$ [MKSTREAM] [ENTRIESREAD entries-read]",
@@ -260,29 +272,14 @@ const XGROUP_HELP: &[&str] = &[
     "DELCONSUMER key group consumer",
 ];
 
-/// `XGROUP CREATE|SETID|DESTROY|CREATECONSUMER|DELCONSUMER key group ...`
-pub fn xgroup(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let word = args.at(1);
-    let is_one = |name: &str| is(word, name);
-    arity(
-        args,
-        "xgroup",
-        &[
-            ("create", 5..=8),
-            ("createconsumer", 5..=5),
-            ("delconsumer", 5..=5),
-            ("destroy", 4..=4),
-            ("help", 2..=2),
-            ("setid", 5..=7),
-        ],
-    )?;
-    if is_one("help") {
-        out.array(XGROUP_HELP.len());
-        XGROUP_HELP.iter().for_each(|line| out.status(line));
-        return Ok(());
-    }
-    let (creates, sets) = (is_one("create"), is_one("setid"));
-    let of_consumer = is_one("createconsumer") || is_one("delconsumer");
+const NO_STREAM: Failure = Failure::Request(std::borrow::Cow::Borrowed(
+    "The XGROUP subcommand requires the key to exist. Note that for CREATE you may want to \
+     use the MKSTREAM option to create an empty stream automatically.",
+));
+
+/// Parses the options of `XGROUP CREATE` and `SETID`: whether a stream is made, and the number of
+/// entries that the group has read.
+fn group_options(args: Arguments<'_>, creates: bool) -> Result<(bool, Option<u64>), Failure> {
     let (mut makes, mut read) = (false, None);
     let mut options = args.from(5);
     while let Some(option) = options.next() {
@@ -298,10 +295,22 @@ pub fn xgroup(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
             return Err(unknown_subcommand(args, "XGROUP"));
         }
     }
-    const NO_STREAM: Failure = Failure::Request(std::borrow::Cow::Borrowed(
-        "The XGROUP subcommand requires the key to exist. Note that for CREATE you may want to \
-         use the MKSTREAM option to create an empty stream automatically.",
-    ));
+    Ok((makes, read))
+}
+
+/// `XGROUP CREATE|SETID|DESTROY|CREATECONSUMER|DELCONSUMER key group ...`
+pub fn xgroup(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let word = args.at(1);
+    let is_one = |name: &str| is(word, name);
+    arity(args, "xgroup", XGROUP_WORDS)?;
+    if is_one("help") {
+        out.array(XGROUP_HELP.len());
+        XGROUP_HELP.iter().for_each(|line| out.status(line));
+        return Ok(());
+    }
+    let (creates, sets) = (is_one("create"), is_one("setid"));
+    let of_consumer = is_one("createconsumer") || is_one("delconsumer");
+    let (makes, read) = group_options(args, creates)?;
     let (key, group) = (args.at(2), args.at(3));
     let space = match s.existing()? {
         _ if makes => s.typed()?,
@@ -325,52 +334,20 @@ pub fn xgroup(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
             return Err(no_group_of(key, group));
         }
         if creates || sets {
-            let last = match (args.at(4), &found) {
-                (b"$", found) => found.as_ref().map_or(Id::MIN, |stream| stream.state.last),
-                (arg, _) if sets => Id::parse_bound(arg, 0)?,
-                (arg, _) => Id::parse(arg, 0)?,
-            };
+            let last = position(args.at(4), found.as_ref(), creates)?;
             if creates && there.is_some() {
                 return Err(Failure::coded(
                     ErrorCode::BusyGroup,
                     "Consumer Group name already exists",
                 ));
             }
-            let new = found.is_none();
-            let mut stream = match found {
-                Some(stream) => stream,
-                None => Stream::begin(s, seen, key, batch)?,
-            };
-            stream.more += i64::from(creates);
-            Group { name: group.to_vec(), last, read }.save(&stream.of, batch);
-            if new {
-                stream.save(seen, key, batch);
-            } else {
-                stream.count(seen, key, batch);
-            }
-            let name = if creates { "xgroup-create" } else { "xgroup-setid" };
-            seen.event(Classes::STREAM, name, key);
+            let group = Group { name: group.to_vec(), last, read };
+            put_group(s, (seen, batch), key, found, &group, creates)?;
             return Ok(None);
         }
         let (Some(mut stream), Some(there)) = (found, there) else { return Ok(Some(0)) };
-        let count = if is_one("destroy") {
-            there.remove(s, seen, &mut stream, batch)?;
-            seen.filled(Kind::Stream, key, false);
-            seen.event(Classes::STREAM, "xgroup-destroy", key);
-            1
-        } else if is_one("createconsumer") {
-            if there.has_consumer(seen, &stream.of, args.at(4))? {
-                return Ok(Some(0));
-            }
-            there.see(seen, &stream.of, args.at(4), batch)?;
-            stream.more += 1;
-            seen.event(Classes::STREAM, "xgroup-createconsumer", key);
-            1
-        } else {
-            delete_consumer(s, seen, &mut stream, &there, args.at(4), batch)?.map_or(0, |count| {
-                seen.event(Classes::STREAM, "xgroup-delconsumer", key);
-                count
-            })
+        let Some(count) = change_group(s, seen, (&mut stream, &there), args, batch)? else {
+            return Ok(Some(0));
         };
         stream.count(seen, key, batch);
         Ok(Some(count))
@@ -379,6 +356,75 @@ pub fn xgroup(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         None => out.ok(),
         Some(count) => out.integer(count),
     }
+    Ok(())
+}
+
+/// Parses the position of a group in its stream, `found`: `$` is the end of the stream.
+fn position(arg: &[u8], found: Option<&Stream>, creates: bool) -> Result<Id, Failure> {
+    match arg {
+        b"$" => Ok(found.map_or(Id::MIN, |stream| stream.state.last)),
+        arg if creates => Id::parse(arg, 0),
+        arg => Id::parse_bound(arg, 0),
+    }
+}
+
+/// Runs `DESTROY`, `CREATECONSUMER` or `DELCONSUMER` on an existing group. Returns the number to
+/// reply with, or `None` if the consumer to create exists.
+fn change_group(
+    s: &Session,
+    seen: &Seen<'_>,
+    (stream, group): (&mut Stream, &Group),
+    args: Arguments<'_>,
+    batch: &mut Batch,
+) -> Result<Option<i64>, Failure> {
+    let (word, key) = (args.at(1), args.at(2));
+    if is(word, "destroy") {
+        group.remove(s, seen, stream, batch)?;
+        seen.filled(Kind::Stream, key, false);
+        seen.event(Classes::STREAM, "xgroup-destroy", key);
+        return Ok(Some(1));
+    }
+    let consumer = args.at(4);
+    if is(word, "createconsumer") {
+        if group.has_consumer(seen, &stream.of, consumer)? {
+            return Ok(None);
+        }
+        group.see(seen, &stream.of, consumer, batch)?;
+        stream.more += 1;
+        seen.event(Classes::STREAM, "xgroup-createconsumer", key);
+        return Ok(Some(1));
+    }
+    let deleted = delete_consumer(s, seen, stream, group, consumer, batch)?;
+    if deleted.is_some() {
+        seen.event(Classes::STREAM, "xgroup-delconsumer", key);
+    }
+    Ok(Some(deleted.unwrap_or(0)))
+}
+
+/// Stores a group that is created, or that has another position. The stream is made if it does not
+/// exist.
+fn put_group(
+    s: &Session,
+    (seen, batch): (&Seen<'_>, &mut Batch),
+    key: &[u8],
+    found: Option<Stream>,
+    group: &Group,
+    creates: bool,
+) -> Outcome {
+    let new = found.is_none();
+    let mut stream = match found {
+        Some(stream) => stream,
+        None => Stream::begin(s, seen, key, batch)?,
+    };
+    stream.more += i64::from(creates);
+    group.save(&stream.of, batch);
+    if new {
+        stream.save(seen, key, batch);
+    } else {
+        stream.count(seen, key, batch);
+    }
+    let name = if creates { "xgroup-create" } else { "xgroup-setid" };
+    seen.event(Classes::STREAM, name, key);
     Ok(())
 }
 

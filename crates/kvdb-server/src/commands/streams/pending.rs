@@ -272,11 +272,9 @@ fn write(claimed: &Claimed, out: &mut Output) {
     }
 }
 
-/// `XAUTOCLAIM key group consumer min-idle-time start [COUNT count] [JUSTID]`
-pub fn xautoclaim(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let (key, name, consumer) = (args.at(1), args.at(2), args.at(3));
-    let idle = idle_time(args, "XAUTOCLAIM")?;
-    let start = Id::parse_start(args.at(5))?;
+/// Parses the options of `XAUTOCLAIM`: the number of entries, and whether only their IDs are
+/// returned.
+fn auto_options(args: Arguments<'_>) -> Result<(usize, bool), Failure> {
     let (mut most, mut only_ids) = (100, false);
     let mut options = args.from(6);
     while let Some(option) = options.next() {
@@ -289,6 +287,15 @@ pub fn xautoclaim(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Out
         let count = integer(value).filter(|count| (1..=i64::MAX / 16).contains(count));
         most = count.ok_or_else(wrong)? as usize;
     }
+    Ok((most, only_ids))
+}
+
+/// `XAUTOCLAIM key group consumer min-idle-time start [COUNT count] [JUSTID]`
+pub fn xautoclaim(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let (key, name, consumer) = (args.at(1), args.at(2), args.at(3));
+    let idle = idle_time(args, "XAUTOCLAIM")?;
+    let start = Id::parse_start(args.at(5))?;
+    let (most, only_ids) = auto_options(args)?;
     check_name(s, consumer)?;
     let space = s.existing()?.ok_or_else(|| no_group(key, name, ""))?;
     let claimed = s.change(space, [key], |seen, batch| {

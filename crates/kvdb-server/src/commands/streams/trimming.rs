@@ -42,6 +42,13 @@ pub struct Options {
     pub id: Option<(Wanted, usize)>,
 }
 
+/// Parses the number of an option, which must not be negative.
+fn count(arg: &[u8], option: &str) -> Result<u64, Failure> {
+    let number = integer(arg).ok_or(Failure::NOT_AN_INTEGER)?;
+    let negative = |_| Failure::request(format!("The {option} argument must be >= 0."));
+    u64::try_from(number).map_err(negative)
+}
+
 impl Options {
     pub fn parse(args: Arguments<'_>, adds: bool) -> Result<Options, Failure> {
         let (mut kept, mut roughly, mut limit) = (None, false, None);
@@ -66,18 +73,13 @@ impl Options {
                     at += 1;
                 }
                 let bound = args.at(at + 1);
-                kept = Some(if by_len {
-                    let most = integer(bound).ok_or(Failure::NOT_AN_INTEGER)?;
-                    let negative = || Failure::request("The MAXLEN argument must be >= 0.");
-                    Kept::Most(u64::try_from(most).map_err(|_| negative())?)
-                } else {
-                    Kept::From(Id::parse(bound, 0)?)
+                kept = Some(match by_len {
+                    true => Kept::Most(count(bound, "MAXLEN")?),
+                    false => Kept::From(Id::parse(bound, 0)?),
                 });
                 at += 1;
             } else if is(word, "limit") && left > 0 {
-                let most = integer(args.at(at + 1)).ok_or(Failure::NOT_AN_INTEGER)?;
-                let negative = || Failure::request("The LIMIT argument must be >= 0.");
-                limit = Some(u64::try_from(most).map_err(|_| negative())?);
+                limit = Some(count(args.at(at + 1), "LIMIT")?);
                 at += 1;
             } else if adds && is(word, "nomkstream") {
                 options.only_old = true;
@@ -136,6 +138,44 @@ impl Trim {
             }
     }
 
+    /// Finds the first entry that stays if up to `most` entries are removed after `gone` earlier
+    /// ones, and counts the entries before it. The ID is `None` if none stays. Returns `None` if
+    /// none is removed.
+    fn first_kept(
+        &self,
+        s: &Session,
+        seen: &Seen<'_>,
+        stream: &Stream,
+        (gone, most): (u64, u64),
+    ) -> Result<Option<(u64, Option<Id>)>, Failure> {
+        let below = match self.kept {
+            Kept::Most(_) => Id::MAX,
+            Kept::From(id) => id,
+        };
+        let (mut found, mut first, mut at_lump) = (0, None, None);
+        stream.entries(s, seen, (Id::MIN, Id::MAX), false, |tuple| {
+            let id = entry_id(&stream.of, tuple)?;
+            if self.roughly && found > 0 && (gone + found).is_multiple_of(LUMP) {
+                at_lump = Some((found, id));
+            }
+            if found == most || id >= below {
+                first = Some(id);
+                return Ok(false);
+            }
+            found += 1;
+            Ok(true)
+        })?;
+        if !self.roughly {
+            return Ok(Some((found, first)));
+        }
+        // If an entry stays, only whole hundreds before it are removed.
+        Ok(match (at_lump, first) {
+            (_, None) if found == stream.state.len => Some((found, None)),
+            (Some((lumps, id)), _) => Some((lumps, Some(id))),
+            (None, _) => None,
+        })
+    }
+
     /// Adds the removal of existing entries to the batch, which is going to add `coming` new ones.
     /// Returns the number of removed entries.
     pub fn apply(
@@ -160,32 +200,9 @@ impl Trim {
         if let (Kept::Most(_), true) = (self.kept, most == stream.state.len) {
             return Ok(clear(stream, batch));
         }
-        let below = match self.kept {
-            Kept::Most(_) => Id::MAX,
-            Kept::From(id) => id,
+        let Some((found, first)) = self.first_kept(s, seen, stream, (gone, most))? else {
+            return Ok(0);
         };
-        // Finds the first entry that stays, and counts the entries before it.
-        let (mut found, mut first, mut at_lump) = (0, None, None);
-        stream.entries(s, seen, (Id::MIN, Id::MAX), false, |tuple| {
-            let id = entry_id(&stream.of, tuple)?;
-            if self.roughly && found > 0 && (gone + found).is_multiple_of(LUMP) {
-                at_lump = Some((found, id));
-            }
-            if found == most || id >= below {
-                first = Some(id);
-                return Ok(false);
-            }
-            found += 1;
-            Ok(true)
-        })?;
-        if self.roughly {
-            // If an entry stays, only whole hundreds before it are removed.
-            match (at_lump, first) {
-                (_, None) if found == len => {}
-                (Some((lumps, id)), _) => (found, first) = (lumps, Some(id)),
-                (None, _) => return Ok(0),
-            }
-        }
         let Some(first) = first else { return Ok(clear(stream, batch)) };
         let (of, old) = (stream.of, stream.state.first);
         if found <= ONE_BY_ONE {

@@ -12,12 +12,11 @@ use crate::output::Output;
 use crate::request::Arguments;
 use crate::session::Session;
 
-/// `TXN COMMIT [id] [SYNC] [IF state] [STAY] [ABORTNESTED]`. `IF` commits only in the state that
-/// `TXN STATE` returned; any other state is the error `CHANGED`. With `STAY` the transaction stays
-/// open after a conflict. With `ABORTNESTED` open transactions within it are aborted; without it
-/// they are the error `NESTED`.
-pub(super) fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    arity(args, 2, 8)?;
+/// Parses the arguments of a commit: the transaction, if it is named, and the options.
+fn commit_options<'a>(
+    s: &Session,
+    args: Arguments<'a>,
+) -> Result<(Option<&'a [u8]>, CommitOptions), Failure> {
     let durability = if s.durable { Durability::Synced } else { Durability::Buffered };
     let mut options = CommitOptions { durability, ..CommitOptions::default() };
     let mut id = None;
@@ -35,6 +34,16 @@ pub(super) fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> 
             _ => return Err(Failure::SYNTAX),
         }
     }
+    Ok((id, options))
+}
+
+/// `TXN COMMIT [id] [SYNC] [IF state] [STAY] [ABORTNESTED]`. `IF` commits only in the state that
+/// `TXN STATE` returned; any other state is the error `CHANGED`. With `STAY` the transaction stays
+/// open after a conflict. With `ABORTNESTED` open transactions within it are aborted; without it
+/// they are the error `NESTED`.
+pub(super) fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    arity(args, 2, 8)?;
+    let (id, options) = commit_options(s, args)?;
     let id = id_of(s, id)?;
     if s.shared.prevented.has(id) {
         return Err(Failure::Conflict(format!(
@@ -68,18 +77,7 @@ pub(super) fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> 
             Err(ended(s, id, error).into())
         }
         Ok(()) => {
-            if let Some(state) = s.shared.transaction_states.end(id) {
-                let effects = state.effects.lock().take().unwrap_or_default();
-                match around {
-                    Some(around) => s.settle_in(around, effects),
-                    None => s.shared.reached().carry_out(effects),
-                }
-            }
-            if s.shared.transaction_states.is_older(id) {
-                let place = Place::of_branch(&branch);
-                let all = dictionaries::listed_at(&place, s.db()).into_iter().map(|(name, _)| name);
-                tell_all("lost", &branch, all, s);
-            }
+            tell_committed(s, id, around, &branch);
             s.shared.waiters.wake_all();
             over(s, id);
             if let Some(error) = unsynced {
@@ -88,6 +86,24 @@ pub(super) fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> 
             out.ok();
             Ok(())
         }
+    }
+}
+
+/// Carries out the effects of a transaction that has committed: on waiters and listeners, or on the
+/// enclosing transaction `around`. Of one that was begun before the store was opened they are not
+/// known, so clients learn that they have missed changes of its branch.
+fn tell_committed(s: &Session, id: TransactionId, around: Option<TransactionId>, branch: &str) {
+    if let Some(state) = s.shared.transaction_states.end(id) {
+        let effects = state.effects.lock().take().unwrap_or_default();
+        match around {
+            Some(around) => s.settle_in(around, effects),
+            None => s.shared.reached().carry_out(effects),
+        }
+    }
+    if s.shared.transaction_states.is_older(id) {
+        let place = Place::of_branch(branch);
+        let all = dictionaries::listed_at(&place, s.db()).into_iter().map(|(name, _)| name);
+        tell_all("lost", branch, all, s);
     }
 }
 
