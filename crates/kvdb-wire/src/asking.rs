@@ -46,6 +46,14 @@ impl Client {
         self.retried_until(own.min(all), (false, false), call)
     }
 
+    /// Returns the time of a call's first attempt.
+    fn first_attempt(&self) -> Duration {
+        match self.options.timeout {
+            Duration::ZERO => ATTEMPTS.0,
+            timeout => timeout.min(ATTEMPTS.0),
+        }
+    }
+
     /// `ends_all`: all calls fail when this one does. `extends`: a server that is there is waited
     /// for beyond the deadline.
     fn retried_until(
@@ -55,10 +63,7 @@ impl Client {
         mut call: impl FnMut(Instant) -> Result<Reply>,
     ) -> Result<Reply> {
         let mut pause = PAUSES.0;
-        let first = match self.options.timeout {
-            Duration::ZERO => ATTEMPTS.0,
-            timeout => timeout.min(ATTEMPTS.0),
-        };
+        let first = self.first_attempt();
         let mut most = first;
         loop {
             let begun = Instant::now();

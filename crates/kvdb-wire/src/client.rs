@@ -241,6 +241,16 @@ struct Waiting {
     most: usize,
 }
 
+impl Waiting {
+    /// Hands an answer over to its request. An answer to no pending request is ignored, for example
+    /// a second answer to the same request.
+    fn arrived(&mut self, frame: Frame) {
+        if let Some((_, answer @ None)) = self.answers.get_mut(&frame.number) {
+            *answer = Some(frame);
+        }
+    }
+}
+
 impl Connection {
     fn new(
         socket: Socket,
@@ -420,15 +430,10 @@ impl Connection {
             match read {
                 Ok(frame) => {
                     waiting.is_read = false;
-                    self.counters
-                        .received
-                        .fetch_add((FRAME_OVERHEAD + frame.body.len()) as u64, Ordering::Relaxed);
+                    let bytes = (FRAME_OVERHEAD + frame.body.len()) as u64;
+                    self.counters.received.fetch_add(bytes, Ordering::Relaxed);
                     let is_own = frame.number == number;
-                    // Ignore an answer to no pending request, for example a second answer to the
-                    // same request.
-                    if let Some((_, answer @ None)) = waiting.answers.get_mut(&frame.number) {
-                        *answer = Some(frame);
-                    }
+                    waiting.arrived(frame);
                     if !is_own {
                         self.changed.notify_all();
                     }

@@ -19,7 +19,7 @@ use bytes::Bytes;
 use env::Instant;
 use env::sync::Mutex;
 use env::sync::atomic::{AtomicBool, Ordering};
-use kvdb::{Kvdb, View};
+use kvdb::{Kvdb, ServedChange, View};
 
 use crate::body::{ANSWER_BYTES, MAX_TUPLES, TransactionKey};
 use crate::budget::Budget;
@@ -314,26 +314,8 @@ impl Conversation {
                 all.apply(&self.held(transaction)?, batch, changes).map(|()| Reply::Done)
             }
             Request::ApplyPart { transaction, batch, part, last, changes } => {
-                let held = self.held(transaction)?;
-                if all.has(&held, batch)? {
-                    return Ok(Reply::Done);
-                }
-                let (of, unfinished) = ((transaction, batch), all.unfinished());
-                let added = match last {
-                    false => {
-                        let added = unfinished.add(self.number, of, part, changes);
-                        added.or_else(|why| all.refuse(&held, batch, why))
-                    }
-                    true => {
-                        let applied = match unfinished.finish(self.number, of, part, changes) {
-                            Ok(whole) => all.apply(&held, batch, whole),
-                            Err(why) => all.refuse(&held, batch, why),
-                        };
-                        unfinished.forget(self.number);
-                        applied
-                    }
-                };
-                added.map(|()| Reply::Done)
+                let of = (transaction, batch);
+                self.apply_part(all, of, (part, last), changes).map(|()| Reply::Done)
             }
             // Commit and abort end only a transaction that was begun on this connection: `begin`
             // has checked the client's right to its branch.
@@ -367,6 +349,42 @@ impl Conversation {
             Request::Review { transaction, offset, words } => {
                 all.review(&self.held(transaction)?, &words, offset)
             }
+            request => self.answer_of_naming(all, request),
+        }
+    }
+
+    /// Takes a part of a batch, and applies the batch with its last part.
+    fn apply_part(
+        &self,
+        all: &Transactions,
+        (transaction, batch): (u64, u64),
+        (part, last): (u32, bool),
+        changes: Vec<ServedChange>,
+    ) -> std::result::Result<(), Failure> {
+        let held = self.held(transaction)?;
+        if all.has(&held, batch)? {
+            return Ok(());
+        }
+        let (of, unfinished) = ((transaction, batch), all.unfinished());
+        if !last {
+            let added = unfinished.add(self.number, of, part, changes);
+            return added.or_else(|why| all.refuse(&held, batch, why));
+        }
+        let applied = match unfinished.finish(self.number, of, part, changes) {
+            Ok(whole) => all.apply(&held, batch, whole),
+            Err(why) => all.refuse(&held, batch, why),
+        };
+        unfinished.forget(self.number);
+        applied
+    }
+
+    /// Answers a request that makes or removes a snapshot or a clone.
+    fn answer_of_naming(
+        &self,
+        all: &Transactions,
+        request: Request,
+    ) -> std::result::Result<Reply, Failure> {
+        match request {
             Request::Snapshot { key, branch, name, synced } => {
                 let (of, most) = ((&*branch, &*name), self.options.snapshots);
                 let made = all.naming().make_snapshot(self.role()?, &key, of, synced, most);

@@ -11,6 +11,7 @@ use crate::ahead::{Asked, first_of_dense};
 use crate::asking::{first_keys, with_missing};
 use crate::changes::{gives_back, memory_of_change, reference_of};
 use crate::error::Error;
+use crate::gathered::Overlay;
 use crate::prefetch::read_ahead;
 use crate::reply::Reply;
 use crate::request::Request;
@@ -73,6 +74,24 @@ impl ServedTransaction {
     }
 
     /// Returns a page in the state that the server has.
+    /// Returns the page if it is kept. If it is not, the files and directories next to it are read
+    /// ahead, which may have it, unless keys alone are read.
+    fn kept_page(&self, dict: DictionaryId, page: &PageRequest<'_>) -> Option<TuplePage> {
+        let kept = || self.state.lock().pages.answer(dict, page);
+        kept().or_else(|| {
+            let ahead = !page.backward
+                && !page.keys_only
+                && self.read_ahead(dict, &Bytes::copy_from_slice(page.start), Asked::Range);
+            if ahead { kept() } else { None }
+        })
+    }
+
+    /// Returns the client's changes in the range of a page, and the number of all of its changes.
+    fn overlay(&self, dict: DictionaryId, page: &PageRequest<'_>) -> (Overlay, u64) {
+        let state = self.state.lock();
+        (state.overlay(dict, page), state.made)
+    }
+
     fn page_there(&self, dict: DictionaryId, page: &PageRequest<'_>) -> kvdb::Result<TuplePage> {
         let asked = self.ask(|view| Request::page(view, dict, page)).map_err(|e| self.told(e))?;
         match asked {
@@ -122,15 +141,7 @@ impl ServedView for ServedTransaction {
 
     fn page(&self, dict: DictionaryId, page: &PageRequest<'_>) -> kvdb::Result<TuplePage> {
         self.check()?;
-        if let Some(kept) = self.state.lock().pages.answer(dict, page) {
-            return Ok(kept);
-        }
-        // The page covers the files and directories next to this one, unless keys alone are read.
-        if !page.backward
-            && !page.keys_only
-            && self.read_ahead(dict, &Bytes::copy_from_slice(page.start), Asked::Range)
-            && let Some(kept) = self.state.lock().pages.answer(dict, page)
-        {
+        if let Some(kept) = self.kept_page(dict, page) {
             return Ok(kept);
         }
         let (mut from, mut to) = (page.start.to_vec(), page.end.to_vec());
@@ -139,10 +150,7 @@ impl ServedView for ServedTransaction {
             let request = PageRequest { start: &from, end: &to, ..*page };
             // Take the overlay first, so that it has all changes that the server may lack when it
             // answers.
-            let (mut overlay, mut made) = {
-                let state = self.state.lock();
-                (state.overlay(dict, &request), state.made)
-            };
+            let (mut overlay, mut made) = self.overlay(dict, &request);
             if page.keys_only && overlay.has_referred() {
                 if !has_sent {
                     has_sent = true;
