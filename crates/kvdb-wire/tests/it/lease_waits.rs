@@ -9,6 +9,7 @@ use std::time::Duration;
 use kvdb::{Isolation, Kvdb, Transaction, TransactionOptions};
 use kvdb_wire::{FailureCode, Host, Reply, Request, Server, ServerOptions, TransactionKey};
 
+use crate::hosts::acts_of_the_store;
 use crate::once::{ask, connected};
 use crate::served_transactions::request;
 use crate::waiting::awaits;
@@ -64,13 +65,7 @@ impl Host for Lends {
         Host::begin(&self.db, options)
     }
 
-    fn commit(&self, transaction: &Transaction, synced: bool) -> kvdb::Result<()> {
-        Host::commit(&self.db, transaction, synced)
-    }
-
-    fn abort(&self, transaction: &Transaction) -> kvdb::Result<()> {
-        Host::abort(&self.db, transaction)
-    }
+    acts_of_the_store!(commit, abort);
 
     fn lend(&self, since: Option<u64>) -> kvdb::Result<u64> {
         self.lending.pass();

@@ -5,6 +5,7 @@ mod wire;
 
 mod files;
 mod hostile;
+mod hosts;
 mod late_frames;
 mod lease_waits;
 mod leases;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use env::Simulated;
-use kvdb::{CreateOptions, Durability, Kvdb, OpenOptions, Transaction, TransactionOptions};
+use kvdb::{CreateOptions, Durability, Kvdb, OpenOptions};
 use kvdb_wire::{
     FailureCode, Host, Reply, Request, Server, ServerOptions, Tokens, VERSION, read_frame,
     write_frame,
@@ -16,6 +16,7 @@ use kvdb_wire::{
 use sha2::{Digest, Sha256};
 use zones::{CrashDevice, MemoryDevice};
 
+use crate::hosts::acts_of_the_store;
 use crate::waiting::awaits;
 
 /// Returns a connection whose messages the test chooses. An answer that takes very long fails.
@@ -60,17 +61,7 @@ struct Waits {
 }
 
 impl Host for Waits {
-    fn begin(&self, options: TransactionOptions) -> kvdb::Result<Transaction> {
-        Host::begin(&self.db, options)
-    }
-
-    fn commit(&self, transaction: &Transaction, synced: bool) -> kvdb::Result<()> {
-        Host::commit(&self.db, transaction, synced)
-    }
-
-    fn abort(&self, transaction: &Transaction) -> kvdb::Result<()> {
-        Host::abort(&self.db, transaction)
-    }
+    acts_of_the_store!(begin, commit, abort);
 
     fn make_snapshot(&self, branch: &str, name: &str, durability: Durability) -> kvdb::Result<()> {
         if name == "slow" {
@@ -165,17 +156,7 @@ impl Watched {
 }
 
 impl Host for Watched {
-    fn begin(&self, options: TransactionOptions) -> kvdb::Result<Transaction> {
-        Host::begin(&self.db, options)
-    }
-
-    fn commit(&self, transaction: &Transaction, synced: bool) -> kvdb::Result<()> {
-        Host::commit(&self.db, transaction, synced)
-    }
-
-    fn abort(&self, transaction: &Transaction) -> kvdb::Result<()> {
-        Host::abort(&self.db, transaction)
-    }
+    acts_of_the_store!(begin, commit, abort);
 
     fn make_snapshot(&self, branch: &str, name: &str, durability: Durability) -> kvdb::Result<()> {
         self.around(|| self.db.snapshot_of(branch, name, durability))

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use bytes::Bytes;
-use kvdb::{DictionaryId, Kvdb, Scope, Transaction, TransactionOptions};
+use kvdb::{DictionaryId, Kvdb, Scope, Transaction};
 use kvdb_wire::{
     Client, ClientOptions, Failure, FailureCode, Host, Reply, Request, Server, ServerOptions,
     TransactionKey,
 };
 
+use crate::hosts::acts_of_the_store;
 use crate::lease_waits::Gate;
 use crate::once::{ask, connected};
 use crate::served_transactions::{Raw, begin, one, put, request, store};
@@ -65,17 +66,11 @@ struct Asked {
 }
 
 impl Host for Asked {
-    fn begin(&self, options: TransactionOptions) -> kvdb::Result<Transaction> {
-        Host::begin(&self.db, options)
-    }
+    acts_of_the_store!(begin, abort);
 
     fn commit(&self, transaction: &Transaction, synced: bool) -> kvdb::Result<()> {
         self.committing.pass();
         Host::commit(&self.db, transaction, synced)
-    }
-
-    fn abort(&self, transaction: &Transaction) -> kvdb::Result<()> {
-        Host::abort(&self.db, transaction)
     }
 
     fn review(&self, transaction: &Transaction, _: &[Bytes]) -> kvdb::Result<Vec<u8>> {
@@ -96,17 +91,7 @@ struct Counting {
 }
 
 impl Host for Counting {
-    fn begin(&self, options: TransactionOptions) -> kvdb::Result<Transaction> {
-        Host::begin(&self.db, options)
-    }
-
-    fn commit(&self, transaction: &Transaction, synced: bool) -> kvdb::Result<()> {
-        Host::commit(&self.db, transaction, synced)
-    }
-
-    fn abort(&self, transaction: &Transaction) -> kvdb::Result<()> {
-        Host::abort(&self.db, transaction)
-    }
+    acts_of_the_store!(begin, commit, abort);
 
     fn review(&self, _: &Transaction, _: &[Bytes]) -> kvdb::Result<Vec<u8>> {
         let more = u8::from(!self.stays.load(Ordering::Relaxed));
@@ -154,17 +139,7 @@ struct Alternating {
 }
 
 impl Host for Alternating {
-    fn begin(&self, options: TransactionOptions) -> kvdb::Result<Transaction> {
-        Host::begin(&self.db, options)
-    }
-
-    fn commit(&self, transaction: &Transaction, synced: bool) -> kvdb::Result<()> {
-        Host::commit(&self.db, transaction, synced)
-    }
-
-    fn abort(&self, transaction: &Transaction) -> kvdb::Result<()> {
-        Host::abort(&self.db, transaction)
-    }
+    acts_of_the_store!(begin, commit, abort);
 
     fn review(&self, _: &Transaction, _: &[Bytes]) -> kvdb::Result<Vec<u8>> {
         let number = self.questions.fetch_add(1, Ordering::Relaxed) / 2 % 2;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use env::{Machine, Simulated};
-use kvdb::{CreateOptions, Durability, Kvdb, OpenOptions, Scope, Transaction, TransactionOptions};
+use kvdb::{CreateOptions, Durability, Kvdb, OpenOptions, Scope};
 use kvdb_wire::{
     BeginOptions, Client, ClientOptions, Error, Failure, FailureCode, Host, Reply, Request, Result,
     ServedTransaction, Server, ServerOptions, Socket, Tokens, VERSION, read_frame, write_frame,
@@ -17,6 +17,7 @@ use kvfs::Fs;
 use sha2::{Digest, Sha256};
 use zones::CrashDevice;
 
+use crate::hosts::acts_of_the_store;
 use crate::served_transactions::{begin, put, store};
 use crate::wire::{self, Cut, Proxy, Store, fill, served, tree};
 
@@ -166,28 +167,20 @@ fn a_drop_that_was_answered_is_not_done_again_after_a_crash_to_what_has_the_name
 }
 
 /// A host that makes and drops snapshots, and does not know that it has.
-struct Forgetful(Kvdb);
+struct Forgetful {
+    db: Kvdb,
+}
 
 impl Host for Forgetful {
-    fn begin(&self, options: TransactionOptions) -> kvdb::Result<Transaction> {
-        Host::begin(&self.0, options)
-    }
-
-    fn commit(&self, transaction: &Transaction, synced: bool) -> kvdb::Result<()> {
-        Host::commit(&self.0, transaction, synced)
-    }
-
-    fn abort(&self, transaction: &Transaction) -> kvdb::Result<()> {
-        Host::abort(&self.0, transaction)
-    }
+    acts_of_the_store!(begin, commit, abort);
 
     fn make_snapshot(&self, branch: &str, name: &str, durability: Durability) -> kvdb::Result<()> {
-        self.0.snapshot_of(branch, name, durability)?;
+        self.db.snapshot_of(branch, name, durability)?;
         Err(kvdb::Error::Io(io::Error::other("lost")))
     }
 
     fn remove_snapshot(&self, name: &str) -> kvdb::Result<()> {
-        self.0.drop_snapshot(name)?;
+        self.db.drop_snapshot(name)?;
         Err(kvdb::Error::Io(io::Error::other("lost")))
     }
 }
@@ -195,7 +188,7 @@ impl Host for Forgetful {
 #[test]
 fn a_request_that_was_cut_short_on_the_server_is_told_its_outcome() {
     let db = Kvdb::in_memory();
-    let host = Arc::new(Forgetful(db.clone()));
+    let host = Arc::new(Forgetful { db: db.clone() });
     let server = Server::without_socket(db.clone(), Some(host), ServerOptions::default()).unwrap();
     let (mut near, far) = UnixStream::pair().unwrap();
     server.serve(far.into()).unwrap();

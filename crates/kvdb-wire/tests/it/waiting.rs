@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::hosts::acts_of_the_store;
 use crate::wire::{self, Store};
-use kvdb::{Kvdb, ServedView, Transaction, TransactionOptions};
+use kvdb::{Kvdb, ServedView, Transaction};
 use kvdb_wire::{
     BeginOptions, Client, Host, Outcome, Reach, ServedTransaction, Server, ServerOptions,
     SnapshotView,
@@ -144,18 +145,12 @@ impl Slow {
 }
 
 impl Host for Slow {
-    fn begin(&self, options: TransactionOptions) -> kvdb::Result<Transaction> {
-        Host::begin(&self.db, options)
-    }
+    acts_of_the_store!(begin, abort);
 
     fn commit(&self, transaction: &Transaction, synced: bool) -> kvdb::Result<()> {
         self.commits.fetch_add(1, Ordering::Relaxed);
         awaits("it goes on", || self.goes_on.load(Ordering::Relaxed));
         Host::commit(&self.db, transaction, synced)
-    }
-
-    fn abort(&self, transaction: &Transaction) -> kvdb::Result<()> {
-        Host::abort(&self.db, transaction)
     }
 }
 
