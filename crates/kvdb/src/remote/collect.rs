@@ -195,7 +195,7 @@ impl RemotePlace {
                     (Fate::Needed(_), _) => &mut told.kept,
                     (Fate::Current, _) => &mut told.current,
                     (Fate::Unknown, _) => &mut told.unknown,
-                    (Fate::Dead, since) => condemned.take(&entry.key, since, &is_due, &mut told),
+                    (Fate::Dead, since) => condemned.take(&entry.key, since, is_due, &mut told),
                 };
                 amount.add(&entry);
                 Ok(())
