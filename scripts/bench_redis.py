@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 """redis-benchmark on a redis-server and on a mounted KVFS store, in turn, over Unix sockets.
 
-    scripts/bench_redis.py [--kvfs PATH] [--rounds N] [--requests N] [--out FILE]
+    scripts/bench_redis.py [--kvfs PATH] [--rounds N] [--requests N] [--out FILE] [--elements]
 
 Both are started for the run: redis-server with an append-only file that is synced each second, and
 KVFS with its flush interval of a second. Each round asks both for each case, in turn, unpipelined
-and pipelined by 16; the table has medians and their ratio. Needs redis-server, redis-benchmark
-(Debian: redis-server, redis-tools), and what a mount needs. Run it when the machine does nothing
-else.
+and pipelined by 16; the table has medians and their ratio. A second table has commands that read the
+elements of collections: the processor time of the server for one of them, while the collections
+are in memtables, and after a remount, when they are in runs. `--elements` measures and prints that
+table alone; processor time says something on a busy machine, too. Needs redis-server,
+redis-benchmark, redis-cli (Debian: redis-server, redis-tools), and what a mount needs. Run it when
+the machine does nothing else.
 """
 
 import argparse
@@ -35,6 +38,25 @@ CASES = [
     ("LPUSH", ["lpush", "list", "__data__"]),
     ("RPOP", ["rpop", "list"]),
     ("EVAL of a GET", ["eval", "return redis.call('GET', KEYS[1])", "1", "key:__rand_int__"]),
+]
+HUNDRED = range(100)
+# The collections that `ELEMENTS` reads, of a hundred elements each.
+COLLECTIONS = [
+    ["rpush", "elements:list", *[f"element:{i:010}" for i in HUNDRED]],
+    ["rpush", "elements:ring", *[f"element:{i:010}" for i in HUNDRED]],
+    ["sadd", "elements:set", *[f"member:{i:010}" for i in HUNDRED]],
+    ["zadd", "elements:sorted", *[w for i in HUNDRED for w in (str(i), f"member:{i:010}")]],
+    ["hset", "elements:hash", *[f"{w}:{i:010}" for i in HUNDRED for w in ("field", "value")]],
+]
+ELEMENTS = [
+    ("LRANGE of 100", ["lrange", "elements:list", "0", "-1"]),
+    ("ZRANGE of 100", ["zrange", "elements:sorted", "0", "-1"]),
+    ("ZRANGE of 100, WITHSCORES", ["zrange", "elements:sorted", "0", "-1", "withscores"]),
+    ("SMEMBERS of 100", ["smembers", "elements:set"]),
+    ("HGETALL of 100", ["hgetall", "elements:hash"]),
+    ("SRANDMEMBER of 100", ["srandmember", "elements:set"]),
+    ("SRANDMEMBER of 100, 5", ["srandmember", "elements:set", "5"]),
+    ("RPOPLPUSH, 100", ["rpoplpush", "elements:ring", "elements:ring"]),
 ]
 PIPELINES = (1, 16)
 NOTE = """\
@@ -110,14 +132,55 @@ def measure(path, words, pipeline, requests):
     return float(lines[-1].rsplit('","', 7)[1] if len(lines) > 1 else lines[-1].split('"')[3])
 
 
+def measure_elements(sockets, requests, rounds, figures, place):
+    """Adds the processor time of a server for a command of `ELEMENTS` to `figures`, in seconds."""
+    for round_ in range(rounds):
+        for name, words in ELEMENTS:
+            for server in sorted(sockets, reverse=round_ % 2 == 1):
+                before = processor_seconds(sockets[server])
+                measure(sockets[server], words, 16, requests)
+                took = processor_seconds(sockets[server]) - before
+                figures.setdefault((name, place, server), []).append(took / requests)
+
+
+def elements(sockets, requests, rounds, remount):
+    """Returns the lines of the table of elements."""
+    for path in sockets.values():
+        for words in COLLECTIONS:
+            command = ["redis-cli", "-s", str(path), *words]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    figures = {}
+    measure_elements(sockets, requests, rounds, figures, "memtables")
+    remount()
+    measure_elements(sockets, requests, rounds, figures, "runs")
+    lines = [
+        "Processor time of the server for a command that reads elements, by 16, in µs; the",
+        "collections of KVFS are in memtables, or after a remount in runs:",
+        "",
+        "| | Redis | KVFS, memtables | ÷ | KVFS, runs | ÷ |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for name, _ in ELEMENTS:
+        redis = figures[name, "memtables", "Redis"] + figures[name, "runs", "Redis"]
+        # The clock of a process ticks a hundred times a second.
+        redis = max(statistics.median(redis), 0.01 / requests)
+        row = [name, f"{redis * 1e6:.2f}"]
+        for place in ("memtables", "runs"):
+            kvfs = statistics.median(figures[name, place, "KVFS"])
+            row += [f"{kvfs * 1e6:.2f}", f"{kvfs / redis:.1f}"]
+        lines.append("| " + " | ".join(row) + " |")
+    return lines
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kvfs", default="target/release/kvfs")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--out", type=pathlib.Path, default="docs/bench/redis.md")
+    parser.add_argument("--elements", action="store_true", help="only the table of elements")
     options = parser.parse_args()
-    for program in ("redis-server", "redis-benchmark"):
+    for program in ("redis-server", "redis-benchmark", "redis-cli"):
         if not shutil.which(program):
             sys.exit(f"{program} is missing (Debian: redis-server, redis-tools)")
     kvfs = os.path.abspath(options.kvfs)
@@ -144,17 +207,22 @@ def main():
             ],
             stdout=subprocess.DEVNULL,
         )
+
+        def run(*words):
+            subprocess.run([kvfs, *words], check=True, stdout=subprocess.DEVNULL)
+
+        def remount():
+            run("umount", str(mount))
+            run("mount", str(store), str(mount))
+            wait_for(sockets["KVFS"])
+
         try:
-            subprocess.run(
-                [kvfs, "create", "--size", "8G", str(store)], check=True, stdout=subprocess.DEVNULL
-            )
-            subprocess.run(
-                [kvfs, "mount", str(store), str(mount)], check=True, stdout=subprocess.DEVNULL
-            )
+            run("create", "--size", "8G", str(store))
+            run("mount", str(store), str(mount))
             for path in sockets.values():
                 wait_for(path)
             figures, times = {}, {}
-            for round_ in range(options.rounds):
+            for round_ in range(0 if options.elements else options.rounds):
                 for name, words in CASES:
                     for pipeline in PIPELINES:
                         # Who begins takes turns as well.
@@ -166,10 +234,14 @@ def main():
                             figures.setdefault((name, pipeline, server), []).append(figure)
                             times.setdefault((name, pipeline, server), []).append(took / requests)
                 print(f"round {round_ + 1} of {options.rounds}", flush=True)
+            of_elements = elements(sockets, options.requests, options.rounds, remount)
         finally:
             subprocess.run([kvfs, "umount", str(mount)], stdout=subprocess.DEVNULL)
             redis.kill()
             redis.wait()
+    if options.elements:
+        print("\n".join(of_elements))
+        return
     version = subprocess.run(["redis-server", "--version"], capture_output=True, text=True).stdout
     version = version.split("v=")[1].split()[0]
     said = (
@@ -197,7 +269,7 @@ def main():
             row += [f"{a / 1000:.0f}", f"{b / 1000:.0f}", f"{b / a:.2f}"]
         row += [f"{statistics.median(times[name, 16, s]) * 1e6:.2f}" for s in ("Redis", "KVFS")]
         lines.append("| " + " | ".join(row) + " |")
-    lines += ["", NOTE]
+    lines += ["", *of_elements, "", NOTE]
     options.out.write_text("\n".join(lines) + "\n")
     print(f"written to {options.out}")
 
