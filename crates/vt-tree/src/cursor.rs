@@ -7,7 +7,6 @@
 //! that older sources have at its key.
 
 use std::cmp::Ordering;
-use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -21,6 +20,8 @@ use crate::run::RunCursor;
 use crate::source::Source;
 use crate::update::Update;
 use crate::value::{Value, ValueRef};
+
+mod near;
 
 /// A live tuple. A large value is read on demand, by
 /// [`BlockCache::read_value`](crate::BlockCache::read_value).
@@ -210,6 +211,30 @@ impl TreeCursor {
     /// is applied.
     pub fn keep_updates(&mut self) {
         self.updates = Updates::Keep;
+    }
+
+    /// Restricts the cursor to the tuples below `end`, so that less is copied out of memtables. It
+    /// must not be asked for tuples at `end` or after it: it may return some of them, without the
+    /// changes that memtables have there.
+    pub fn end_at(&mut self, end: &[u8]) {
+        for memtable in self.memtables() {
+            memtable.end_at(end);
+        }
+    }
+
+    /// Announces that about this many tuples will be visited from each of the following seeks on.
+    /// They are then copied out of memtables at once.
+    pub fn will_visit(&mut self, tuples: usize) {
+        for memtable in self.memtables() {
+            memtable.will_visit(tuples);
+        }
+    }
+
+    fn memtables(&mut self) -> impl Iterator<Item = &mut MemtableCursor> {
+        self.sources.iter_mut().filter_map(|source| match source {
+            SourceCursor::Memtable(c) => Some(&mut **c),
+            SourceCursor::Run(_) => None,
+        })
     }
 
     /// Returns the update to apply to the value of [`TreeCursor::current`], see
@@ -489,35 +514,6 @@ impl TreeCursor {
     /// the end. After an error the cursor needs a seek.
     pub fn advance(&mut self) -> Result<bool> {
         self.go(Direction::Forward)
-    }
-
-    /// Calls `visit` with the tuples after the current one, to which [`TreeCursor::advance`] must
-    /// have moved, as long as they lie together in memory, no other source has items among them,
-    /// they are below `end` (empty if there is no end), their values are small, and `visit` does
-    /// not break. The last tuple visited is then the current one. There may be none.
-    pub fn visit_near<B>(
-        &mut self,
-        end: &[u8],
-        visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>,
-    ) -> ControlFlow<B> {
-        if self.direction != Direction::Forward || !self.handed {
-            return ControlFlow::Continue(());
-        }
-        let Some((&front, others)) = self.order.split_first() else {
-            return ControlFlow::Continue(());
-        };
-        let other = others.first().and_then(|&o| self.sources[o as usize].key());
-        let near =
-            |last: &[u8]| other.is_none_or(|key| last < key) && (end.is_empty() || last < end);
-        // Only a key of the other source is borrowed; the first source moves.
-        match &self.sources[front as usize] {
-            SourceCursor::Run(c) if c.last_key().is_some_and(near) => {}
-            _ => return ControlFlow::Continue(()),
-        }
-        match &mut self.sources[front as usize] {
-            SourceCursor::Run(c) => c.visit_interval(visit),
-            SourceCursor::Memtable(_) => ControlFlow::Continue(()),
-        }
     }
 
     /// Moves before the previous live tuple, which is then [`TreeCursor::current`]; returns `false`

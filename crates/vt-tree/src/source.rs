@@ -22,3 +22,17 @@ pub trait Source: Send {
     /// Moves to the previous item. Does nothing if there is no current item.
     fn prev(&mut self) -> Result<()>;
 }
+
+/// A cursor that holds items around the current one in memory, in their order: a batch of a
+/// memtable, or a restart interval of a run.
+pub(crate) trait Holding: Source {
+    /// Returns the index of the current item among the items in memory, or `None` if there is no
+    /// current item.
+    fn here(&self) -> Option<usize>;
+    /// Returns the number of items in memory.
+    fn held(&self) -> usize;
+    /// Returns an item in memory, by its index.
+    fn held_item(&self, i: usize) -> Option<ItemRef<'_>>;
+    /// Moves to an item in memory, by its index, which must be below [`Holding::held`].
+    fn stand_on(&mut self, i: usize);
+}

@@ -24,6 +24,9 @@ struct BatchItem {
     body: BatchBody,
 }
 
+/// The room that is made for the key and the value of an item, bytes.
+const USUAL: usize = 64;
+
 #[derive(Default)]
 pub(super) struct Batch {
     /// The buffer, while items are added.
@@ -33,11 +36,14 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    pub fn clear(&mut self) {
+    /// Drops all items, and makes room for about `items` others.
+    pub fn begin(&mut self, items: usize) {
         self.slots.clear();
+        self.slots.reserve(items);
         // The buffer is reused unless a reader has kept a value that lies in it.
         self.bytes = Bytes::new();
         self.filling.clear();
+        self.filling.reserve(items * USUAL);
     }
 
     fn add(&mut self, data: &[u8]) -> (u32, u32) {

@@ -16,11 +16,12 @@ use super::tree::Pos;
 use super::versions::{Stamp, Version};
 use super::{Memtable, MemtableState};
 use crate::key::successor;
+use crate::source::Holding;
 use crate::{ItemRef, Result, Seq, Source};
 use std::sync::Arc;
 
-/// The number of items in the first batch after a seek, and in the longest; it doubles from batch
-/// to batch.
+/// The number of items in the first batch after a seek unless more are expected, and in the longest
+/// batch; it doubles from batch to batch.
 const BATCH_MIN: usize = 4;
 const BATCH_MAX: usize = 128;
 /// The most tree leaves, and fragments of range tombstones in a batch, that are visited under the
@@ -41,6 +42,11 @@ pub struct MemtableCursor {
     here: Option<usize>,
     /// The number of items in the next batch.
     size: usize,
+    /// The number of items in the first batch after a seek.
+    first_size: usize,
+    /// The memtable is read as if it had nothing at this key or after it. `None` if all of it is
+    /// read.
+    end: Option<Vec<u8>>,
 }
 
 /// A walk over the points of a memtable, as of one sequence number.
@@ -263,7 +269,19 @@ impl MemtableCursor {
             hi: None,
             here: None,
             size: BATCH_MIN,
+            first_size: BATCH_MIN,
+            end: None,
         }
+    }
+
+    /// Reads the memtable as if it had nothing at `end` or after it.
+    pub(crate) fn end_at(&mut self, end: &[u8]) {
+        self.end = Some(end.to_vec());
+    }
+
+    /// Copies about this many items at once after each of the following seeks.
+    pub(crate) fn will_visit(&mut self, items: usize) {
+        self.first_size = items.clamp(BATCH_MIN, BATCH_MAX);
     }
 
     fn grow(&mut self) {
@@ -273,14 +291,14 @@ impl MemtableCursor {
     /// Moves to the first item from `lo` on, which no item crosses.
     fn forward(&mut self, mut lo: Vec<u8>) {
         loop {
-            self.batch.clear();
+            self.batch.begin(self.size);
             let s = self.memtable.state.read();
-            let hi = s.items(&lo, None, self.at, self.size, &mut self.batch);
+            let hi = s.items(&lo, self.end.as_deref(), self.at, self.size, &mut self.batch);
             drop(s);
             self.batch.seal();
             self.grow();
             self.here = (!self.batch.is_empty()).then_some(0);
-            match hi {
+            match hi.filter(|hi| self.end.as_ref().is_none_or(|end| hi < end)) {
                 Some(hi) if self.batch.is_empty() => lo = hi,
                 hi => {
                     (self.lo, self.hi) = (lo, hi);
@@ -293,7 +311,7 @@ impl MemtableCursor {
     /// Moves to the last item before `hi`, which no item crosses.
     fn backward(&mut self, mut hi: Option<Vec<u8>>) {
         loop {
-            self.batch.clear();
+            self.batch.begin(self.size);
             let s = self.memtable.state.read();
             let lo = s.span_before(hi.as_deref(), self.at, self.size);
             let mut from = lo.clone();
@@ -321,7 +339,7 @@ impl MemtableCursor {
 
 impl Source for MemtableCursor {
     fn seek(&mut self, key: &[u8]) -> Result<()> {
-        self.size = BATCH_MIN;
+        self.size = self.first_size;
         let lo = self.memtable.state.read().item_start(key, self.at);
         self.forward(lo);
         while self.item().is_some_and(|i| i.ends_before(key)) {
@@ -340,14 +358,14 @@ impl Source for MemtableCursor {
     }
 
     fn first(&mut self) -> Result<()> {
-        self.size = BATCH_MIN;
+        self.size = self.first_size;
         self.forward(Vec::new());
         Ok(())
     }
 
     fn last(&mut self) -> Result<()> {
-        self.size = BATCH_MIN;
-        self.backward(None);
+        self.size = self.first_size;
+        self.backward(self.end.clone());
         Ok(())
     }
 
@@ -379,5 +397,27 @@ impl Source for MemtableCursor {
             Some(i) => self.here = Some(i - 1),
         }
         Ok(())
+    }
+}
+
+impl Holding for MemtableCursor {
+    #[inline]
+    fn here(&self) -> Option<usize> {
+        self.here
+    }
+
+    #[inline]
+    fn held(&self) -> usize {
+        self.batch.len()
+    }
+
+    #[inline]
+    fn held_item(&self, i: usize) -> Option<ItemRef<'_>> {
+        self.batch.item(i)
+    }
+
+    #[inline]
+    fn stand_on(&mut self, i: usize) {
+        self.here = Some(i);
     }
 }

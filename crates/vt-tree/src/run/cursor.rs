@@ -6,7 +6,6 @@
 //! one span, first little, then more and more. So apart from the first announcement, the bytes
 //! announced in vain at the end of a range are at most about twice those read for it.
 
-use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use zones::Purpose;
@@ -14,11 +13,10 @@ use zones::Purpose;
 use crate::Result;
 use crate::block::Block;
 use crate::block::restart_interval::RestartInterval;
-use crate::item::{BodyRef, ItemRef};
+use crate::item::ItemRef;
 use crate::run::Run;
 use crate::run::path::Path;
-use crate::source::Source;
-use crate::value::ValueRef;
+use crate::source::{Holding, Source};
 
 /// The number of successive blocks entered before any is announced.
 const STREAK: u32 = 2;
@@ -276,29 +274,6 @@ impl RunCursor {
         self.seek_before(key)
     }
 
-    /// Returns the last key of the decoded restart interval.
-    #[inline]
-    pub(crate) fn last_key(&self) -> Option<&[u8]> {
-        self.items.key(self.items.len().checked_sub(1)?)
-    }
-
-    /// Calls `visit` with the items that follow the current one in the decoded restart interval, up
-    /// to the first that is not a small value, or until `visit` breaks. The last one visited is
-    /// then the current item.
-    pub(crate) fn visit_interval<B>(
-        &mut self,
-        mut visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>,
-    ) -> ControlFlow<B> {
-        while let Some(ItemRef { key, body: BodyRef::Put(ValueRef::Inline(value, _)), .. }) =
-            self.items.item(self.at + 1)
-        {
-            let shown = visit(key, value);
-            self.at += 1;
-            shown?;
-        }
-        ControlFlow::Continue(())
-    }
-
     /// Returns the key of the current item.
     #[inline]
     pub(crate) fn key(&self) -> Option<&[u8]> {
@@ -370,5 +345,27 @@ impl Source for RunCursor {
 
     fn prev(&mut self) -> Result<()> {
         if self.at < self.items.len() { self.step_back() } else { Ok(()) }
+    }
+}
+
+impl Holding for RunCursor {
+    #[inline]
+    fn here(&self) -> Option<usize> {
+        (self.at < self.items.len()).then_some(self.at)
+    }
+
+    #[inline]
+    fn held(&self) -> usize {
+        self.items.len()
+    }
+
+    #[inline]
+    fn held_item(&self, i: usize) -> Option<ItemRef<'_>> {
+        self.items.item(i)
+    }
+
+    #[inline]
+    fn stand_on(&mut self, i: usize) {
+        self.at = i;
     }
 }

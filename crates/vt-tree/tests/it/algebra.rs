@@ -2,6 +2,7 @@
 //! concatenations, under any placement, the tuples are those of an ordered map.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -115,6 +116,7 @@ fn compare(store: &Arc<BlockCache>, inputs: &[Input], model: &Model, r: &mut Ran
             }
         }
     }
+    compare_visits(store, inputs, model, r, keys);
     for _ in 0..50 {
         let k = key(r.next(keys));
         let lookup = inputs.iter().fold(Lookup::Absent, |newer, input| {
@@ -126,6 +128,56 @@ fn compare(store: &Arc<BlockCache>, inputs: &[Input], model: &Model, r: &mut Ran
         let value = store.resolve(lookup).expect("reads");
         let found = value.map(|v| store.read_value(&v).expect("reads").to_vec());
         assert_eq!(found.as_ref(), model.get(&k), "get");
+    }
+}
+
+/// Compares visits of neighbours in memory, in both directions and within random bounds, some of
+/// which end early.
+fn compare_visits(
+    store: &Arc<BlockCache>,
+    inputs: &[Input],
+    model: &Model,
+    r: &mut Random,
+    keys: u64,
+) {
+    for _ in 0..10 {
+        let (one, other) = (r.next(keys), r.next(keys));
+        let (start, end) = (key(one.min(other)), key(one.max(other)));
+        let expected: Vec<_> = model
+            .range(start.clone()..end.clone())
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect();
+        let mut c = TreeCursor::new(store, inputs, u64::MAX);
+        c.end_at(&end);
+        c.will_visit(r.next(200) as usize);
+        for backward in [false, true] {
+            let bound = if backward { &start } else { &end };
+            c.seek(if backward { &end } else { &start });
+            let mut found = Vec::new();
+            loop {
+                let moved = match backward {
+                    true => c.retreat(),
+                    false => c.advance(),
+                };
+                let tuple = if moved.expect("reads") { c.current() } else { None };
+                let Some(tuple) = tuple.filter(|t| t.key >= &start[..] && t.key < &end[..]) else {
+                    break;
+                };
+                let value = store.read_value(&tuple.value.to_value()).expect("reads");
+                found.push((tuple.key.to_vec(), value.to_vec()));
+                let _: ControlFlow<()> = c.visit_near(bound, |key, value| {
+                    found.push((key.to_vec(), value.to_vec()));
+                    match r.next(8) {
+                        0 => ControlFlow::Break(()),
+                        _ => ControlFlow::Continue(()),
+                    }
+                });
+            }
+            if backward {
+                found.reverse();
+            }
+            assert_eq!(found, expected, "a visit, backward: {backward}");
+        }
     }
 }
 
