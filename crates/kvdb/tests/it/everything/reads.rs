@@ -89,6 +89,16 @@ pub fn read(w: &mut World) -> Result<(), Dead> {
             "{}",
             w.what()
         );
+        // In reverse, with a guess of how many there are.
+        cursor.will_visit(want.len() / 2);
+        w.ok(cursor.seek_to_end())?;
+        let mut walked = Vec::new();
+        w.ok(cursor.visit(true, |tuple| {
+            walked.push((tuple.key.to_vec(), tuple.with_value(<[u8]>::to_vec)?));
+            Ok::<_, kvdb::Error>(ControlFlow::Continue(()))
+        }))?;
+        walked.reverse();
+        assert_eq!(walked, want, "{}", w.what());
         // Keys alone, from the end to the start.
         let mut cursor = w.ok(view.cursor(id, &a, &b))?.keys_only();
         w.ok(cursor.seek_to_end())?;
