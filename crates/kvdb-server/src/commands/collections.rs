@@ -94,14 +94,27 @@ pub fn visit_refs(
     s: &Session,
     seen: &Seen<'_>,
     of: &Collection,
-    (start, end): (&[u8], &[u8]),
+    range: (&[u8], &[u8]),
     backward: bool,
+    visit: impl FnMut(TupleRef<'_>) -> Result<bool, Failure>,
+) -> Outcome {
+    visit_about(s, seen, of, range, (backward, 0), visit)
+}
+
+/// Visits the elements like [`visit_refs`], of which about `many` are needed.
+pub fn visit_about(
+    s: &Session,
+    seen: &Seen<'_>,
+    of: &Collection,
+    (start, end): (&[u8], &[u8]),
+    (backward, many): (bool, usize),
     mut visit: impl FnMut(TupleRef<'_>) -> Result<bool, Failure>,
 ) -> Outcome {
     if start >= end {
         return Ok(());
     }
-    let Some(cursor) = seen.cursor(of.types, start, end)? else { return Ok(()) };
+    let Some(mut cursor) = seen.cursor(of.types, start, end)? else { return Ok(()) };
+    cursor.will_visit(many);
     match seen.deadlines_of(of, (start, end), backward)? {
         None => go(s, cursor, backward, visit),
         Some(mut deadlines) => go(s, cursor, backward, |tuple| {
@@ -212,7 +225,8 @@ pub fn place_at(
         return seen.select(of, (start, end), n as u64);
     }
     let (mut left, mut found) = (far, None);
-    visit_refs(s, seen, of, (start, end), backward, |tuple| {
+    let many = usize::try_from(far).unwrap_or(usize::MAX).saturating_add(1);
+    visit_about(s, seen, of, (start, end), (backward, many), |tuple| {
         if left == 0 {
             found = Some(Bytes::copy_from_slice(tuple.key));
         }
@@ -245,7 +259,7 @@ pub fn answer(
     write: impl Fn(TupleRef<'_>, &mut Output) -> Outcome,
 ) {
     pay(&fewer(of), out, count, each, |out, owed| {
-        visit_refs(s, seen, of, range, backward, |tuple| {
+        visit_about(s, seen, of, range, (backward, count), |tuple| {
             write(tuple, out)?;
             Ok(paid(out, owed))
         })

@@ -6,9 +6,11 @@ use bytes::Bytes;
 use kvdb::Batch;
 
 mod ends;
+mod moving;
 
 pub use self::ends::End;
-use self::ends::{MIDDLE, at_bound, dense_from, number, outermost, place, set_bound, within};
+use self::ends::{Bounds, MIDDLE, at_bound, number, outermost, place, set_bound, within};
+pub use self::moving::{carry_over, end_of, lmove, rpoplpush};
 use super::collections::{Answered, FEW, Room, TakenFrom, answer, place_at, visit};
 use super::is;
 use crate::failure::{Failure, Outcome};
@@ -242,10 +244,21 @@ fn key_at(
     if !(0..of.live.count).contains(&rank) {
         return Ok(None);
     }
-    if let Some(first) = dense_from(seen, of)? {
+    key_between(s, seen, of, &Bounds::of(seen, of)?, rank)
+}
+
+/// Returns the key of the element with this rank, which must exist.
+fn key_between(
+    s: &Session,
+    seen: &Seen<'_>,
+    of: &Collection,
+    bounds: &Bounds,
+    rank: i64,
+) -> Result<Option<Bytes>, Failure> {
+    if let Some(first) = bounds.dense_from(of) {
         return Ok(Some(place(of, first.saturating_add(rank as u64)).into()));
     }
-    let (start, end) = within(seen, of)?;
+    let (start, end) = bounds.within(of);
     place_at(s, seen, of, (&start, &end), rank)
 }
 
@@ -262,21 +275,18 @@ pub fn lrange(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     let seen = s.see()?;
     if let Some(of) = seen.collection(args.at(1), Kind::List)?
         && let Some((from, to)) = ranks(of.live.count, from, to)
-        && let Some(start) = key_at(s, &seen, &of, from)?
     {
-        let (_, end) = within(&seen, &of)?;
-        let count = (to - from + 1) as usize;
-        out.array(count);
-        let all = Answered { range: (&start, &end), backward: false, count, each: 1 };
-        answer(
-            s,
-            &seen,
-            &of,
-            out,
-            all,
-            |tuple, out| Ok(tuple.with_value(|value| out.bulk(value))?),
-        );
-        return Ok(());
+        let bounds = Bounds::of(&seen, &of)?;
+        if let Some(start) = key_between(s, &seen, &of, &bounds, from)? {
+            let (_, end) = bounds.within(&of);
+            let count = (to - from + 1) as usize;
+            out.array(count);
+            let all = Answered { range: (&start, &end), backward: false, count, each: 1 };
+            answer(s, &seen, &of, out, all, |tuple, out| {
+                Ok(tuple.with_value(|value| out.bulk(value))?)
+            });
+            return Ok(());
+        }
     }
     out.array(0);
     Ok(())
@@ -456,82 +466,6 @@ pub fn linsert(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
     };
     out.integer(len);
     Ok(())
-}
-
-pub fn end_of(word: &[u8]) -> Result<End, Failure> {
-    match word {
-        o if is(o, "left") => Ok(End::Left),
-        o if is(o, "right") => Ok(End::Right),
-        _ => Err(Failure::SYNTAX),
-    }
-}
-
-/// `LMOVE source destination LEFT|RIGHT LEFT|RIGHT`
-pub fn lmove(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let (from, to) = (end_of(args.at(3))?, end_of(args.at(4))?);
-    carry(s, args, from, to, out)
-}
-
-pub fn rpoplpush(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    carry(s, args, End::Right, End::Left, out)
-}
-
-fn carry(s: &Session, args: Arguments<'_>, from: End, to: End, out: &mut Output) -> Outcome {
-    s.check_key(args.at(2))?;
-    let carried = carry_over(s, args.at(1), args.at(2), from, to)?;
-    out.value(carried.as_deref());
-    Ok(())
-}
-
-/// Moves an element from an end of a list to an end of another list, or of the same one. Returns
-/// `None` if there is no element.
-pub fn carry_over(
-    s: &Session,
-    source: &[u8],
-    target: &[u8],
-    from: End,
-    to: End,
-) -> Result<Option<Bytes>, Failure> {
-    if s.existing()?.is_none() {
-        return Ok(None);
-    }
-    s.change(s.typed()?, [source, target], |seen, batch| {
-        let Some(of) = seen.collection(source, Kind::List)? else { return Ok(None) };
-        seen.live(target)?.collection(Kind::List)?;
-        if source == target {
-            return rotate(s, seen, source, &of, from, to, batch);
-        }
-        let value = take(s, seen, source, &of, from, 1, batch)?.pop();
-        if let Some(value) = &value {
-            push_all(s, seen, target, to, [&value[..]].into_iter(), batch)?;
-        }
-        Ok(value)
-    })
-}
-
-/// Moves an element from an end of a list to an end of the same list.
-fn rotate(
-    s: &Session,
-    seen: &Seen<'_>,
-    key: &[u8],
-    of: &Collection,
-    from: End,
-    to: End,
-    batch: &mut Batch,
-) -> Result<Option<Bytes>, Failure> {
-    let index = if from == End::Left { 0 } else { -1 };
-    let Some(place_of) = nth(s, seen, of, index)? else { return Ok(None) };
-    let value = value_at(seen, of, &place_of)?;
-    seen.event(Classes::LIST, to.pushed(), key);
-    seen.event(Classes::LIST, from.popped(), key);
-    if from != to && of.live.count > 1 {
-        let beyond = to.beyond(outermost(s, seen, of, to)?);
-        set_bound(of, from, to.beyond(number(&place_of)?), batch);
-        set_bound(of, to, beyond, batch);
-        batch.delete(of.types, place_of);
-        batch.put(of.types, place(of, beyond), value.clone());
-    }
-    Ok(Some(value))
 }
 
 /// `LPOS key element [RANK rank] [COUNT n] [MAXLEN n]`

@@ -12,6 +12,7 @@ mod blocking;
 mod channels;
 mod clients;
 mod commands;
+mod draws;
 mod dump;
 mod error_codes;
 mod expired_fields;

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use kvdb::Tuple;
 
 use super::super::scan::between;
-use super::{Room, visit, visit_refs};
+use super::{Room, visit, visit_about, visit_refs};
 use crate::failure::Failure;
 use crate::keyspace::elements;
 use crate::request::integer;
@@ -15,6 +15,8 @@ use crate::session::seen::{Collection, Seen};
 /// Elements of collections up to this length are drawn by their ranks, so that all have the same
 /// probability.
 const DRAWN_FROM_WHOLE: i64 = 4096;
+/// Up to this many different ranks are drawn one by one, and drawn again if they are drawn already.
+const DRAWN_SINGLY: usize = 16;
 
 /// Draws `wanted` random elements: different ones, or with `again` each from all of them. They are
 /// gathered with the values that are stored next to their names, which count for the limit, too.
@@ -91,8 +93,8 @@ pub fn draw(
     Ok(drawn)
 }
 
-/// Draws ranks first, and then visits the elements as far as the last one of them. All elements
-/// have the same probability.
+/// Draws ranks first, and then visits the elements from the nearer end as far as the last one of
+/// them. All elements have the same probability.
 fn draw_by_rank(
     s: &Session,
     seen: &Seen<'_>,
@@ -110,7 +112,7 @@ fn draw_by_rank(
             Ok(true)
         })?;
     }
-    if count == 0 {
+    if count == 0 || wanted == 0 {
         return Ok(Vec::new());
     }
     let mut room = Room::of(s);
@@ -122,6 +124,13 @@ fn draw_by_rank(
             room.take(64)?;
             ranks.push((below(count), at));
         }
+    } else if wanted <= DRAWN_SINGLY.min(count / 2) {
+        while ranks.len() < wanted {
+            let rank = below(count);
+            if ranks.iter().all(|(drawn, _)| *drawn != rank) {
+                ranks.push((rank, ranks.len()));
+            }
+        }
     } else {
         let mut all: Vec<usize> = (0..count).collect();
         for at in 0..wanted.min(count) {
@@ -129,10 +138,17 @@ fn draw_by_rank(
             ranks.push((all[at], at));
         }
     }
+    let first = ranks.iter().map(|(rank, _)| *rank).min().unwrap_or(0);
+    let last = ranks.iter().map(|(rank, _)| *rank).max().unwrap_or(0);
+    let backward = count - first < last + 1;
+    if backward {
+        ranks.iter_mut().for_each(|(rank, _)| *rank = count - 1 - *rank);
+    }
+    let many = (last + 1).min(count - first);
     ranks.sort_unstable();
     let mut drawn: Vec<Option<Tuple>> = vec![None; ranks.len()];
     let (mut rank, mut left) = (0, ranks.as_slice());
-    visit_refs(s, seen, of, (&start, &end), false, |tuple| {
+    visit_about(s, seen, of, (&start, &end), (backward, many), |tuple| {
         if left.first().is_some_and(|first| first.0 == rank) {
             let tuple = tuple.to_tuple();
             room.take(tuple.bytes_in_memory())?;

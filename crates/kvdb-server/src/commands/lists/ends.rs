@@ -74,30 +74,43 @@ fn bound(seen: &Seen<'_>, of: &Collection, end: End) -> Result<Option<u64>, Fail
     found.map(|bytes| decoded(Some(&bytes), "the bound of a list")).transpose()
 }
 
-/// Returns a range `[start, end)` that contains the keys of all elements.
-pub fn within(seen: &Seen<'_>, of: &Collection) -> Result<(Vec<u8>, Vec<u8>), Failure> {
-    let (mut start, mut end) = elements(of.id);
-    if let Some(first) = bound(seen, of, End::Left)? {
-        start = place(of, first);
-    }
-    if let Some(last) = bound(seen, of, End::Right)? {
-        end = place(of, last);
-        end.push(0);
-    }
-    end = end.max(start.clone());
-    Ok((start, end))
+/// The bounds of a list, as far as they are stored.
+#[derive(Clone, Copy)]
+pub struct Bounds {
+    first: Option<u64>,
+    last: Option<u64>,
 }
 
-/// Returns the number of the first element if every number between the two ends is in use, as in a
-/// list from whose middle nothing was removed: then the number of each element follows from its
-/// rank.
-pub fn dense_from(seen: &Seen<'_>, of: &Collection) -> Result<Option<u64>, Failure> {
-    let (Some(first), Some(last)) = (bound(seen, of, End::Left)?, bound(seen, of, End::Right)?)
-    else {
-        return Ok(None);
-    };
-    let numbers = last.checked_sub(first).and_then(|between| between.checked_add(1));
-    Ok((numbers == u64::try_from(of.live.count).ok()).then_some(first))
+impl Bounds {
+    pub fn of(seen: &Seen<'_>, of: &Collection) -> Result<Bounds, Failure> {
+        Ok(Bounds { first: bound(seen, of, End::Left)?, last: bound(seen, of, End::Right)? })
+    }
+    /// Returns a range `[start, end)` that contains the keys of all elements.
+    pub fn within(&self, of: &Collection) -> (Vec<u8>, Vec<u8>) {
+        let (mut start, mut end) = elements(of.id);
+        if let Some(first) = self.first {
+            start = place(of, first);
+        }
+        if let Some(last) = self.last {
+            end = place(of, last);
+            end.push(0);
+        }
+        end = end.max(start.clone());
+        (start, end)
+    }
+    /// Returns the number of the first element if every number between the two ends is in use, as
+    /// in a list from whose middle nothing was removed: then the number of each element follows
+    /// from its rank.
+    pub fn dense_from(&self, of: &Collection) -> Option<u64> {
+        let (first, last) = self.first.zip(self.last)?;
+        let numbers = last.checked_sub(first).and_then(|between| between.checked_add(1));
+        (numbers == u64::try_from(of.live.count).ok()).then_some(first)
+    }
+}
+
+/// Returns a range `[start, end)` that contains the keys of all elements.
+pub fn within(seen: &Seen<'_>, of: &Collection) -> Result<(Vec<u8>, Vec<u8>), Failure> {
+    Ok(Bounds::of(seen, of)?.within(of))
 }
 
 /// Returns the number and the value of the element at the bound itself. It is mostly the outermost

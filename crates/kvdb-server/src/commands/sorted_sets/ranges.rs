@@ -141,6 +141,10 @@ impl Range<'_> {
             By::Rank => {
                 let Some((from, to)) = self.ranks(of.live.count)? else { return Ok(None) };
                 let most = to - from + 1;
+                if from == 0 {
+                    // The range begins at an end of the set: no member has to be found.
+                    return Ok(Some(Found { start, end, names: None, skip: 0, most }));
+                }
                 let edge = if self.backward { of.live.count - 1 - from } else { from };
                 let Some(place) = place_at(s, seen, of, (&start, &end), edge)? else {
                     return Ok(None);
