@@ -247,6 +247,19 @@ impl Arena {
     #[inline]
     pub fn first(&self, address: u32) -> NewestVersion {
         let (record, key, tag) = self.parts(address);
+        self.newest(record, key, tag)
+    }
+
+    /// Returns the key in the record at `address` and its newest version.
+    #[inline]
+    pub fn entry(&self, address: u32) -> (&[u8], NewestVersion) {
+        let (record, key, tag) = self.parts(address);
+        (self.get(key), self.newest(record, key, tag))
+    }
+
+    /// Returns the newest version in a record, from its parts.
+    #[inline]
+    fn newest(&self, record: &[u8], key: Place, tag: u16) -> NewestVersion {
         let word = |at: usize| {
             u32::from_le_bytes([record[at], record[at + 1], record[at + 2], record[at + 3]])
         };

@@ -53,10 +53,10 @@ impl Batch {
         (start, self.filling.len() as u32)
     }
 
-    /// Adds a point: `value` of the key at `key`.
+    /// Adds a point: the value at `value` of `key`.
     #[inline]
-    pub fn point(&mut self, state: &MemtableState, key: Place, seq: Seq, value: Place) {
-        let key = self.add(state.arena.get(key));
+    pub fn point(&mut self, state: &MemtableState, key: &[u8], seq: Seq, value: Place) {
+        let key = self.add(key);
         let body = match value.as_kept() {
             None if value == Place::DELETE => BatchBody::Delete,
             None => {

@@ -168,7 +168,7 @@ impl MemtableState {
                     }
                     continue;
                 };
-                out.point(self, place, v.seq, v.value);
+                out.point(self, self.arena.get(place), v.seq, v.value);
                 reached = successor(self.arena.get(place));
                 walk.point = self.tree.next(p);
             }
@@ -187,16 +187,15 @@ impl MemtableState {
     ) -> Option<&[u8]> {
         while let Some(p) = walk.point {
             self.tree.passing(&self.arena, p);
-            let place = self.tree.key(&self.arena, p);
-            let key = self.arena.get(place);
+            let (key, version) = self.tree.entry(&self.arena, p, walk.at);
             if !is_below(key, edge) {
                 break;
             }
             if out.len() >= size || walk.work == 0 {
                 return Some(key);
             }
-            if let Some(v) = self.tree.version(&self.arena, p, walk.at) {
-                out.point(self, place, v.seq, v.value);
+            if let Some(v) = version {
+                out.point(self, key, v.seq, v.value);
             }
             walk.pass(self, p);
         }

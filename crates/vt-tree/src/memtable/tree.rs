@@ -317,7 +317,14 @@ impl Tree {
     /// Returns the newest version with a sequence number of at most `at` of the key in `record`.
     #[inline]
     fn visible(&self, arena: &Arena, record: u32, at: Seq) -> Option<Version> {
-        match arena.first(record) {
+        self.visible_of(arena.first(record), at)
+    }
+
+    /// Returns the newest version with a sequence number of at most `at` of the key with this
+    /// newest version.
+    #[inline]
+    fn visible_of(&self, newest: NewestVersion, at: Seq) -> Option<Version> {
+        match newest {
             NewestVersion::Only { seq, arrival, value } => {
                 let seq = self.base + Seq::from(seq);
                 (seq <= at).then(|| Version::new(Stamp { seq, arrival }, value))
@@ -404,6 +411,13 @@ impl Tree {
     #[inline]
     pub fn passing(&self, arena: &Arena, pos: Pos) {
         arena.fetch(self.leaves.get(pos.leaf).keys.eight_from(pos.i as usize));
+    }
+
+    /// Returns the key at `pos`, and the version of it that a reader at `at` sees.
+    #[inline]
+    pub fn entry<'a>(&self, arena: &'a Arena, pos: Pos, at: Seq) -> (&'a [u8], Option<Version>) {
+        let (key, newest) = arena.entry(self.leaves.get(pos.leaf).keys.record(pos.i as usize));
+        (key, self.visible_of(newest, at))
     }
 
     /// Returns the version of the key at `pos` that a reader at `at` sees.
