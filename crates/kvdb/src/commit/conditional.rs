@@ -5,9 +5,9 @@
 //! was read lies in memtables. So the check under the pipeline's lock looks up a few keys there.
 //! Otherwise the condition counts as broken, and the caller reads again.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use env::sync::atomic::Ordering;
 use vt_tree::{Lookup, Memtable, Seq, Source};
 
@@ -28,39 +28,53 @@ const LOOKED_AT: usize = 256;
 /// The keys and ranges that a change has read and does not write; see
 /// [`crate::Kvdb::commit_if_unchanged`].
 #[derive(Clone, Debug, Default)]
-pub struct Reads(Vec<(DictionaryId, Read)>);
-
-#[derive(Clone, Debug)]
-enum Read {
-    Key(Bytes),
-    Between(Bytes, Bytes),
-    From(Bytes),
+pub struct Reads {
+    all: Vec<(DictionaryId, Read)>,
+    /// The keys of all reads, one after the other: a change reads several, and is small.
+    keys: Vec<u8>,
 }
 
-impl Read {
-    fn range(&self) -> KeyRangeRef<'_> {
-        match self {
-            Read::Key(key) => KeyRangeRef::key(key),
-            Read::Between(start, end) => KeyRangeRef::between(start, end),
-            Read::From(start) => KeyRangeRef::starting_at(start),
-        }
-    }
+/// A read, whose keys are in these ranges of [`Reads::keys`].
+#[derive(Clone, Debug)]
+enum Read {
+    Key(Range<usize>),
+    Between(Range<usize>, Range<usize>),
+    From(Range<usize>),
 }
 
 impl Reads {
     /// Adds a key, whether or not it exists.
     pub fn key(&mut self, dict: DictionaryId, key: &[u8]) {
-        self.0.push((dict, Read::Key(Bytes::copy_from_slice(key))));
+        let key = self.keep(key);
+        self.all.push((dict, Read::Key(key)));
     }
 
     /// Adds the range `[start, end)`; an empty `end` is the end of the dictionary.
     pub fn range(&mut self, dict: DictionaryId, start: &[u8], end: &[u8]) {
-        let start = Bytes::copy_from_slice(start);
+        let start = self.keep(start);
         let range = match end {
             [] => Read::From(start),
-            end => Read::Between(start, Bytes::copy_from_slice(end)),
+            end => Read::Between(start, self.keep(end)),
         };
-        self.0.push((dict, range));
+        self.all.push((dict, range));
+    }
+
+    fn keep(&mut self, key: &[u8]) -> Range<usize> {
+        let start = self.keys.len();
+        self.keys.extend_from_slice(key);
+        start..self.keys.len()
+    }
+
+    fn kept(&self, key: &Range<usize>) -> &[u8] {
+        &self.keys[key.clone()]
+    }
+
+    fn range_of(&self, read: &Read) -> KeyRangeRef<'_> {
+        match read {
+            Read::Key(key) => KeyRangeRef::key(self.kept(key)),
+            Read::Between(start, end) => KeyRangeRef::between(self.kept(start), self.kept(end)),
+            Read::From(start) => KeyRangeRef::starting_at(self.kept(start)),
+        }
     }
 }
 
@@ -89,7 +103,7 @@ impl Condition {
         if newest <= self.at {
             return Ok(true);
         }
-        let read = self.reads.0.iter().map(|(dict, read)| (*dict, read.range()));
+        let read = self.reads.all.iter().map(|(dict, read)| (*dict, self.reads.range_of(read)));
         let commutes = |op: &Op| matches!(op, Op::Update(_, update) if update.commutes());
         let written = changes.iter().filter(|(_, op)| !commutes(op));
         let written = written.map(|(dict, op)| (*dict, range_of(op)));
@@ -143,7 +157,7 @@ impl Committer {
         let valid = self.validate(&self.engine.versions.load(), batch)?;
         if valid.changes.is_empty() {
             // The batch only asks whether the reads are still unchanged.
-            if condition.reads.0.is_empty() {
+            if condition.reads.all.is_empty() {
                 return Ok(true);
             }
             let newest = self.engine.versions.visible.load(Ordering::Acquire);
