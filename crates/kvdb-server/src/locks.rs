@@ -65,18 +65,21 @@ impl KeyLocks {
     }
     /// Takes the locks of keys of several dictionaries.
     pub fn places<'k>(&self, places: impl Iterator<Item = (DictionaryId, &'k [u8])>) -> Held<'_> {
-        let mut wanted = [false; STRIPES];
+        // A bit for each stripe: most commands want one or two of them.
+        let mut wanted = [0u64; STRIPES / 64];
         for (dict, key) in places {
-            wanted[self.stripe(dict, key)] = true;
+            let stripe = self.stripe(dict, key);
+            wanted[stripe / 64] |= 1u64 << (stripe % 64);
         }
-        Held::Many(
-            self.stripes
-                .iter()
-                .zip(wanted)
-                .filter(|(_, wanted)| *wanted)
-                .map(|(stripe, _)| stripe.lock())
-                .collect(),
-        )
+        let many: usize = wanted.iter().map(|word| word.count_ones() as usize).sum();
+        let mut held = Vec::with_capacity(many);
+        for (word, mut left) in wanted.into_iter().enumerate() {
+            while left != 0 {
+                held.push(self.stripes[64 * word + left.trailing_zeros() as usize].lock());
+                left &= left - 1;
+            }
+        }
+        Held::Many(held)
     }
     pub fn all(&self) -> Held<'_> {
         Held::Many(self.stripes.iter().map(|stripe| stripe.lock()).collect())
