@@ -2,12 +2,13 @@
 
 use bytes::Bytes;
 use kvdb::{Batch, DictionaryId, MAX_KEY, MAX_VALUE};
+use pyo3::pybacked::PyBackedStr;
 
 use crate::failure::{Failure, Outcome};
 use crate::octets::Octets;
 
 /// A change of a batch as Python gives it: what, dictionary, key or start, value or stop.
-pub type Change = (String, String, Octets, Option<Octets>);
+pub type Change = (PyBackedStr, PyBackedStr, Octets, Option<Octets>);
 
 /// Ahead of all else that a change would do, such as making its dictionary.
 pub fn check_key(key: &[u8]) -> Outcome<()> {
@@ -49,12 +50,12 @@ pub fn add_change(
 ) -> Outcome<()> {
     let copied = |octets: &Octets| Bytes::copy_from_slice(octets);
     check_key(key)?;
-    match (what.as_str(), value) {
+    match (&**what, value) {
         ("put", Some(value)) => batch.put(dict, copied(key), copied(value)),
         ("delete", None) => batch.delete(dict, copied(key)),
         ("delete_range", stop) => delete_range(batch, dict, key, stop.as_deref()),
         ("delete_prefix", None) => batch.delete_prefix(dict, &**key),
-        _ => return Err(Failure::Invalid(format!("{what} is no change of a key"))),
+        (what, _) => return Err(Failure::Invalid(format!("{what} is no change of a key"))),
     }
     Ok(())
 }

@@ -234,15 +234,18 @@ impl Scope {
                 return Err(is_a_snapshot());
             }
             let mut batch = Batch::new();
+            // Changes that follow one another are mostly of one dictionary.
+            let mut before: Option<(&str, bool, Option<DictionaryId>)> = None;
             for change in &changes {
-                let deletes = change.0.starts_with("delete");
-                // Deleting makes no dictionary.
-                let dict = if deletes {
-                    place.existing(&scope, &change.1)?
-                } else {
-                    Some(place.dictionary_to_write(&change.1)?)
+                let (name, deletes) = (&*change.1, change.0.starts_with("delete"));
+                let dict = match before {
+                    Some((of, deleted, dict)) if of == name && deleted == deletes => dict,
+                    // Deleting makes no dictionary.
+                    _ if deletes => place.existing(&scope, name)?,
+                    _ => Some(place.dictionary_to_write(name)?),
                 };
-                if scope.is_served() && change.0 == "put" {
+                before = Some((name, deletes, dict));
+                if scope.is_served() && &*change.0 == "put" {
                     check_value(change.3.as_deref().unwrap_or_default())?;
                 }
                 if let Some(dict) = dict {

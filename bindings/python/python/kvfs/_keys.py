@@ -392,7 +392,7 @@ class Batch:
 
     def _note(self, what: str, dictionary: str, key: bytes, value: bytes | None) -> None:
         if self._changes is None:
-            raise Invalid("the batch was made already: begin another one")
+            raise _made_already()
         # Copied, for the caller may go on with a bytearray.
         copied = None if value is None else _copied(value)
         self._changes.append((what, dictionary, _copied(key), copied))
@@ -401,7 +401,7 @@ class Batch:
         """Makes the changes; a ``with`` block does so at its end."""
         changes, self._changes = self._changes, None
         if changes is None:
-            raise Invalid("the batch was made already: begin another one")
+            raise _made_already()
         self._scope.apply(changes, self._sync)
 
     def __enter__(self) -> Batch:
@@ -411,6 +411,10 @@ class Batch:
         if kind is None and self._changes is not None:
             self.apply()
         self._changes = None
+
+
+def _made_already() -> Invalid:
+    return Invalid("the batch was made already: begin another one")
 
 
 def _copied(value: Any) -> bytes:
@@ -431,7 +435,15 @@ class BatchDictionary:
         self.name = name
 
     def __setitem__(self, key: bytes, value: bytes) -> None:
-        self._batch._note("put", self.name, key, _copied(value))
+        # In place, and ``bytes`` as they are: a batch may have many changes.
+        if type(key) is not bytes:
+            key = _copied(key)
+        if type(value) is not bytes:
+            value = _copied(value)
+        changes = self._batch._changes
+        if changes is None:
+            raise _made_already()
+        changes.append(("put", self.name, key, value))
 
     def __delitem__(self, key: bytes) -> None:
         """Deletes ``key``, whether or not it is there."""
