@@ -3,8 +3,12 @@
 
 use bytes::Bytes;
 
+use super::INTERVAL;
 use crate::item::{Body, BodyRef, ItemRef, Seq};
 use crate::value::{ExtentRef, Value, ValueRef};
+
+/// The room that is made for a key, bytes.
+const USUAL_KEY: usize = 32;
 
 /// A body whose bytes stay in the block: ranges of offsets.
 #[derive(Clone, Copy, Debug)]
@@ -75,6 +79,9 @@ impl RestartInterval {
         }
         self.keys.clear();
         self.slots.clear();
+        // At once, where the memory of the first interval would grow item by item.
+        self.keys.reserve(INTERVAL * USUAL_KEY);
+        self.slots.reserve(INTERVAL);
     }
 
     pub fn clear(&mut self) {

@@ -33,17 +33,28 @@ pub(super) struct Batch {
     filling: BytesMut,
     bytes: Bytes,
     slots: Vec<BatchItem>,
+    /// The number of items for which room is made when the first one is added.
+    expected: usize,
 }
 
 impl Batch {
-    /// Drops all items, and makes room for about `items` others.
-    pub fn begin(&mut self, items: usize) {
+    /// Drops all items. About `expected` others will be added, or none.
+    pub fn begin(&mut self, expected: usize) {
         self.slots.clear();
-        self.slots.reserve(items);
         // The buffer is reused unless a reader has kept a value that lies in it.
         self.bytes = Bytes::new();
         self.filling.clear();
-        self.filling.reserve(items * USUAL);
+        self.expected = expected;
+    }
+
+    /// Makes room for the expected items before the first one is added. Most memtables have none
+    /// in a range that is read.
+    #[inline]
+    fn make_room(&mut self) {
+        if self.slots.is_empty() {
+            self.slots.reserve(self.expected);
+            self.filling.reserve(self.expected * USUAL);
+        }
     }
 
     fn add(&mut self, data: &[u8]) -> (u32, u32) {
@@ -56,6 +67,7 @@ impl Batch {
     /// Adds a point: the value at `value` of `key`.
     #[inline]
     pub fn point(&mut self, state: &MemtableState, key: &[u8], seq: Seq, value: Place) {
+        self.make_room();
         let key = self.add(key);
         let body = match value.as_kept() {
             None if value == Place::DELETE => BatchBody::Delete,
@@ -79,6 +91,7 @@ impl Batch {
     }
 
     pub fn range(&mut self, start: &[u8], end: &[u8], seq: Seq) {
+        self.make_room();
         let key = self.add(start);
         let (from, to) = self.add(end);
         self.slots.push(BatchItem { key, seq, body: BatchBody::DeleteRange(from, to) });

@@ -18,6 +18,7 @@ use super::{Memtable, MemtableState};
 use crate::key::successor;
 use crate::source::Holding;
 use crate::{ItemRef, Result, Seq, Source};
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// The number of items in the first batch after a seek unless more are expected, and in the longest
@@ -128,7 +129,7 @@ impl MemtableState {
         let mut walk = Walk { at, point, work: LEAVES_MAX * FRAGMENTS_PER_LEAF };
         let mut fragments = self.fragments.from(lo).peekable();
         // All items below `reached` were added.
-        let mut reached = lo.to_vec();
+        let mut reached = Cow::Borrowed(lo);
         loop {
             // Adds the points up to the next tombstone.
             let edge = fragments.peek().map(|(s, _)| &s[..]).filter(|s| is_below(s, hi)).or(hi);
@@ -149,18 +150,18 @@ impl MemtableState {
             };
             let end = &fragment.end;
             if reached[..] < start[..] {
-                reached = start.to_vec();
+                reached = Cow::Owned(start.to_vec());
             }
             let edge = hi.map_or(&end[..], |h| h.min(&end[..]));
             // Adds the parts of the tombstone between newer points.
             loop {
                 if out.len() >= size || walk.work == 0 {
-                    return Some(reached);
+                    return Some(reached.into_owned());
                 }
                 let (stop, newer) = self.newer_point(&mut walk, tombstone, edge);
                 if &reached[..] < stop {
                     out.range(&reached, stop, tombstone.seq);
-                    reached = stop.to_vec();
+                    reached = Cow::Owned(stop.to_vec());
                 }
                 let (Some((place, v)), Some(p)) = (newer, walk.point) else {
                     if stop == edge {
@@ -169,7 +170,7 @@ impl MemtableState {
                     continue;
                 };
                 out.point(self, self.arena.get(place), v.seq, v.value);
-                reached = successor(self.arena.get(place));
+                reached = Cow::Owned(successor(self.arena.get(place)));
                 walk.point = self.tree.next(p);
             }
         }
