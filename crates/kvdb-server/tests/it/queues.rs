@@ -185,3 +185,40 @@ fn a_list_with_a_gap_at_its_end_goes_on_behind_it() {
     ]);
     is_tight(&db, "a list that begins again");
 }
+
+#[test]
+fn a_list_with_a_gap_at_its_end_is_rotated() {
+    let db = Kvdb::in_memory();
+    let served = serve_db(db.clone(), ServerOptions::default());
+    let mut client = served.connect();
+    client.expect(&[("RPUSH q a b c", "(integer) 3"), ("LREM q 1 c", "(integer) 1")]);
+    let (elements, bounds) = numbers(&db);
+    assert!(elements.last() < bounds.last(), "LREM has left a gap: {elements:?}, {bounds:?}");
+    client.expect(&[
+        ("RPOPLPUSH q q", "\"b\""),
+        ("LRANGE q 0 -1", "[\"b\" \"a\"]"),
+        ("LMOVE q q RIGHT RIGHT", "\"a\""),
+        ("RPOPLPUSH q q", "\"a\""),
+        ("LRANGE q 0 -1", "[\"a\" \"b\"]"),
+        ("LRANGE q 1 5", "[\"b\"]"),
+    ]);
+    is_tight(&db, "both ends have moved");
+}
+
+#[test]
+fn a_move_to_a_key_of_another_type_takes_nothing() {
+    let db = Kvdb::in_memory();
+    let served = serve_db(db.clone(), ServerOptions::default());
+    let mut client = served.connect();
+    client.expect(&[("RPUSH q a b", "(integer) 2"), ("SET s v", "OK")]);
+    for command in ["RPOPLPUSH q s", "LMOVE q s LEFT RIGHT"] {
+        let said = client.run(command);
+        assert!(said.contains("WRONGTYPE"), "{command}: {said}");
+    }
+    client.expect(&[("LRANGE q 0 -1", "[\"a\" \"b\"]"), ("MULTI", "OK")]);
+    client.expect(&[("RPOPLPUSH q s", "QUEUED"), ("RPUSH q c", "QUEUED")]);
+    let said = client.run("EXEC");
+    assert!(said.contains("WRONGTYPE") && said.contains("(integer) 3"), "{said}");
+    client.expect(&[("LRANGE q 0 -1", "[\"a\" \"b\" \"c\"]"), ("GET s", "\"v\"")]);
+    is_tight(&db, "what was refused");
+}

@@ -57,7 +57,7 @@ pub fn carry_over(
         if source == target {
             return rotate(s, seen, source, &of, from, to, batch);
         }
-        seen.live(target)?.collection(Kind::List)?;
+        // A target of another type is an error of the push, after which nothing is committed.
         let value = take(s, seen, source, &of, from, 1, batch)?.pop();
         if let Some(value) = &value {
             push_all(s, seen, target, to, [&value[..]].into_iter(), batch)?;
