@@ -6,11 +6,11 @@
 Both are started for the run: redis-server with an append-only file that is synced each second, and
 KVFS with its flush interval of a second. Each round asks both for each case, in turn, unpipelined
 and pipelined by 16; the table has medians and their ratio. A second table has commands that read the
-elements of collections: the processor time of the server for one of them, while the collections
-are in memtables, and after a remount, when they are in runs. `--elements` measures and prints that
-table alone; processor time says something on a busy machine, too. Needs redis-server,
-redis-benchmark, redis-cli (Debian: redis-server, redis-tools), and what a mount needs. Run it when
-the machine does nothing else.
+elements of collections: the processor time of the server for one of them, on collections that
+were just written, and again after a remount, which has written them to runs. `--elements` measures
+and prints that table alone; processor time says something on a busy machine, too. Needs
+redis-server, redis-benchmark, redis-cli (Debian: redis-server, redis-tools), and what a mount
+needs. Run it when the machine does nothing else.
 """
 
 import argparse
@@ -150,22 +150,23 @@ def elements(sockets, requests, rounds, remount):
             command = ["redis-cli", "-s", str(path), *words]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     figures = {}
-    measure_elements(sockets, requests, rounds, figures, "memtables")
+    measure_elements(sockets, requests, rounds, figures, "written")
     remount()
-    measure_elements(sockets, requests, rounds, figures, "runs")
+    measure_elements(sockets, requests, rounds, figures, "remounted")
     lines = [
-        "Processor time of the server for a command that reads elements, by 16, in µs; the",
-        "collections of KVFS are in memtables, or after a remount in runs:",
+        "Processor time of the server for a command that reads elements of a collection of a",
+        "hundred, by 16, in µs. KVFS has just written the collections, or was mounted again since:",
+        "then all of them are in runs.",
         "",
-        "| | Redis | KVFS, memtables | ÷ | KVFS, runs | ÷ |",
+        "| | Redis | KVFS | ÷ | KVFS, mounted again | ÷ |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for name, _ in ELEMENTS:
-        redis = figures[name, "memtables", "Redis"] + figures[name, "runs", "Redis"]
+        redis = figures[name, "written", "Redis"] + figures[name, "remounted", "Redis"]
         # The clock of a process ticks a hundred times a second.
         redis = max(statistics.median(redis), 0.01 / requests)
         row = [name, f"{redis * 1e6:.2f}"]
-        for place in ("memtables", "runs"):
+        for place in ("written", "remounted"):
             kvfs = statistics.median(figures[name, place, "KVFS"])
             row += [f"{kvfs * 1e6:.2f}", f"{kvfs / redis:.1f}"]
         lines.append("| " + " | ".join(row) + " |")

@@ -19,7 +19,9 @@ impl TreeCursor {
         bound: &[u8],
         visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>,
     ) -> ControlFlow<B> {
-        let Some((&front, others)) = self.order.split_first().filter(|_| self.handed) else {
+        // The tuple that an update results in is kept until the next step.
+        let stands = self.handed && self.updated.is_none();
+        let Some((&front, others)) = self.order.split_first().filter(|_| stands) else {
             return ControlFlow::Continue(());
         };
         let other = others.first().map(|&other| &self.sources[other as usize]);
