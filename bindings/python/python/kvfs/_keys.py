@@ -435,7 +435,7 @@ class BatchDictionary:
         self.name = name
 
     def __setitem__(self, key: bytes, value: bytes) -> None:
-        # In place, and ``bytes`` as they are: a batch may have many changes.
+        # This is done in place, as a batch may have many changes.
         if type(key) is not bytes:
             key = _copied(key)
         if type(value) is not bytes:

@@ -290,6 +290,9 @@ impl View {
         let mut cursor = self.tree_cursor(dict, self.inputs(dict)?);
         cursor.keep_updates();
         cursor.seek(start);
+        if !end.is_empty() {
+            cursor.end_at(end);
+        }
         let mut out: Vec<(Bytes, Bytes)> = Vec::new();
         // Large values are read together: `places` has their indices in `out` and the updates to
         // apply, `extents` the places to read.

@@ -106,18 +106,22 @@ impl RestartInterval {
     /// returns whether it was added. Writers produce nothing else, so readers can rely on the order
     /// of items even if the device is damaged.
     pub fn push_next(&mut self, shared: usize, suffix: &[u8], seq: Seq, body: BodyPlace) -> bool {
-        let Some(before) = self.slots.last().copied() else {
+        let Some(before) = self.slots.last() else {
             self.push(shared, suffix, seq, body);
             return self.whole_range();
         };
+        let (from, to) = (before.key.0 as usize, before.key.1 as usize);
+        let deleted_to = match before.body {
+            BodyPlace::DeleteRange(a, b) => Some(a as usize..b as usize),
+            _ => None,
+        };
         // Up to `shared` the two keys are equal.
-        let rest = &self.keys[before.key.0 as usize + shared..before.key.1 as usize];
-        if rest >= suffix {
+        if self.keys[from + shared..to] >= *suffix {
             return false;
         }
         self.push(shared, suffix, seq, body);
-        let key = self.slots.last().map_or(0..0, |s| s.key.0 as usize..s.key.1 as usize);
-        let overlaps = matches!(before.body, BodyPlace::DeleteRange(a, b) if self.data[a as usize..b as usize] > self.keys[key]);
+        // The new key begins where the last one ends.
+        let overlaps = deleted_to.is_some_and(|end| self.data[end] > self.keys[to..]);
         !overlaps && self.whole_range()
     }
 
