@@ -113,10 +113,13 @@ impl View<'_> {
     }
 
     fn check_all(&self, m: &Arc<Memtable>) {
-        let mut c = m.cursor(self.at);
+        self.check_cursor(&mut m.cursor(self.at));
+    }
+
+    fn check_cursor(&self, c: &mut MemtableCursor) {
         c.first().unwrap();
         let mut reached = vec![];
-        while let Some(i) = here(&c) {
+        while let Some(i) = here(c) {
             assert!(reached[..] <= i.key[..]);
             self.check_gap(&reached, Some(&i.key));
             self.check_item(&i);
@@ -127,7 +130,7 @@ impl View<'_> {
 
         c.last().unwrap();
         let mut reached: Option<Vec<u8>> = None;
-        while let Some(i) = here(&c) {
+        while let Some(i) = here(c) {
             assert!(reached.as_ref().is_none_or(|r| end(&i) <= *r));
             self.check_gap(&end(&i), reached.as_deref());
             self.check_item(&i);
@@ -235,6 +238,35 @@ proptest! {
         }
         for at in [0, 1, m.max_seq() / 2, m.max_seq(), Seq::MAX] {
             View { model: &model, landmarks: model.landmarks(), at }.check_all(&m);
+        }
+    }
+
+    #[test]
+    fn a_cursor_with_an_end_shows_what_lies_before_it(
+        history in history(80),
+        stop in key(),
+        many in 0usize..40,
+    ) {
+        let (m, mut model) = (Arc::new(Memtable::new()), Model::default());
+        for (seq, op) in &history {
+            model.apply(&m, *seq, op);
+        }
+        let mut landmarks = model.landmarks();
+        let beyond = landmarks.split_off(&stop);
+        for at in [m.max_seq() / 2, m.max_seq()] {
+            let view = View { model: &model, landmarks: landmarks.clone(), at };
+            let mut c = m.cursor(at);
+            c.end_at(&stop);
+            c.will_visit(many);
+            view.check_cursor(&mut c);
+            for key in landmarks.iter().chain(&beyond) {
+                c.seek(key).unwrap();
+                view.check_gap(key, here(&c).as_ref().map(|i| &i.key[..]));
+                prop_assert!(here(&c).is_none_or(|i| !i.ends_before(key) && end(&i) <= stop));
+                c.seek_before(key).unwrap();
+                prop_assert!(here(&c).is_none_or(|i| i.key < key[..] && end(&i) <= stop));
+                view.check_gap(&here(&c).as_ref().map_or(vec![], end), Some(key));
+            }
         }
     }
 
