@@ -46,6 +46,7 @@ impl Decoder<'_> {
         Some(v)
     }
 
+    #[inline]
     fn take(&mut self, len: usize) -> Option<(usize, usize)> {
         let end = self.at.checked_add(len).filter(|&e| e <= self.data.len())?;
         let start = self.at;
@@ -53,6 +54,7 @@ impl Decoder<'_> {
         Some((start, end))
     }
 
+    #[inline]
     pub fn head(&mut self, key_len: usize) -> Option<Head> {
         let shared = usize::try_from(self.varint()?).ok().filter(|&s| s <= key_len)?;
         let unshared = usize::try_from(self.varint()?).ok()?;
@@ -71,6 +73,7 @@ impl Decoder<'_> {
         })
     }
 
+    #[inline]
     fn bytes(&mut self) -> Option<(u32, u32)> {
         let len = usize::try_from(self.varint()?).ok()?;
         let (s, e) = self.take(len)?;

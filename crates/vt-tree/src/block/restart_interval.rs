@@ -92,6 +92,7 @@ impl RestartInterval {
 
     /// Adds an item whose key begins with `shared` bytes of the key before it, which must have that
     /// many.
+    #[inline]
     pub fn push(&mut self, shared: usize, suffix: &[u8], seq: Seq, body: BodyPlace) {
         let start = self.keys.len();
         if shared > 0 {
@@ -105,6 +106,7 @@ impl RestartInterval {
     /// Adds an item as `push` does, if it lies after the previous item and is not an empty range;
     /// returns whether it was added. Writers produce nothing else, so readers can rely on the order
     /// of items even if the device is damaged.
+    #[inline]
     pub fn push_next(&mut self, shared: usize, suffix: &[u8], seq: Seq, body: BodyPlace) -> bool {
         let Some(before) = self.slots.last() else {
             self.push(shared, suffix, seq, body);
@@ -115,8 +117,13 @@ impl RestartInterval {
             BodyPlace::DeleteRange(a, b) => Some(a as usize..b as usize),
             _ => None,
         };
-        // Up to `shared` the two keys are equal.
-        if self.keys[from + shared..to] >= *suffix {
+        // Up to `shared` the two keys are equal, and mostly they differ in the next byte.
+        let rest = &self.keys[from + shared..to];
+        let ascends = match (rest.first(), suffix.first()) {
+            (Some(a), Some(b)) if a != b => a < b,
+            _ => rest < suffix,
+        };
+        if !ascends {
             return false;
         }
         self.push(shared, suffix, seq, body);
@@ -126,6 +133,7 @@ impl RestartInterval {
     }
 
     /// Returns `false` if the last item is a range tombstone that ends where it begins or before.
+    #[inline]
     fn whole_range(&self) -> bool {
         self.slots.last().is_none_or(|s| match s.body {
             BodyPlace::DeleteRange(a, b) => {
@@ -136,6 +144,7 @@ impl RestartInterval {
     }
 
     /// Returns the length of the last key; 0 if there is none.
+    #[inline]
     pub fn last_key_len(&self) -> usize {
         self.slots.last().map_or(0, |s| (s.key.1 - s.key.0) as usize)
     }
