@@ -288,19 +288,7 @@ impl Fs {
             let (start, end) = (layout::page_key(ino, state.buffer.cut), layout::pages_end(ino));
             batch.delete_range(layout.dmap, start.to_vec(), end.to_vec());
         }
-        let pages = &mut state.buffer.pages;
-        if !pages.is_empty() {
-            let (xattrs, default) = (state.xattrs.as_deref(), self.core.options.compress);
-            compress::announce(&self.core.db, layout, ino, xattrs, default)?;
-            let mut keys = PageKeys::with_capacity(pages.len());
-            let mut patched = 0;
-            for (&block, dirty) in pages.iter_mut() {
-                patched += u64::from(!dirty.page.is_whole());
-                dirty.page.stage(batch, layout.dmap, keys.key(ino, block));
-            }
-            self.core.counters.pages_written.fetch_add(pages.len() as u64, Ordering::Relaxed);
-            self.core.counters.pages_patched.fetch_add(patched, Ordering::Relaxed);
-        }
+        self.stage_pages(ino, state, batch)?;
         if state.buffer.lost_capability {
             batch.delete(layout.imap, layout::xattr_key(ino, CAPABILITY));
         }
@@ -329,6 +317,24 @@ impl Fs {
         {
             batch.put(layout.imap, layout::orphan_key(ino), b"".as_slice());
         }
+        Ok(())
+    }
+
+    fn stage_pages(&self, ino: Ino, state: &mut InodeState, batch: &mut Batch) -> Result<()> {
+        let (layout, pages) = (&self.core.layout, &mut state.buffer.pages);
+        if pages.is_empty() {
+            return Ok(());
+        }
+        let (xattrs, default) = (state.xattrs.as_deref(), self.core.options.compress);
+        compress::announce(&self.core.db, layout, ino, xattrs, default)?;
+        let mut keys = PageKeys::with_capacity(pages.len());
+        let mut patched = 0;
+        for (&block, dirty) in pages.iter_mut() {
+            patched += u64::from(!dirty.page.is_whole());
+            dirty.page.stage(batch, layout.dmap, keys.key(ino, block));
+        }
+        self.core.counters.pages_written.fetch_add(pages.len() as u64, Ordering::Relaxed);
+        self.core.counters.pages_patched.fetch_add(patched, Ordering::Relaxed);
         Ok(())
     }
 

@@ -154,18 +154,7 @@ impl Fs {
                 compress::announce(&self.core.db, layout, *ino, xattrs.as_ref(), default)?;
             }
         }
-        let run = match (&self.core.scope, self.core.db.here()) {
-            (Scope::Transaction(t), Ok(db)) if bytes >= LEAST_RUN && t.takes_bulk() => {
-                Some((t, db))
-            }
-            _ => None,
-        };
-        let run = run.map(|(t, db)| Ok((t, self.pages_as_run(t, db, &made)?)));
-        let run = match run.transpose() {
-            // A batch can use the space that deletions have left.
-            Err(kvdb::Error::NoSpace) => None,
-            run => run?,
-        };
+        let run = self.run_of(bytes, &made)?;
         let (mut batch, pages) = self.staged(&made, &locked, run.is_none());
         for (ino, (state, attr)) in &mut locked {
             self.stage(*ino, state, attr, &mut batch)?;
@@ -258,6 +247,25 @@ impl Fs {
             batch.put(layout.imap, layout::node_key(*ino), node);
         }
         (batch, pages)
+    }
+
+    /// Returns the pages of these files as a run of the transaction, if they are `bytes` enough for
+    /// one and this is a transaction that takes it.
+    fn run_of(
+        &self,
+        bytes: u64,
+        made: &[Made<'_>],
+    ) -> Result<Option<(&Transaction, Option<BulkRun>)>> {
+        match (&self.core.scope, self.core.db.here()) {
+            (Scope::Transaction(t), Ok(db)) if bytes >= LEAST_RUN && t.takes_bulk() => {
+                match self.pages_as_run(t, db, made) {
+                    // A batch can use the space that deletions have left.
+                    Err(kvdb::Error::NoSpace) => Ok(None),
+                    run => Ok(Some((t, run?))),
+                }
+            }
+            _ => Ok(None),
+        }
     }
 
     /// Builds the pages of these files, whose numbers ascend, as a run of the transaction.

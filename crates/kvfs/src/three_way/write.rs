@@ -91,20 +91,13 @@ impl Plan<'_> {
         from_dirs: &HashMap<Ino, Ino>,
         changes: &mut Changes<'_>,
     ) -> Result<()> {
-        let (into, from) = (self.sides.into.node(ino)?, &self.sides.from);
+        let into = self.sides.into.node(ino)?;
         let layout = changes.layout;
         let added = self.names_added(ino);
-        let orphan = layout::orphan_key(ino);
-        if into.is_none() && added > 0 && self.sides.into.state.get(layout.imap, &orphan)?.is_some()
-        {
-            // Into has removed the file, and a program has it open: it is that file again.
-            changes.batch.delete(layout.imap, orphan);
-            if let Some(content) = self.content.get_mut(&ino)
-                && let Content::Changes(source) = *content
-            {
-                *content = Content::All(source);
-            }
+        if into.is_none() && added > 0 {
+            self.revive(ino, changes)?;
         }
+        let from = &self.sides.from;
         let source = match self.content.get(&ino) {
             Some(Content::Changes(source) | Content::All(source)) => Some(*source),
             None if into.is_none() => Some(ino),
@@ -150,6 +143,22 @@ impl Plan<'_> {
         }
         if let Some(source) = source.filter(|_| !dir) {
             self.write_promise(ino, Some(source), changes)?;
+        }
+        Ok(())
+    }
+
+    /// Makes a nameless inode a file again, if `into` has removed that file and a program has it
+    /// open.
+    fn revive(&mut self, ino: Ino, changes: &mut Changes<'_>) -> Result<()> {
+        let (imap, orphan) = (changes.layout.imap, layout::orphan_key(ino));
+        if self.sides.into.state.get(imap, &orphan)?.is_none() {
+            return Ok(());
+        }
+        changes.batch.delete(imap, orphan);
+        if let Some(content) = self.content.get_mut(&ino)
+            && let Content::Changes(source) = *content
+        {
+            *content = Content::All(source);
         }
         Ok(())
     }
