@@ -353,14 +353,7 @@ pub fn run(
         if let Some(begun) = begun.take() {
             begun();
         }
-        let mut next = None;
-        for said in BufReader::new(&lives).lines().map_while(Result::ok) {
-            if said == SERVES {
-                before = None;
-            } else if let Some(name) = said.strip_prefix(BECOMES) {
-                next = Program::at(&daemons::unescape(name)).ok();
-            }
-        }
+        let next = listen(&lives, &mut before);
         let status = ended(&mut daemon).map_err(failed("cannot wait for the daemon"))?;
         lock(&child).pid = None;
         if let Some(code) = status.and_then(|status| status.code())
@@ -390,6 +383,20 @@ pub fn run(
         }
         told = follow(&mut deaths, death, given_up)?;
     }
+}
+
+/// Listens to a daemon until it has closed the pipe. Returns the program that it becomes, if it has
+/// named one. The program `before` is given up when the daemon serves.
+fn listen(lives: &PipeReader, before: &mut Option<Program>) -> Option<Program> {
+    let mut next = None;
+    for said in BufReader::new(lives).lines().map_while(Result::ok) {
+        if said == SERVES {
+            *before = None;
+        } else if let Some(name) = said.strip_prefix(BECOMES) {
+            next = Program::at(&daemons::unescape(name)).ok();
+        }
+    }
+    next
 }
 
 /// Waits until the next daemon should start, and returns the history that it is told. `given_up`

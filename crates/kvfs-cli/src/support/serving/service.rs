@@ -178,15 +178,9 @@ impl Service {
         })
     }
 
-    /// Writes the record of a mount that answers, and starts its notifier and its scrubs.
-    pub fn attend(
-        &mut self,
-        opened: &Opened,
-        options: &Options,
-        log: Option<PathBuf>,
-    ) -> Outcome<(Record, Arc<KernelNotifier>, Option<Scrubbing>)> {
-        let (store, mounted) = (&opened.store, &self.mounted);
-        let server = self.server.as_ref();
+    /// Returns the record of the mount.
+    fn record(&self, opened: &Opened, log: Option<PathBuf>) -> Record {
+        let (store, mounted, server) = (&opened.store, &self.mounted, self.server.as_ref());
         let mut record =
             Record::of_this_process(mounted.device(), &store.path, mounted.mount_point());
         record.source = self.source.clone().into();
@@ -198,6 +192,18 @@ impl Service {
         record.recovery = store.recovery.clone();
         record.begun_anew = self.keeper.as_ref().and_then(|keeper| keeper.begun_anew.clone());
         record.keeper = self.keeper.as_ref().and_then(|_| Record::keeper_of_this_process());
+        record
+    }
+
+    /// Writes the record of a mount that answers, and starts its notifier and its scrubs.
+    pub fn attend(
+        &mut self,
+        opened: &Opened,
+        options: &Options,
+        log: Option<PathBuf>,
+    ) -> Outcome<(Record, Arc<KernelNotifier>, Option<Scrubbing>)> {
+        let (store, mounted) = (&opened.store, &self.mounted);
+        let record = self.record(opened, log);
         // Requests are answered now. A reader of the record may rely on the keeper's restart after
         // a kill from here on.
         self.keeper.iter().for_each(Keeper::say_serves);
