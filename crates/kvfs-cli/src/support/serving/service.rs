@@ -78,6 +78,32 @@ pub enum Mounting<'a> {
     Again(&'a Handover),
 }
 
+impl Mounting<'_> {
+    /// Mounts the adapter, or continues the mount with it. `kept`: the state that outlives this
+    /// process.
+    fn mount(
+        &self,
+        adapter: Arc<FuseAdapter>,
+        options: &MountOptions,
+        policy: &kvfs_fuse::Policy,
+        kept: Option<&Arc<Kept>>,
+    ) -> Result<Mounted, kvfs_fuse::Error> {
+        match (self, kept) {
+            (Mounting::Kept(dir, held), Some(kept)) => {
+                let keeping = (held.connection(), kept.clone());
+                kvfs_fuse::mount_kept(adapter, dir, options, policy, keeping)
+            }
+            (Mounting::On(dir) | Mounting::Kept(dir, _), _) => {
+                kvfs_fuse::mount(adapter, dir, options, policy)
+            }
+            (Mounting::Again(handover), Some(kept)) => {
+                kvfs_fuse::take_over_killed(adapter, handover, policy, kept.clone())
+            }
+            (Mounting::Again(handover), None) => kvfs_fuse::take_over(adapter, handover, policy),
+        }
+    }
+}
+
 /// Serves an open store: on a mount, and to clients of the socket.
 pub struct Service {
     pub server: Option<Server>,
@@ -145,21 +171,9 @@ impl Service {
             Mounting::On(_) | Mounting::Kept(..) => adapter,
             Mounting::Again(_) => adapter.of_mount_in_use(options.policy.write_back),
         });
-        let (handler, policy) = (adapter.clone(), &options.policy);
         let mount_options = MountOptions { source: source.clone(), ..options.mount.clone() };
-        let mounted = match (&mounting, kept) {
-            (Mounting::Kept(dir, held), Some(kept)) => {
-                let keeping = (held.connection(), kept.clone());
-                kvfs_fuse::mount_kept(handler, dir, &mount_options, policy, keeping)
-            }
-            (Mounting::On(dir) | Mounting::Kept(dir, _), _) => {
-                kvfs_fuse::mount(handler, dir, &mount_options, policy)
-            }
-            (Mounting::Again(handover), Some(kept)) => {
-                kvfs_fuse::take_over_killed(handler, handover, policy, kept.clone())
-            }
-            (Mounting::Again(handover), None) => kvfs_fuse::take_over(handler, handover, policy),
-        };
+        let mounted =
+            mounting.mount(adapter.clone(), &mount_options, &options.policy, kept.as_ref());
         let mounted = mounted.map_err(failures::of_mount)?;
         if let Mounting::Kept(_, held) = mounting {
             mounted.handover().map_or(Ok(()), |mount| held.note_mount(&mount))?;
