@@ -150,6 +150,8 @@ impl Branches {
         if options.branch.is_empty() {
             return Err(Error::Invalid("what is mounted is not replaced: name a clone"));
         }
+        // The branch that takes the stream is on disk before the stream ends.
+        self.written.commit()?;
         let view = ViewId::Clone(options.branch.clone());
         let mut replaced = None;
         let received = self.db.receive_within(input, options, |replace| -> Result<()> {
