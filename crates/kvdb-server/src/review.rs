@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use bytes::Bytes;
-use kvdb::{Changed, DictionaryId, Transaction, View};
+use kvdb::{Changed, DictionaryId, Transaction, Tuple, View};
 
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{
@@ -102,6 +102,27 @@ impl Reviewed {
     pub fn is_of_deadline(&self) -> bool {
         self.after.kind.is_some() && self.before.deadline != self.after.deadline
     }
+}
+
+/// Returns whether a key of a dictionary has the same value in both states of a store, or none in
+/// either. A missing dictionary has no keys. Values at one place are not read.
+pub fn has_same(
+    before: &View,
+    after: &View,
+    dict: DictionaryId,
+    key: &[u8],
+) -> Result<bool, Failure> {
+    let end = [key, b"\0"].concat();
+    let find = |view: &View| -> kvdb::Result<Option<Tuple>> {
+        match view.cursor(dict, key, &end) {
+            Err(kvdb::Error::NoDictionary(_)) => Ok(None),
+            cursor => cursor?.next(),
+        }
+    };
+    Ok(match (find(before)?, find(after)?) {
+        (Some(before), Some(after)) => before.has_value_of(&after)?,
+        (before, after) => before.is_none() && after.is_none(),
+    })
 }
 
 impl TypedState<'_> {

@@ -16,7 +16,7 @@ use crate::failure::{Failure, Outcome};
 use crate::keyspace::{Kind, TYPES_PREFIX, from_sortable, types_name};
 use crate::output::{Output, number_text};
 use crate::request::Arguments;
-use crate::review::{Element, Review, Reviewed, TypedState};
+use crate::review::{Element, Review, Reviewed, TypedState, has_same};
 use crate::session::Session;
 
 /// Parses the options from argument `at` on: returns for each of `names` whether it is among them.
@@ -162,6 +162,13 @@ impl Rows<'_> {
                 }
                 Changed::DeleteRange { start, .. } => (b"delete-range", start),
             };
+            // The same bytes were put again, as a revert does.
+            if sides.with_before
+                && matches!(change, Changed::Put { .. } | Changed::Update { .. })
+                && has_same(sides.before.view, sides.now.view, sides.id, key)?
+            {
+                continue;
+            }
             match (&change, of_keys.get_key_value(&key[..])) {
                 (Changed::DeleteRange { start, end }, _) => {
                     ended.ranges.push((start.clone(), end.clone()));
@@ -268,7 +275,8 @@ fn field(element: &Element, kind: Option<Kind>, out: &mut Output) -> Outcome {
 /// array of dictionary, `put`, key, bytes of the value; or dictionary, `update`, key, bytes of the
 /// value as the transaction sees it; or dictionary, `delete`, key; or dictionary, `delete-range`,
 /// start, end. With `BEFORE`, each of these except `delete-range` also has the bytes of the string
-/// before the transaction, or nil if there was none.
+/// before the transaction, or nil if there was none, and strings that are as they were are left
+/// out.
 ///
 /// The row of a collection is dictionary, `type`, key, type before and after (nil if there was no
 /// key), elements added, removed and changed, and with `FIELDS` an array of these elements, each

@@ -201,6 +201,38 @@ fn a_reverted_key_takes_its_elements_and_its_deadline_along() {
 }
 
 #[test]
+fn a_string_that_is_as_it_was_is_left_out_of_a_comparison() {
+    for isolation in ["SI", "SER"] {
+        let (_served, mut c) = with_one_of_each();
+        c.expect(&[("PEXPIREAT stays 4102444800000", "(integer) 1"), ("SET n 5", "OK")]);
+        begin(&mut c, isolation);
+        c.expect(&[
+            ("PERSIST stays", "(integer) 1"),
+            ("SET string new", "OK"),
+            ("INCR n", "(integer) 6"),
+            ("SET made 1", "OK"),
+        ]);
+        let differs = c.run("TXN CHANGES BEFORE");
+        for key in ["stays", "string", "n", "made"] {
+            assert!(differs.contains(&format!("\"{key}\"")), "{key} in {differs}");
+        }
+        for key in ["stays", "string", "made"] {
+            assert_eq!(c.run(&format!("TXN REVERT KEY {key}")), "OK", "{key}");
+        }
+        let made = "[[\"0\" \"delete\" \"made\" (nil)]]";
+        assert!(c.run("TXN CHANGES BEFORE").contains("\"n\""), "it counts one more");
+        c.expect(&[
+            ("DECR n", "(integer) 5"),
+            ("TXN CHANGES BEFORE", made),
+            // The same bytes are put once more.
+            ("SET string old", "OK"),
+            ("TXN CHANGES BEFORE", made),
+        ]);
+        assert!(c.run("TXN CHANGES").contains("\"put\" \"string\" (integer) 3"));
+    }
+}
+
+#[test]
 fn the_collections_of_an_older_program_are_found_among_the_heads() {
     let (served, mut c) = with_one_of_each();
     // An older program wrote no owners, and renamed without them.
