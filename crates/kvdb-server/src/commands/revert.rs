@@ -27,28 +27,32 @@ pub fn revert(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     if !is(args.at(2), "key") {
         return Err(Failure::SYNTAX);
     }
-    let key = args.at(3);
-    let transaction = joined(s)?.clone();
-    if let Some(space) = s.existing()? {
-        let _held = s.hold(space.strings, [key])?;
-        let space = s.under_locks(space)?;
-        lock(s, &transaction, space, key)?;
-        let nested = transaction.nested_batch()?;
-        let view = nested.view()?;
-        let revert = Revert { s, transaction: &transaction, base: Arc::new(view.beneath()), view };
-        revert.key(space, key, nested)?;
-        let key = Bytes::copy_from_slice(key);
-        let filled = |kind| Effect::Filled { kind, key: key.clone(), new: true };
-        let mut effects = [Kind::List, Kind::SortedSet, Kind::Stream].map(filled).to_vec();
-        // The commit may restore the key over changes by others, and the transaction's earlier
-        // changes of the key have events as well. So the revert needs an event of its own.
-        if s.notes(Classes::GENERIC) {
-            let event = Event { class: Classes::GENERIC, name: "revert" };
-            effects.push(Effect::Event { event, key });
-        }
-        s.settle(effects);
-    }
+    revert_key(s, args.at(3))?;
     out.ok();
+    Ok(())
+}
+
+/// Reverts a key of the selected dictionary in the joined transaction.
+pub fn revert_key(s: &Session, key: &[u8]) -> Outcome {
+    let transaction = joined(s)?.clone();
+    let Some(space) = s.existing()? else { return Ok(()) };
+    let _held = s.hold(space.strings, [key])?;
+    let space = s.under_locks(space)?;
+    lock(s, &transaction, space, key)?;
+    let nested = transaction.nested_batch()?;
+    let view = nested.view()?;
+    let revert = Revert { s, transaction: &transaction, base: Arc::new(view.beneath()), view };
+    revert.key(space, key, nested)?;
+    let key = Bytes::copy_from_slice(key);
+    let filled = |kind| Effect::Filled { kind, key: key.clone(), new: true };
+    let mut effects = [Kind::List, Kind::SortedSet, Kind::Stream].map(filled).to_vec();
+    // The commit may restore the key over changes by others, and the transaction's earlier changes
+    // of the key have events as well. So the revert needs an event of its own.
+    if s.notes(Classes::GENERIC) {
+        let event = Event { class: Classes::GENERIC, name: "revert" };
+        effects.push(Effect::Event { event, key });
+    }
+    s.settle(effects);
     Ok(())
 }
 

@@ -7,6 +7,7 @@ mod end;
 mod listing;
 mod lock;
 mod savepoints;
+mod together;
 
 use kvdb::{Transaction, TransactionId};
 
@@ -25,9 +26,10 @@ use listing::{describe, files, status};
 pub use listing::{list_files, size};
 use lock::lock;
 use savepoints::{rollback, savepoint};
+use together::together;
 
 pub const USAGE: &str = "BEGIN [OF clone] [WITHIN id] [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [LIMIT bytes] [FILES n] [NOCHECK] [DURABLE] [UNDOABLE] [INPLACE] [ATTACHED] | JOIN id | LEAVE | \
-                         COMMIT [id] [SYNC] [IF state] [STAY] [ABORTNESTED] | ABORT [id] | KEEP id | SEAL [id] | LIST | STATUS [id] | STATE [id] | LOCK KEY key [SHARED] | LOCK RANGE start end [SHARED] | CHANGES [id] [BEFORE] [FIELDS] | REVERT KEY key | FILES [id] [COLLAPSED] | SAVEPOINT name | ROLLBACK name | COMMITS [number FILES [COLLAPSED]] [number CHANGES [FIELDS]] | UNDO [number] [ATTACHED] | AGAINST [id] | MERGE clone [REBASE|INTO branch|FORK place] [DRY] [OURS path] [THEIRS path] [BOTH path] [ATTACHED] | REBASE id [OURS path] [THEIRS path] [BOTH path] [ATTACHED]";
+                         COMMIT [id] [SYNC] [IF state] [STAY] [ABORTNESTED] | ABORT [id] | KEEP id | SEAL [id] | LIST | STATUS [id] | STATE [id] | LOCK KEY key [SHARED] | LOCK RANGE start end [SHARED] | CHANGES [id] [BEFORE] [FIELDS] | REVERT KEY key | REVERT TOGETHER [REMOVE path] [RESTORE path] [KEY dictionary key] | FILES [id] [COLLAPSED] | SAVEPOINT name | ROLLBACK name | COMMITS [number FILES [COLLAPSED]] [number CHANGES [FIELDS]] | UNDO [number] [ATTACHED] | AGAINST [id] | MERGE clone [REBASE|INTO branch|FORK place] [DRY] [OURS path] [THEIRS path] [BOTH path] [ATTACHED] | REBASE id [OURS path] [THEIRS path] [BOTH path] [ATTACHED]";
 
 pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     // The other subcommands wait for the mount, for a sync or for a lock, or read much data.
@@ -71,6 +73,7 @@ pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         c if is(c, "seal") => seal(s, args, out),
         c if is(c, "lock") => lock(s, args, out),
         c if is(c, "changes") => changes::of_transaction(s, args, out),
+        c if is(c, "revert") && is(args.at(2), "together") => together(s, args, out),
         c if is(c, "revert") => revert::revert(s, args, out),
         c if is(c, "files") => files(s, args, out),
         c if is(c, "savepoint") => savepoint(s, args, out),

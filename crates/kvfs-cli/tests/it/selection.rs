@@ -6,6 +6,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use kvdb_server::{Client, Reply};
+
 use crate::asked::Asked;
 use crate::mounted::Mount;
 
@@ -352,6 +354,48 @@ fn what_cannot_be_reverted_as_a_whole_stays_as_it_is() {
     succeeds(&mut revert);
     assert_eq!(diff(), "nothing is changed\n");
     succeeds(kvfs(&["txn", "abort"]).arg(&root).arg(&id));
+}
+
+#[test]
+fn one_command_takes_all_parts_out_or_none() {
+    let Some(mount) = Mount::new() else { return };
+    let root = mount.root();
+    tree(&mount);
+    let script = format!(
+        "KVFS={}; echo new > b/two; rm gone; mkdir new; echo 1 > new/1; $KVFS kv put . old after",
+        env!("CARGO_BIN_EXE_kvfs")
+    );
+    let id = changed(&root, &[], &script);
+    let diff = || succeeds(kvfs(&["txn", "diff", "--patch"]).arg(&root).arg(&id));
+    let before = diff();
+    let mut client =
+        Client::connect(&mount.root().with_file_name("store.sock")).expect("connected");
+    let mut say = |words: &[&str]| {
+        let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
+        client.call(&words).expect("a reply")
+    };
+    assert_eq!(say(&["TXN", "JOIN", &id]), Reply::Status("OK".into()));
+    let together = ["TXN", "REVERT", "TOGETHER"];
+    let parts = ["RESTORE", "b/two", "RESTORE", "gone", "REMOVE", "new", "KEY", "0", "old"];
+    // The last path is in no state, which is seen when others have been removed.
+    let refused = say(&[&together[..], &parts, &["RESTORE", "never"]].concat());
+    assert!(matches!(refused, Reply::Error(_)), "{refused:?}");
+    assert_eq!(diff(), before);
+    for wrong in [&["REMOVE"][..], &["KEY", "0"], &["FORGET", "gone"]] {
+        let refused = say(&[&together[..], wrong].concat());
+        assert_eq!(refused, Reply::Error("ERR syntax error".into()), "{wrong:?}");
+    }
+    assert_eq!(diff(), before);
+    assert_eq!(say(&[&together[..], &parts].concat()), Reply::Status("OK".into()));
+    let left = succeeds(kvfs(&["txn", "diff"]).arg(&root).arg(&id));
+    for name in ["b/two", "gone", "new", "key"] {
+        assert!(!left.contains(name), "{left}");
+    }
+    assert_eq!(say(&["GET", "old"]), Reply::Bulk("before".into()));
+    succeeds(kvfs(&["txn", "commit"]).arg(&root).arg(&id));
+    has(&mount, "b/two", "b/two");
+    has(&mount, "gone", "gone");
+    assert!(!mount.path("new").exists());
 }
 
 /// A clone `try` in which three files were changed, one of which was changed in the store as well.

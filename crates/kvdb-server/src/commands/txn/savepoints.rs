@@ -1,4 +1,4 @@
-//! `TXN SAVEPOINT` and `TXN ROLLBACK`.
+//! `TXN SAVEPOINT` and `TXN ROLLBACK`, and changes that are made as a whole or not at all.
 
 use super::{arity, joined};
 use crate::effects::Effects;
@@ -45,4 +45,31 @@ pub(super) fn rollback(s: &mut Session, args: Arguments<'_>, out: &mut Output) -
     }
     out.ok();
     Ok(())
+}
+
+/// Makes changes in the joined transaction. If they fail, the transaction becomes what it was, as
+/// by a rollback to a savepoint: without what others have changed in it in the meantime.
+pub(super) fn all_or_none(
+    s: &mut Session,
+    change: impl FnOnce(&mut Session) -> Outcome,
+) -> Outcome {
+    let Some((transaction, state)) = s.joined.clone() else { return joined(s).map(|_| ()) };
+    let host = s.shared.owner.transactions().clone();
+    let (before, effects, named) = {
+        let _held = state.locks.all();
+        let before = host.savepoint(&transaction)?;
+        let effects = state.effects.lock().as_ref().map_or(0, Effects::len);
+        (before, effects, state.savepoints.lock().len())
+    };
+    let changed = change(s);
+    if changed.is_err() {
+        let _held = state.locks.all();
+        let mut savepoints = state.savepoints.lock();
+        host.rollback(&transaction, &before)?;
+        if let Some(kept) = &mut *state.effects.lock() {
+            kept.cut(effects);
+        }
+        savepoints.truncate(named);
+    }
+    changed
 }

@@ -5,9 +5,9 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use kvdb::{Error, Kvdb, Result, Transaction};
+use kvdb::{Error, Kvdb, Result, Transaction, TransactionId};
 use kvdb_server::{Client, Describe, Reply};
-use kvfs::{Earlier, FileKind, ViewId, Views};
+use kvfs::{FileKind, Views};
 
 use crate::support::serving::transactions::{OverFiles, of_store};
 
@@ -40,7 +40,7 @@ pub fn answer(
             read(views, transaction, path, most)?.map_or(Reply::Null, Reply::Bulk)
         }
         [b"take-out", ..] => {
-            let reply = take_out(db, views, transaction, &words[1..])?;
+            let reply = take_out(db, views, transaction.id(), &words[1..])?;
             // A client that has the answer does not ask for it again after a restart.
             views.keep(transaction.id()).map_err(of_store)?;
             reply
@@ -56,87 +56,20 @@ fn unknown() -> Error {
     Error::Invalid("this server has no answer to that".into())
 }
 
-/// Takes changes out of a transaction, as if they had never been made: paths that are removed,
-/// paths that become what they were before the changes, and keys. All of them are taken out, or
-/// none. It makes no difference how often that is asked for.
-fn take_out(
-    db: &Kvdb,
-    views: &Views,
-    transaction: &Transaction,
-    mut words: &[&[u8]],
-) -> Result<Reply> {
-    let (mut removed, mut restored, mut keys) = (Vec::new(), Vec::new(), Vec::new());
-    while !words.is_empty() {
-        words = match words {
-            [b"remove", path, rest @ ..] => {
-                removed.push(*path);
-                rest
-            }
-            [b"restore", path, rest @ ..] => {
-                removed.push(*path);
-                restored.push((*path, *path));
-                rest
-            }
-            [b"key", dictionary, key, rest @ ..] => {
-                keys.push((*dictionary, *key));
-                rest
-            }
-            _ => return Err(unknown()),
-        };
-    }
-    let (id, view) = (transaction.id(), ViewId::Transaction(transaction.id()));
-    let savepoint = views.savepoint(id).map_err(of_store)?;
+/// Takes changes out of a transaction, as if they had never been made, by the command of the
+/// socket: all of them, or none. It makes no difference how often that is asked for.
+fn take_out(db: &Kvdb, views: &Views, id: TransactionId, parts: &[&[u8]]) -> Result<Reply> {
     // The client has changed the transaction past these views. A rollback to the present state has
     // them read again what they have in memory.
-    views.rollback_to(id, &savepoint).map_err(of_store)?;
-    let remove = |path: &&[u8]| match views.remove_tree(&view, path) {
-        Err(kvfs::Error::NotFound) => Ok(()),
-        removed => removed.map(drop).map_err(of_store),
-    };
-    let restore = || match restored.is_empty() {
-        true => Ok(()),
-        false => {
-            // All in one call, so that hard links among them stay links.
-            let copied = views.clone_several_earlier(&view, &Earlier::Beneath, &restored);
-            copied.map(drop).map_err(of_store)
-        }
-    };
-    let taken = removed
-        .iter()
-        .try_for_each(remove)
-        .and_then(|()| restore())
-        .and_then(|()| revert_keys(db, views, id.0, &keys));
-    match taken {
-        Ok(Reply::Error(why)) => {
-            views.rollback_to(id, &savepoint).map_err(of_store)?;
-            Ok(Reply::Error(why))
-        }
-        Err(e) => {
-            views.rollback_to(id, &savepoint).map_err(of_store)?;
-            Err(e)
-        }
-        done => done,
+    let present = views.savepoint(id).map_err(of_store)?;
+    views.rollback_to(id, &present).map_err(of_store)?;
+    let (mut client, number) = (local(db, views), id.0.to_string());
+    let joined = client.call(&[b"TXN", b"JOIN", number.as_bytes()]).map_err(Error::Io)?;
+    if let Reply::Error(_) = joined {
+        return Ok(joined);
     }
-}
-
-/// Reverts keys, each with its dictionary, in a transaction. Returns the first error reply, or the
-/// last reply.
-fn revert_keys(db: &Kvdb, views: &Views, id: u64, keys: &[(&[u8], &[u8])]) -> Result<Reply> {
-    let (mut client, id) = (local(db, views), id.to_string());
-    let mut call = |words: &[&[u8]]| client.call(words).map_err(Error::Io);
-    let joining: [&[u8]; 3] = [b"TXN", b"JOIN", id.as_bytes()];
-    let mut last = call(&joining)?;
-    for &(dictionary, key) in keys {
-        let using: [&[u8]; 2] = [b"USE", dictionary];
-        let reverting: [&[u8]; 4] = [b"TXN", b"REVERT", b"KEY", key];
-        for words in [&using[..], &reverting[..]] {
-            if let Reply::Error(_) = last {
-                return Ok(last);
-            }
-            last = call(words)?;
-        }
-    }
-    Ok(last)
+    let command: &[&[u8]] = &[b"TXN", b"REVERT", b"TOGETHER"];
+    client.call(&[command, parts].concat()).map_err(Error::Io)
 }
 
 fn local(db: &Kvdb, views: &Views) -> Client {
@@ -200,7 +133,7 @@ fn encode(reply: &Reply, out: &mut Vec<u8>) {
 #[cfg(test)]
 mod tests {
     use kvdb::{CreateOptions, OpenOptions, TransactionOptions};
-    use kvfs::{Caller, Fs, FsOptions, ROOT, SetAttr};
+    use kvfs::{Caller, Fs, FsOptions, ROOT, SetAttr, ViewId};
     use zones::{CrashDevice, Device};
 
     use super::*;

@@ -28,6 +28,11 @@ use crate::support::terminal::text;
 
 /// The savepoint to which a transaction rolls back if a part of it cannot be taken out.
 const SAVEPOINT: &str = "kvfs-revert";
+/// The command of the socket that takes parts out of a transaction.
+const TOGETHER: [&[u8]; 3] = [b"TXN", b"REVERT", b"TOGETHER"];
+/// Limits of the words of one such command, and of their bytes.
+const MOST_WORDS: usize = 64 << 10;
+const MOST_BYTES: usize = 8 << 20;
 
 /// The times of directories around what is taken out, each with a change in the directory.
 pub struct Times<'a>(BTreeMap<Vec<u8>, (SystemTime, &'a File)>);
@@ -287,8 +292,8 @@ impl Changes {
         self.check(choices)?;
         mounted.txn(&["JOIN", &number])?;
         let done = mounted.txn(&["SAVEPOINT", SAVEPOINT]).and_then(|_| {
-            // On an error, roll back: paths that are removed but not restored yet would be
-            // committed as removed.
+            // On an error, roll back: some of the directories may have their attributes back by
+            // then, and others not.
             let taken_out = self.take_out(mounted, id, choices);
             if taken_out.is_err() {
                 mounted.txn(&["ROLLBACK", SAVEPOINT])?;
@@ -304,17 +309,25 @@ impl Changes {
     pub fn words_of(&self, choices: &[Choice]) -> Outcome<Vec<Vec<u8>>> {
         self.check(choices)?;
         let mut words = vec![b"take-out".to_vec()];
+        words.extend(self.parts(choices).into_iter().flatten());
+        Ok(words)
+    }
+
+    /// Returns the paths and keys that are taken out with choices, each as words: `remove` or
+    /// `restore` and a path, or `key`, a dictionary and a key.
+    fn parts(&self, choices: &[Choice]) -> Vec<Vec<Vec<u8>>> {
+        let mut parts = Vec::new();
         for file in self.tops(choices).filter(|file| whole(file)) {
             let verb = if file.before.is_some() { &b"restore"[..] } else { b"remove" };
-            words.extend([verb.to_vec(), self.anchors.whole(&file.path).into_owned()]);
+            parts.push(vec![verb.to_vec(), self.anchors.whole(&file.path).into_owned()]);
         }
         for key in choices.iter().filter_map(|choice| choice.key).map(|key| &self.keys[key]) {
             if let KeyChange::One(differs) = &key.what {
                 let dictionary = key.dictionary.as_bytes().to_vec();
-                words.extend([b"key".to_vec(), dictionary, differs.key.to_vec()]);
+                parts.push(vec![b"key".to_vec(), dictionary, differs.key.to_vec()]);
             }
         }
-        Ok(words)
+        parts
     }
 
     /// Returns the changes that the others of these choices depend on.
@@ -346,38 +359,34 @@ impl Changes {
         directories.into_iter().try_for_each(|file| self.revert_time(view, file))
     }
 
-    /// Takes the choices out, in the joined transaction.
+    /// Takes the choices out, in the joined transaction. One command takes all of them out that it
+    /// has room for, but for the attributes of directories that stay: if this process is killed, or
+    /// the connection ends, no path is left removed that was to be restored. A key comes back with
+    /// its elements and its deadline; if others have changed it since the transaction began, the
+    /// commit reports a conflict.
     fn take_out(&self, mounted: &mut Mounted, id: u64, choices: &[Choice]) -> Outcome {
-        let (number, view) = (id.to_string(), &mounted.view(id));
-        let tops = || self.tops(choices);
+        let view = &mounted.view(id);
         let times = self.times_around(view, choices);
-        for file in tops().filter(|file| whole(file) && file.after.is_some()) {
-            let path = self.anchors.whole(&file.path);
-            mounted.call(&[b"RMTREE", &path, b"TXN", number.as_bytes()])?;
+        let parts = self.parts(choices);
+        let (mut commands, mut bytes): (Vec<Vec<&[u8]>>, usize) = (Vec::new(), 0);
+        for part in &parts {
+            let of_part: usize = part.iter().map(Vec::len).sum();
+            let has_room = |words: &Vec<&[u8]>| {
+                words.len() + part.len() <= MOST_WORDS && bytes + of_part <= MOST_BYTES
+            };
+            if !commands.last().is_some_and(has_room) {
+                commands.push(TOGETHER.to_vec());
+                bytes = 0;
+            }
+            bytes += of_part;
+            if let Some(words) = commands.last_mut() {
+                words.extend(part.iter().map(Vec::as_slice));
+            }
         }
-        // Copy all in one command, so that hard links among them stay links.
-        let again = tops().filter(|file| whole(file) && file.before.is_some());
-        let places: Vec<Vec<u8>> = again
-            .flat_map(|file| {
-                let path = self.anchors.whole(&file.path);
-                [[b"/.kvfs/beneath/", &path[..]].concat(), path.into_owned()]
-            })
-            .collect();
-        if !places.is_empty() {
-            let mut words = vec![&b"CLONETREE"[..]];
-            words.extend(places.iter().map(Vec::as_slice));
-            words.extend([&b"TXN"[..], number.as_bytes()]);
-            mounted.call(&words)?;
+        for words in &commands {
+            mounted.call(words)?;
         }
-        self.revert_directories(view, &times, choices)?;
-        choices.iter().filter_map(|choice| choice.key).try_for_each(|key| {
-            // Revert a key with its elements and its deadline. If others have changed it since the
-            // transaction began, the commit reports a conflict.
-            let key = &self.keys[key];
-            let KeyChange::One(differs) = &key.what else { return Ok(()) };
-            mounted.call(&[b"USE", key.dictionary.as_bytes()])?;
-            mounted.call(&[b"TXN", b"REVERT", b"KEY", &differs.key]).map(drop)
-        })
+        self.revert_directories(view, &times, choices)
     }
 
     /// Returns the directories that contain what is taken out with these choices, with the times of
