@@ -205,6 +205,12 @@ pub trait Files: Send + Sync {
         let _ = (whose, path, user);
         Err(no_files())
     }
+    /// Locks the names of the directory at a path from the root for the rest of a serializable
+    /// transaction, against changes by others, and with `exclusive` against their reads, too.
+    fn lock_directory(&self, id: TransactionId, path: &[u8], exclusive: bool) -> FileResult<()> {
+        let _ = (id, path, exclusive);
+        Err(no_files())
+    }
     /// Removes the file or the tree at a path from the root.
     fn remove_tree(&self, whose: Whose, path: &[u8]) -> FileResult<Removed> {
         let _ = (whose, path);

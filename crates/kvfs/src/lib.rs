@@ -20,11 +20,11 @@
 //! translates. The kernel checks permissions. The `layout` module alone defines the stored form,
 //! which `docs/format.md` describes.
 //!
-//! - Calls: `namespace`, `rename`, `directory` (on `listing`, `listing_table`), `data` (on
-//!   `pages`), `write_call`, `attributes`, `xattr`, `allocate`, `reflink`, `statfs`, `resolve`.
-//!   Every call begins in `fs`, `freeze_lock` and `locks`; it finds inodes by `inodes` and entries
-//!   by `names`, and reads and writes the store through `store`, or a scope of it. `opening` opens
-//!   and shuts down a file system; `orphans` removes files without a name.
+//! - Calls: `namespace`, `rename`, `directory` (on `listing`, `listing_table`), `directory_locks`,
+//!   `data` (on `pages`), `write_call`, `attributes`, `xattr`, `allocate`, `reflink`, `statfs`,
+//!   `resolve`. Every call begins in `fs`, `freeze_lock` and `locks`; it finds inodes by `inodes`
+//!   and entries by `names`, and reads and writes the store through `store`, or a scope of it.
+//!   `opening` opens and shuts down a file system; `orphans` removes files without a name.
 //! - Reading ahead, by place, what a reader of a tree will read next: `reading_ahead`, on
 //!   `read_plan` and `listing_order`.
 //! - In memory: `inode` (with the lock order), `privileges`, `partial_page`, `inode_cache`,
@@ -60,6 +60,7 @@ mod data;
 mod describe_keys;
 mod difference;
 mod directory;
+mod directory_locks;
 mod dirty;
 mod dirty_queue;
 mod error;

@@ -29,7 +29,7 @@ use savepoints::{rollback, savepoint};
 use together::together;
 
 pub const USAGE: &str = "BEGIN [OF clone] [WITHIN id] [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [LIMIT bytes] [FILES n] [NOCHECK] [DURABLE] [UNDOABLE] [INPLACE] [ATTACHED] | JOIN id | LEAVE | \
-                         COMMIT [id] [SYNC] [IF state] [STAY] [ABORTNESTED] | ABORT [id] | KEEP id | SEAL [id] | LIST | STATUS [id] | STATE [id] | LOCK KEY key [SHARED] | LOCK RANGE start end [SHARED] | CHANGES [id] [BEFORE] [FIELDS] | REVERT KEY key | REVERT TOGETHER [REMOVE path] [RESTORE path] [KEY dictionary key] | FILES [id] [COLLAPSED] | SAVEPOINT name | ROLLBACK name | COMMITS [number FILES [COLLAPSED]] [number CHANGES [FIELDS]] | UNDO [number] [ATTACHED] | AGAINST [id] | MERGE clone [REBASE|INTO branch|FORK place] [DRY] [OURS path] [THEIRS path] [BOTH path] [ATTACHED] | REBASE id [OURS path] [THEIRS path] [BOTH path] [ATTACHED]";
+                         COMMIT [id] [SYNC] [IF state] [STAY] [ABORTNESTED] | ABORT [id] | KEEP id | SEAL [id] | LIST | STATUS [id] | STATE [id] | LOCK KEY key [SHARED] | LOCK RANGE start end [SHARED] | LOCK DIR path [SHARED] | CHANGES [id] [BEFORE] [FIELDS] | REVERT KEY key | REVERT TOGETHER [REMOVE path] [RESTORE path] [KEY dictionary key] | FILES [id] [COLLAPSED] | SAVEPOINT name | ROLLBACK name | COMMITS [number FILES [COLLAPSED]] [number CHANGES [FIELDS]] | UNDO [number] [ATTACHED] | AGAINST [id] | MERGE clone [REBASE|INTO branch|FORK place] [DRY] [OURS path] [THEIRS path] [BOTH path] [ATTACHED] | REBASE id [OURS path] [THEIRS path] [BOTH path] [ATTACHED]";
 
 pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     // The other subcommands wait for the mount, for a sync or for a lock, or read much data.

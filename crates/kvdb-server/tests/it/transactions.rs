@@ -465,6 +465,8 @@ fn a_transaction_locks_ahead_of_time() {
         ("TXN LOCK KEY a EXCLUSIVE", "(error) ERR syntax error"),
         ("TXN LOCK", "(error) ERR syntax error"),
     ]);
+    let reply = a.run("TXN LOCK DIR /");
+    assert!(reply.starts_with("(error)") && reply.contains("no files"), "{reply}");
     b.expect(&[("TXN BEGIN SER TIMEOUT 0.05", "(integer) 2"), ("TXN JOIN 2", "OK")]);
     b.expect(&[("GET b", "\"2\""), ("GET d", "\"4\""), ("SET d 5", "OK")]);
     for refused in ["GET a", "SET b 3"] {

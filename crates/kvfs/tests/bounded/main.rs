@@ -174,6 +174,7 @@ const OF_ONE: &[&str] = &[
     "Fs::is_tight",
     "Fs::last_scrub",
     "Fs::leave_served",
+    "Fs::lock_directory",
     "Fs::losses",
     "Fs::mkdir",
     "Fs::note_scrub",

@@ -25,6 +25,7 @@ mod compress;
 mod data;
 mod difference;
 mod difference_oracle;
+mod directory_locks;
 mod drops_follow_writes;
 mod durable_views;
 mod everything;

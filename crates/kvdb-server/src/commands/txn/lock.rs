@@ -1,4 +1,4 @@
-//! `TXN LOCK`: locks of keys and ranges that a client takes before it uses them.
+//! `TXN LOCK`: locks of keys, ranges and directories that a client takes before it uses them.
 
 use kvdb::Isolation;
 
@@ -10,12 +10,12 @@ use crate::output::Output;
 use crate::request::Arguments;
 use crate::session::Session;
 
-/// `TXN LOCK KEY key [SHARED]`, `TXN LOCK RANGE start end [SHARED]`: locks keys for the rest of the
-/// joined serializable transaction, against changes by others, and without `SHARED` also against
-/// their reads.
+/// `TXN LOCK KEY key [SHARED]`, `TXN LOCK RANGE start end [SHARED]`, `TXN LOCK DIR path [SHARED]`:
+/// locks keys, or the names of a directory, for the rest of the joined serializable transaction,
+/// against changes by others, and without `SHARED` also against their reads.
 pub(super) fn lock(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let keys = match args.get(2) {
-        Some(c) if is(c, "key") => 1,
+        Some(c) if is(c, "key") || is(c, "dir") => 1,
         Some(c) if is(c, "range") => 2,
         _ => return Err(Failure::SYNTAX),
     };
@@ -25,12 +25,17 @@ pub(super) fn lock(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Ou
         Some(_) => return Err(Failure::SYNTAX),
     };
     arity(args, 3 + keys, 4 + keys)?;
-    let space = s.writable()?;
     let transaction =
         s.inside().ok_or(Failure::request("TXN LOCK works in a transaction: join one"))?;
     if transaction.isolation() == Isolation::Snapshot {
         return Err(Failure::request("a transaction of snapshot isolation locks nothing"));
     }
+    if is(args.at(2), "dir") {
+        s.shared.owner.files().lock_directory(transaction.id(), args.at(3), exclusive)?;
+        out.ok();
+        return Ok(());
+    }
+    let space = s.writable()?;
     match keys {
         1 => {
             transaction.lock_key(space.strings, args.at(3), exclusive)?;

@@ -295,6 +295,11 @@ impl Files for OverFiles {
         }
     }
 
+    fn lock_directory(&self, id: TransactionId, path: &[u8], exclusive: bool) -> FileResult<()> {
+        let fs = self.0.fs(&ViewId::Transaction(id)).map_err(of_files)?;
+        fs.lock_directory(path, exclusive).map_err(of_files)
+    }
+
     fn remove_tree(&self, whose: Whose, path: &[u8]) -> FileResult<Removed> {
         let stats = self.0.remove_tree(&view(whose), path).map_err(of_files)?;
         Ok(Removed { directories: stats.directories, files: stats.files, bytes: stats.bytes })
