@@ -54,7 +54,8 @@ enum {
     KVFS_ATTACHED = 2, /* begin: aborted when this connection ends */
     KVFS_SYNC = 4,     /* commit: on disk before it returns */
     KVFS_CHROOT = 8,   /* enter: the view becomes the root, which needs CAP_SYS_CHROOT alone */
-    KVFS_UNDOABLE = 16 /* begin: its commit can be undone */
+    KVFS_UNDOABLE = 16, /* begin: its commit can be undone */
+    KVFS_SHARED = 32    /* lock: others may read, but not change it */
 };
 
 /* Connects to a store: by the directory it is mounted on (or one inside), or by its daemon's
@@ -108,6 +109,15 @@ int kvfs_view(kvfs *store, kvfs_txn txn, char *path, size_t size);
  * goes back to it: files and keys. */
 int kvfs_savepoint(kvfs *store, const char *name);
 int kvfs_rollback_to(kvfs *store, const char *name);
+
+/* Locks a key, the keys from `from` up to `to`, without `to`, or the names in the directory at a
+ * path from the root of the store, for the rest of the serializable transaction that the connection
+ * has joined or entered: against changes by others and, without KVFS_SHARED, against their reads in
+ * such transactions. A size of 0: no bound. KVFS_LOCKED: abort, and begin again. */
+int kvfs_lock_key(kvfs *store, const void *key, size_t key_size, unsigned flags);
+int kvfs_lock_range(kvfs *store, const void *from, size_t from_size, const void *to, size_t to_size,
+                    unsigned flags);
+int kvfs_lock_dir(kvfs *store, const char *path, unsigned flags);
 
 /* The dictionary that keys are in; "0" at first. */
 int kvfs_use(kvfs *store, const char *dictionary);

@@ -174,6 +174,26 @@ int main(int n, char **words) {
     put("file", "gone");
     IS(kvfs_abort(s, t), KVFS_OK);
     IS(holds("file", "1"), 1);
+    /* Locks ahead of time, in serializable transactions alone. */
+    IS(kvfs_lock_key(s, "k", 1, 0), KVFS_ERROR);
+    IS(kvfs_begin(s, KVFS_SI, 0, &t), KVFS_OK);
+    IS(kvfs_join(s, t), KVFS_OK);
+    IS(kvfs_lock_dir(s, "/", KVFS_SHARED), KVFS_ERROR);
+    IS(kvfs_abort(s, t), KVFS_OK);
+    IS(kvfs_begin(s, KVFS_SER, KVFS_ATTACHED, &t), KVFS_OK);
+    IS(kvfs_begin(o, KVFS_SER, KVFS_ATTACHED, &u), KVFS_OK);
+    IS(kvfs_join(s, t), KVFS_OK);
+    IS(kvfs_join(o, u), KVFS_OK);
+    IS(kvfs_lock_key(s, "k\0y", 3, 0), KVFS_OK);
+    IS(kvfs_lock_range(s, "l", 1, "m", 1, 0), KVFS_OK);
+    IS(kvfs_lock_range(s, "n", 1, NULL, 0, KVFS_SHARED), KVFS_OK);
+    IS(kvfs_lock_range(o, "n", 1, NULL, 0, KVFS_SHARED), KVFS_OK);
+    IS(kvfs_lock_dir(s, "/", KVFS_SHARED), KVFS_OK);
+    IS(kvfs_lock_dir(o, "/", KVFS_SHARED), KVFS_OK);
+    IS(kvfs_lock_dir(s, "/file", 0), KVFS_ERROR);
+    IS(kvfs_lock_dir(s, "/none", 0), KVFS_ERROR);
+    IS(kvfs_abort(o, u), KVFS_OK);
+    IS(kvfs_commit(s, t, 0), KVFS_OK);
     /* Ranges, in pieces, both ways, with bytes of every kind in the keys. */
     const char *options[] = {"separate-at", "512", "merge", "add", NULL};
     IS(kvfs_dict_create(s, "many", options), KVFS_OK);
