@@ -3,6 +3,8 @@
 //! A mounted store is accessed through its socket; an unmounted one is opened here. Both run the
 //! same commands of `kvdb_server`, so that they behave identically.
 
+mod formats;
+mod load;
 mod long_value;
 mod ranges;
 
@@ -12,6 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use clap::Subcommand;
+use formats::Format;
 use kvdb_server::Reply;
 use long_value::NewValue;
 use ranges::{range, scan, tuple_json};
@@ -64,6 +67,26 @@ enum Action {
         /// Set the key only if it does not exist; otherwise change nothing and exit with 1.
         #[arg(long)]
         new: bool,
+    },
+    /// Set the keys of a file, in any order, all of them or none.
+    #[command(after_help = "\
+Forms of the input, by --format or the end of its name:
+  csv     a key and a value on each line, with a comma between them, quoted where necessary
+  jsonl   an object on each line, as `kvfs --json kv range` prints them: key and value, or
+          key_base64 and value_base64 for bytes that are no text
+  resp    commands as `redis-cli --pipe` takes them, such as SET, HSET and EXPIREAT
+
+All of it is one transaction. If others change one of the keys in the meantime, nothing is loaded, \
+and the command can be repeated. In a program that `kvfs run` has started, for its store, the keys \
+are set in the transaction one after the other, and those before an error stay there.")]
+    Load {
+        /// Directory a store is mounted on, or the file of a store that is not mounted.
+        target: PathBuf,
+        /// File to read; `-` is standard input (default: the same).
+        input: Option<PathBuf>,
+        /// Form of the input (default: by the end of its name).
+        #[arg(long)]
+        format: Option<Format>,
     },
     /// Delete keys; exits with 3 if none exists.
     Del {
@@ -182,6 +205,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         | Action::Del { target, .. }
         | Action::Delrange { target, .. }
         | Action::DeletePrefix { target, .. }
+        | Action::Load { target, .. }
         | Action::Incr { target, .. }
         | Action::Call { target, .. } => (target, true),
     };
@@ -223,6 +247,9 @@ fn act(args: &Args, value: &mut NewValue, connection: &mut Connection, output: &
                 )),
                 n => output.print("", json!({"deleted": n})),
             }
+        }
+        Action::Load { input, format, .. } => {
+            load::load(connection, input.as_deref(), *format, output)
         }
         Action::Scan { pattern, .. } => scan(connection, pattern.as_bytes(), output),
         Action::Range { start, end, reverse, limit, keys, .. } => {

@@ -45,6 +45,7 @@ mod hostile_names;
 mod import_mounted;
 mod keeper;
 mod keeper_views;
+mod kv_load;
 mod language;
 mod live;
 mod long_values;

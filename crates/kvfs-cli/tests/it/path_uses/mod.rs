@@ -39,6 +39,8 @@ pub const PATHS: &[(&str, &str, Use)] = &[
     ("kv delrange", "target", Store),
     ("kv delete-prefix", "target", Store),
     ("kv estimate", "target", Store),
+    ("kv load", "target", Store),
+    ("kv load", "input", Reads),
     ("kv incr", "target", Store),
     ("kv count", "target", Store),
     ("kv dicts", "target", Store),
