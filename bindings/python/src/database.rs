@@ -5,12 +5,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvdb::{Durability, Isolation, Kvdb, ReceiveOptions, TransactionId, TransactionOptions};
+use kvdb::{
+    DictionaryOptions, Durability, Isolation, Kvdb, ReceiveOptions, TransactionId,
+    TransactionOptions,
+};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::at_address::{self, Writing, interval};
 use crate::changes::{ChangedFile, Changes, Comparison, changed_files};
+use crate::dictionary_options::{changed, listed as listed_options};
 use crate::failure::{Failure, Outcome};
 use crate::merging::{Conflicting, choice, listed, merge};
 use crate::scope::Scope;
@@ -191,7 +195,9 @@ impl Database {
     }
 
     #[allow(clippy::too_many_arguments)]
-    #[pyo3(signature = (*, serializable, check_conflicts, label, lock_timeout, retry_of, undoable))]
+    #[pyo3(signature = (
+        *, serializable, check_conflicts, label, lock_timeout, retry_of, undoable, clone=None
+    ))]
     fn begin(
         &self,
         py: Python<'_>,
@@ -201,6 +207,7 @@ impl Database {
         lock_timeout: f64,
         retry_of: Option<u64>,
         undoable: bool,
+        clone: Option<String>,
     ) -> PyResult<Scope> {
         let lock_timeout = Duration::try_from_secs_f64(lock_timeout).map_err(|_| {
             Failure::Invalid(format!("lock_timeout is a number of seconds, not {lock_timeout}"))
@@ -213,6 +220,7 @@ impl Database {
             label,
             retry_of: retry_of.map(TransactionId),
             undoable,
+            branch: clone.unwrap_or_default(),
             ..TransactionOptions::default()
         };
         let transaction = self.call(py, |open| match (&open.there.snapshot, &open.views) {
@@ -395,8 +403,87 @@ impl Database {
         Ok((space.total, space.free))
     }
 
-    fn create_dictionary(&self, py: Python<'_>, name: &str) -> PyResult<()> {
-        self.call(py, |open| open.dictionary_to_write(name).map(drop))
+    /// Makes a dictionary. One that is there stays as it is, and is no other one with options.
+    fn create_dictionary(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        options: Vec<(String, String)>,
+    ) -> PyResult<()> {
+        self.call(py, |open| match open.dictionary(name)? {
+            Some(_) if options.is_empty() => Ok(()),
+            Some(_) => Err(kvdb::Error::Exists(format!("dictionary {name}")).into()),
+            None => {
+                let options = changed(DictionaryOptions::default(), &options)?;
+                Ok(open.db.create_dictionary(name, options).map(drop)?)
+            }
+        })
+    }
+
+    fn set_dictionary(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        options: Vec<(String, String)>,
+    ) -> PyResult<()> {
+        self.call(py, |open| {
+            let none = || kvdb::Error::NoDictionary(name.into());
+            let id = open.dictionary(name)?.ok_or_else(none)?;
+            let info = open.db.dictionary_info(id).ok_or_else(none)?;
+            Ok(open.db.set_dictionary_options(id, changed(info.options, &options)?)?)
+        })
+    }
+
+    fn dictionary_options(
+        &self,
+        py: Python<'_>,
+        name: &str,
+    ) -> PyResult<Vec<(&'static str, String)>> {
+        self.call(py, |open| {
+            let none = || kvdb::Error::NoDictionary(name.into());
+            let id = open.dictionary(name)?.ok_or_else(none)?;
+            let info = open.db.dictionary_info(id).ok_or_else(none)?;
+            Ok(listed_options(&info.options))
+        })
+    }
+
+    /// Merges the runs of a dictionary, or of all that the store has.
+    fn compact(&self, py: Python<'_>, name: Option<&str>) -> PyResult<()> {
+        self.call(py, |open| {
+            let Some(name) = name else {
+                for dictionary in open.db.dictionaries() {
+                    match open.db.compact(dictionary.id) {
+                        // It was dropped after it was listed.
+                        Err(kvdb::Error::NoDictionary(_)) => {}
+                        done => done?,
+                    }
+                }
+                return Ok(());
+            };
+            let none = || kvdb::Error::NoDictionary(name.into());
+            Ok(open.db.compact(open.dictionary(name)?.ok_or_else(none)?)?)
+        })
+    }
+
+    /// The clones, each with the snapshot that it was made of, if that is known.
+    fn clones(&self, py: Python<'_>) -> PyResult<Vec<(String, Option<String>)>> {
+        self.call(py, |open| {
+            Ok(open.db.branches().into_iter().map(|info| (info.name, info.snapshot)).collect())
+        })
+    }
+
+    fn create_clone(&self, py: Python<'_>, snapshot: &str, name: &str) -> PyResult<()> {
+        self.call(py, |open| match &open.views {
+            Some(views) => Ok(views.clone_snapshot(snapshot, name)?),
+            None => Ok(open.db.clone_snapshot(snapshot, name)?),
+        })
+    }
+
+    fn drop_clone(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        self.call(py, |open| match &open.views {
+            Some(views) => Ok(views.drop_clone(name)?),
+            None => Ok(open.db.drop_branch(name)?),
+        })
     }
 
     fn drop_dictionary(&self, py: Python<'_>, name: &str) -> PyResult<()> {

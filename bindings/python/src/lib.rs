@@ -18,6 +18,7 @@ mod at_address;
 mod batches;
 mod changes;
 mod database;
+mod dictionary_options;
 mod failure;
 mod files;
 mod home;

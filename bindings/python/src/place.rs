@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use kvdb::{DictionaryId, Durability, Transaction, TransactionId, View};
+use kvdb::{DictionaryId, DictionaryOptions, Durability, Transaction, TransactionId, View};
 use kvfs::Fs;
 
 use crate::failure::{Failure, Outcome};
@@ -112,32 +112,48 @@ impl<'a> Place<'a> {
                     found => Ok(found.map(|info| info.id)),
                 }
             }
+            (Place::Here(open, _), kvdb::Scope::Transaction(of)) if !of.branch().is_empty() => {
+                check_name(name)?;
+                let all = open.db.dictionaries_in(of.branch());
+                match all.into_iter().find(|d| d.name == name) {
+                    Some(info) if info.options.reserved => Err(reserved(name)),
+                    found => Ok(found.map(|info| info.id)),
+                }
+            }
             (Place::Here(open, _), _) => open.dictionary(name),
         }
     }
 
     /// A dictionary to be changed, which is made if there is none of that name, but not over a
     /// wire.
-    pub fn dictionary_to_write(self, name: &str) -> Outcome<DictionaryId> {
-        match self {
-            Place::Here(open, _) => open.dictionary_to_write(name),
-            Place::There(view) => view.dictionary(name)?.ok_or_else(|| {
-                Failure::Unsupported(format!(
-                    "there is no dictionary '{name}', and none is made over a wire: make it where \
-                     the store is"
-                ))
-            }),
+    pub fn dictionary_to_write(self, scope: &kvdb::Scope, name: &str) -> Outcome<DictionaryId> {
+        if let Some(dict) = self.existing(scope, name)? {
+            return Ok(dict);
+        }
+        match (self, scope) {
+            (Place::Here(open, _), kvdb::Scope::Transaction(of)) if !of.branch().is_empty() => {
+                let options = DictionaryOptions::default();
+                Ok(open.db.create_dictionary_in(of.branch(), name, options)?)
+            }
+            (Place::Here(open, _), _) => open.dictionary_to_write(name),
+            (Place::There(_), _) => Err(Failure::Unsupported(format!(
+                "there is no dictionary '{name}', and none is made over a wire: make it where the \
+                 store is"
+            ))),
         }
     }
 
     /// The user's dictionaries, by name.
     pub fn dictionaries(self, scope: &kvdb::Scope) -> Vec<String> {
-        let all = match (self, scope) {
+        let (all, branch) = match (self, scope) {
             (Place::There(view), _) => return view.dictionaries(),
-            (Place::Here(..), kvdb::Scope::Frozen(view)) => view.dictionaries(),
-            (Place::Here(open, _), _) => open.db.dictionaries(),
+            (Place::Here(..), kvdb::Scope::Frozen(view)) => (view.dictionaries(), ""),
+            (Place::Here(open, _), kvdb::Scope::Transaction(of)) => {
+                (open.db.dictionaries_in(of.branch()), of.branch())
+            }
+            (Place::Here(open, _), _) => (open.db.dictionaries(), ""),
         };
-        let of_users = all.into_iter().filter(|d| !d.options.reserved && d.branch.is_empty());
+        let of_users = all.into_iter().filter(|d| !d.options.reserved && d.branch == branch);
         let mut names: Vec<String> = of_users.map(|d| d.name).collect();
         names.sort();
         names

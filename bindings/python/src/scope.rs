@@ -5,7 +5,7 @@ use std::ops::Bound as End;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use kvdb::{Batch, DictionaryId, Durability, Transaction, Update, View};
+use kvdb::{Batch, DictionaryId, Durability, Isolation, MAX_VALUE, Transaction, Update, View};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -18,6 +18,9 @@ use crate::place::{At, Place};
 use crate::range::{Range, Walk};
 use crate::served::Served;
 use crate::shared::{Open, Shared};
+
+/// Limit of a part of a value that is written over a wire, whose changes have up to 64 KiB, bytes.
+const LONGEST_PART: usize = 60 << 10;
 
 enum Of {
     /// A store that is open in this process.
@@ -168,15 +171,16 @@ impl Scope {
     fn put(&self, py: Python<'_>, dictionary: &str, key: Octets, value: Octets) -> PyResult<()> {
         self.call(py, |place, scope| match &scope {
             kvdb::Scope::Mainline(db) => {
-                let dict = place.dictionary_to_write(dictionary)?;
+                let dict = place.dictionary_to_write(&scope, dictionary)?;
                 Ok(db.put(dict, &key, &value, place.durability())?)
             }
             kvdb::Scope::Transaction(transaction) => {
                 check_key(&key)?;
-                Ok(transaction.put(place.dictionary_to_write(dictionary)?, &*key, &*value)?)
+                let dict = place.dictionary_to_write(&scope, dictionary)?;
+                Ok(transaction.put(dict, &*key, &*value)?)
             }
             kvdb::Scope::Served(_) if scope.writable() => {
-                let dict = place.dictionary_to_write(dictionary)?;
+                let dict = place.dictionary_to_write(&scope, dictionary)?;
                 check_key(&key)?;
                 check_value(&value)?;
                 let mut batch = Batch::new();
@@ -211,7 +215,7 @@ impl Scope {
                 return Err(is_a_snapshot());
             }
             check_key(&key)?;
-            let dict = place.dictionary_to_write(dictionary)?;
+            let dict = place.dictionary_to_write(&scope, dictionary)?;
             // The update itself would take any value. Another may change it in between, and then it
             // has its way with that.
             let known = value(&scope, dict, &key)?;
@@ -224,6 +228,76 @@ impl Scope {
             let mut batch = Batch::new();
             batch.update(dict, Bytes::copy_from_slice(&key), Update::add(number));
             Ok(scope.apply(batch, place.durability())?)
+        })
+    }
+
+    /// Writes a part of a value without reading it: from an offset on, or `None`: at its end.
+    fn write_part(
+        &self,
+        py: Python<'_>,
+        dictionary: &str,
+        key: Octets,
+        offset: Option<u64>,
+        data: Octets,
+    ) -> PyResult<()> {
+        self.call(py, |place, scope| {
+            if !scope.writable() {
+                return Err(is_a_snapshot());
+            }
+            check_key(&key)?;
+            if scope.is_served() && data.len() > LONGEST_PART {
+                return Err(Failure::Unsupported(format!(
+                    "a part of a value has at most {LONGEST_PART} bytes over a wire: put the value"
+                )));
+            }
+            let update = match offset {
+                Some(offset) => {
+                    usize::try_from(offset).ok().and_then(|offset| Update::patch(offset, &data))
+                }
+                None => Update::append(&data),
+            };
+            let update = update.ok_or_else(|| {
+                Failure::Invalid(format!("a value has at most {MAX_VALUE} bytes: this ends beyond"))
+            })?;
+            let dict = place.dictionary_to_write(&scope, dictionary)?;
+            let mut batch = Batch::new();
+            batch.update(dict, Bytes::copy_from_slice(&key), update);
+            Ok(scope.apply(batch, place.durability())?)
+        })
+    }
+
+    /// Locks a key (`one`), or `[start, stop)`, for the rest of a serializable transaction.
+    fn lock(
+        &self,
+        py: Python<'_>,
+        dictionary: &str,
+        start: Octets,
+        stop: Option<Octets>,
+        one: bool,
+        shared: bool,
+    ) -> PyResult<()> {
+        self.call(py, |place, scope| {
+            place.here()?;
+            let transaction = serializable(&scope)?;
+            check_key(&start)?;
+            if stop.as_ref().is_some_and(|stop| **stop <= *start) {
+                return Ok(());
+            }
+            let dict = place.dictionary_to_write(&scope, dictionary)?;
+            let end: &[u8] = stop.as_deref().unwrap_or_default();
+            match one {
+                true => Ok(transaction.lock_key(dict, &start, !shared)?),
+                false => Ok(transaction.lock_range(dict, &start, end, !shared)?),
+            }
+        })
+    }
+
+    /// Locks the names of a directory for the rest of a serializable transaction.
+    fn lock_directory(&self, py: Python<'_>, path: Octets, shared: bool) -> PyResult<()> {
+        self.call(py, |place, scope| {
+            serializable(&scope)?;
+            let locked = place.files()?.lock_directory(&path, !shared);
+            locked.map_err(|error| Failure::from(error).at(&path))
         })
     }
 
@@ -242,7 +316,7 @@ impl Scope {
                     Some((of, deleted, dict)) if of == name && deleted == deletes => dict,
                     // Deleting makes no dictionary.
                     _ if deletes => place.existing(&scope, name)?,
-                    _ => Some(place.dictionary_to_write(name)?),
+                    _ => Some(place.dictionary_to_write(&scope, name)?),
                 };
                 before = Some((name, deletes, dict));
                 if scope.is_served() && &*change.0 == "put" {
@@ -483,6 +557,21 @@ impl Drop for Scope {
                     close();
                 }
             }
+        }
+    }
+}
+
+/// The transaction of a scope that takes locks.
+fn serializable(scope: &kvdb::Scope) -> Outcome<&Transaction> {
+    match scope {
+        kvdb::Scope::Transaction(transaction)
+            if transaction.isolation() == Isolation::Serializable =>
+        {
+            Ok(transaction)
+        }
+        _ => {
+            let what = "only a serializable transaction locks: begin it with isolation=\"ser\"";
+            Err(Failure::Invalid(what.into()))
         }
     }
 }

@@ -18,6 +18,7 @@ from ._keys import Batch, BatchDictionary, Dictionary, Estimate, prefix_end
 from ._places import Fork, ForkInfo, Pushed, drop_fork, fork, forks, push
 from ._store import (
     Change,
+    CloneInfo,
     CommitInfo,
     FileChange,
     Received,
@@ -63,6 +64,7 @@ __all__ = [
     "BatchDictionary",
     "Busy",
     "Change",
+    "CloneInfo",
     "Closed",
     "CommitInfo",
     "Conflict",

@@ -212,6 +212,32 @@ class Dictionary(MutableMapping[bytes, bytes]):
         """
         self._scope.add(self.name, key, number)
 
+    def append(self, key: bytes, data: bytes) -> None:
+        """Writes ``data`` at the end of the value of ``key``, which is not read for it."""
+        if data:
+            self._scope.write_part(self.name, key, None, data)
+
+    def patch(self, key: bytes, offset: int, data: bytes) -> None:
+        """Writes ``data`` into the value of ``key`` from byte ``offset`` on. The value is not read
+        for it; a shorter one gets zeros up to there."""
+        if not 0 <= offset < 1 << 63:
+            raise Invalid(f"a part of a value begins at a byte of it, not {offset}")
+        if data:
+            self._scope.write_part(self.name, key, offset, data)
+
+    # --- locks
+
+    def lock(self, key: bytes, *, shared: bool = False) -> None:
+        """Locks ``key`` for the rest of a serializable transaction, whether it is there or not:
+        against changes by others, and against their reads as well unless ``shared``."""
+        self._scope.lock(self.name, key, None, True, bool(shared))
+
+    def lock_range(
+        self, start: bytes | None = None, stop: bytes | None = None, *, shared: bool = False
+    ) -> None:
+        """Locks the keys from ``start`` up to ``stop``, without ``stop``, as ``lock`` does."""
+        self._scope.lock(self.name, start or b"", stop, False, bool(shared))
+
     # --- several keys
 
     def __iter__(self) -> Iterator[bytes]:

@@ -70,6 +70,10 @@ class _Changes:
         self._sides = []
 
 
+def _words(options: list[tuple[str, str]]) -> list[bytes]:
+    return [_name(word) for pair in options for word in pair]
+
+
 def _fields(listed: list[Any]) -> dict[str, Any]:
     return {key.decode(): value for key, value in zip(listed[::2], listed[1::2])}
 
@@ -206,8 +210,11 @@ class Database:
         lock_timeout: float,
         retry_of: int | None,
         undoable: bool,
+        clone: str | None = None,
     ) -> TransactionScope:
-        words = [b"TXN", b"BEGIN", b"SER" if serializable else b"SI", b"ATTACHED"]
+        words = [b"TXN", b"BEGIN"]
+        words += [] if clone is None else [b"OF", _name(clone)]
+        words += [b"SER" if serializable else b"SI", b"ATTACHED"]
         words += [] if check_conflicts else [b"NOCHECK"]
         words += [b"UNDOABLE"] if undoable else []
         words += [b"LABEL", _name(label)] if label else []
@@ -320,10 +327,46 @@ class Database:
         with self.connection() as connection:
             connection.call(b"SYNC")
 
-    def create_dictionary(self, name: str) -> None:
+    def create_dictionary(self, name: str, options: list[tuple[str, str]]) -> None:
         with self.connection() as connection:
-            if _name(name) not in connection.call(b"DICTS"):
-                connection.call(b"DICT", b"CREATE", _name(name))
+            if options or _name(name) not in connection.call(b"DICTS"):
+                connection.call(b"DICT", b"CREATE", _name(name), *_words(options))
+
+    def set_dictionary(self, name: str, options: list[tuple[str, str]]) -> None:
+        with self.connection() as connection:
+            connection.call(b"DICT", b"SET", _name(name), *_words(options))
+
+    def dictionary_options(self, name: str) -> list[tuple[str, str]]:
+        with self.connection() as connection:
+            listed = _fields(connection.call(b"DICT", b"INFO", _name(name)))
+        # What the store does now with short values is no option.
+        return [
+            (option, value.decode()) for option, value in listed.items() if option != "short-values"
+        ]
+
+    def compact(self, name: str | None) -> None:
+        with self.connection() as connection:
+            if name is None:
+                connection.call(b"COMPACT", b"STORE")
+            else:
+                connection.use(name)
+                connection.call(b"COMPACT")
+
+    def clones(self) -> list[tuple[str, str | None]]:
+        with self.connection() as connection:
+            listed = [_fields(fields) for fields in connection.call(b"CLONE", b"LIST")]
+        return [
+            (c["name"].decode(), None if c["snapshot"] is None else c["snapshot"].decode())
+            for c in listed
+        ]
+
+    def create_clone(self, snapshot: str, name: str) -> None:
+        with self.connection() as connection:
+            connection.call(b"CLONE", b"CREATE", _name(snapshot), _name(name))
+
+    def drop_clone(self, name: str) -> None:
+        with self.connection() as connection:
+            connection.call(b"CLONE", b"DROP", _name(name))
 
     def drop_dictionary(self, name: str) -> None:
         with self.connection() as connection:

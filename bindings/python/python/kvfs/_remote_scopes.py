@@ -34,6 +34,9 @@ _MAX_KEY, _MAX_VALUE = 16 << 10, 4 << 20
 _TOGETHER, _TOGETHER_BYTES = 256, 1 << 20
 
 
+_LOCKS_NOTHING = 'only a serializable transaction locks: begin it with isolation="ser"'
+
+
 def _key(given: Any) -> bytes:
     key = _bytes(given)
     if len(key) > _MAX_KEY:
@@ -152,6 +155,20 @@ class Scope:
         if not -(1 << 63) <= number < 1 << 63:
             raise OverflowError(f"a number of 64 bits is added, not {number}")
         self.call(dictionary, b"INCRBY", _key(key), b"%d" % number)
+
+    def write_part(self, dictionary: str, key: bytes, offset: int | None, data: bytes) -> None:
+        if offset is None:
+            self.call(dictionary, b"APPEND", _key(key), _value(data))
+        else:
+            self.call(dictionary, b"SETRANGE", _key(key), b"%d" % offset, _value(data))
+
+    def lock(
+        self, dictionary: str, start: bytes, stop: bytes | None, one: bool, shared: bool
+    ) -> None:
+        raise Invalid(_LOCKS_NOTHING)
+
+    def lock_directory(self, path: bytes, shared: bool) -> None:
+        raise Invalid(_LOCKS_NOTHING)
 
     def range(
         self, dictionary: str, start: bytes, stop: bytes | None, reverse: bool, values: bool
@@ -351,6 +368,24 @@ class TransactionScope(Held):
                 for reply in connection.exchange(together):
                     if isinstance(reply, Exception):
                         raise reply
+
+    def lock(
+        self, dictionary: str, start: bytes, stop: bytes | None, one: bool, shared: bool
+    ) -> None:
+        if one:
+            words = [b"KEY", _key(start)]
+        else:
+            start, stop = _bytes(start), None if stop is None else _bytes(stop)
+            if _is_empty(start, stop):
+                return
+            words = [b"RANGE", start, stop or b""]
+        self._lock_words(dictionary, words, shared)
+
+    def lock_directory(self, path: bytes, shared: bool) -> None:
+        self._lock_words("0", [b"DIR", path], shared)
+
+    def _lock_words(self, dictionary: str, words: list[bytes], shared: bool) -> None:
+        self.call(dictionary, b"TXN", b"LOCK", *words, *([b"SHARED"] if shared else []))
 
     def commit(self, sync: bool | None) -> None:
         sync = self._database.durable if sync is None else sync

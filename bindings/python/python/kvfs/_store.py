@@ -16,7 +16,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Literal, TypeVar, overload
 
 from . import _kvfs
-from ._files import FileSystem
+from ._files import FileSystem, Path, encoded
 from ._keys import Batch, Dictionary
 from ._places import Durability, address_of, open_there
 from .errors import (
@@ -52,6 +52,15 @@ class SnapshotInfo:
     unique_size: int
     #: The clone that it is of; ``None``: the store itself.
     clone: str | None
+
+
+@dataclass(frozen=True)
+class CloneInfo:
+    """A clone as listed."""
+
+    name: str
+    #: The snapshot that it was made of; ``None``: that is not known any more.
+    snapshot: str | None
 
 
 @dataclass(frozen=True)
@@ -235,6 +244,12 @@ class Transaction(_Keyed):
         """Marks the state that it has now."""
         return Savepoint(self, self._scope.savepoint())
 
+    def lock_directory(self, path: Path, *, shared: bool = False) -> None:
+        """Locks the names in a directory for the rest of a serializable transaction: against
+        changes by others, and against their reads as well unless ``shared``. See
+        ``Dictionary.lock`` for keys."""
+        self._scope.lock_directory(encoded(path), bool(shared))
+
     def __enter__(self) -> Transaction:
         return self
 
@@ -330,6 +345,7 @@ class Store(_Keyed):
         label: str = "",
         lock_timeout: float = 10.0,
         undoable: bool = False,
+        clone: str | None = None,
     ) -> Transaction:
         """Begins a transaction over keys and files.
 
@@ -338,9 +354,12 @@ class Store(_Keyed):
         alone, by locks, for which it waits ``lock_timeout`` seconds at most before ``Locked``.
         ``sync``: its commit waits for the disk. ``check_conflicts=False``: the last commit wins
         (``"si"`` alone; files are read only then). ``undoable``: ``undo`` can take its commit back,
-        for a day; the commit costs some milliseconds more.
+        for a day; the commit costs some milliseconds more. ``clone``: it reads and changes that
+        clone instead of the store itself.
         """
-        return self._begin(isolation, sync, check_conflicts, label, lock_timeout, None, undoable)
+        return self._begin(
+            isolation, sync, check_conflicts, label, lock_timeout, None, undoable, clone
+        )
 
     def _begin(
         self,
@@ -351,6 +370,7 @@ class Store(_Keyed):
         lock_timeout: float,
         retry_of: int | None,
         undoable: bool = False,
+        clone: str | None = None,
     ) -> Transaction:
         if isolation not in ("si", "ser"):
             raise Invalid(f"isolation is 'si' or 'ser', not {isolation!r}")
@@ -361,6 +381,7 @@ class Store(_Keyed):
             lock_timeout=float(lock_timeout),
             retry_of=retry_of,
             undoable=bool(undoable),
+            clone=clone,
         )
         return Transaction(_adapted(scope), sync)
 
@@ -433,14 +454,53 @@ class Store(_Keyed):
         """Waits until everything that was done before is on disk."""
         self._database.sync()
 
-    def create_dictionary(self, name: str) -> Dictionary:
-        """Makes a dictionary, durably; one that is there stays as it is."""
-        self._database.create_dictionary(name)
+    def create_dictionary(self, name: str, **options: str | int) -> Dictionary:
+        """Makes a dictionary, durably; one that is there stays as it is, or is an error with
+        options. These are the ones of ``kvfs dict create``, with underscores::
+
+            store.create_dictionary("log", compression="zstd", false_positives=0)
+
+        ``separate_at`` and ``stitch_at``: bytes, ``"adaptive"`` or ``"never"``; ``compression`` and
+        ``value_compression``: ``"none"``, ``"lz4"`` or ``"zstd"``; ``false_positives``: of 10,000;
+        ``merge``: ``"none"``, ``"add"``, ``"max"``, ``"min"`` or ``"union"``.
+        """
+        self._database.create_dictionary(name, _option_words(options))
         return self[name]
+
+    def set_dictionary(self, name: str, **options: str | int) -> None:
+        """Changes options of a dictionary, durably: what is there stays as it is until it is
+        compacted."""
+        if not options:
+            raise Invalid("say which option gets another value: compression='zstd', for example")
+        self._database.set_dictionary(name, _option_words(options))
+
+    def dictionary_options(self, name: str) -> dict[str, str]:
+        """All options of a dictionary, each with its value."""
+        listed = self._database.dictionary_options(name)
+        return {option.replace("-", "_"): value for option, value in listed}
+
+    def compact(self, dictionary: str | None = None) -> None:
+        """Merges all runs of a dictionary, or of the whole store, which gives the space of deleted
+        data back. It reads and writes most of it."""
+        self._database.compact(dictionary)
 
     def drop_dictionary(self, name: str) -> None:
         """Drops a dictionary and everything in it, durably."""
         self._database.drop_dictionary(name)
+
+    # --- clones
+
+    def create_clone(self, snapshot: str, name: str) -> None:
+        """Makes a clone of a snapshot, durably: ``transaction(clone=name)`` works in it."""
+        self._database.create_clone(snapshot, name)
+
+    def clones(self) -> list[CloneInfo]:
+        """All clones, by name."""
+        return [CloneInfo(name, snapshot) for name, snapshot in self._database.clones()]
+
+    def drop_clone(self, name: str) -> None:
+        """Drops a clone and everything in it, durably; transactions in it end."""
+        self._database.drop_clone(name)
 
     # --- snapshots
 
@@ -575,6 +635,10 @@ class Store(_Keyed):
                 if of_it is not None:
                     figures[what] = json.loads(of_it)
         return figures
+
+
+def _option_words(options: Mapping[str, str | int]) -> list[tuple[str, str]]:
+    return [(option.replace("_", "-"), str(value)) for option, value in options.items()]
 
 
 def _adapted(scope: Any) -> Any:
