@@ -84,6 +84,24 @@ fn figures_have_names_and_help_and_follow_what_is_done() {
 }
 
 #[test]
+fn requests_over_a_wire_are_counted_where_the_store_is_served() {
+    let Some(p) = Place::new() else { return };
+    let socket = p.mnt().with_file_name("wire.sock");
+    let serve = format!("serve=unix:{},serve_write", socket.display());
+    let address = mounted(&p, &["--metrics", "127.0.0.1:0", "-o", &serve]);
+    let at = format!("kvfs+unix:{}", socket.display());
+    succeeds(kvfs(&["snapshot", "create", &at, "now"]).stdin(Stdio::null()));
+    let after = samples(&address);
+    for request in ["hello", "snapshot"] {
+        for family in ["requests", "asked_bytes", "answered_bytes"] {
+            let name = format!("kvfs_wire_{family}_total{{request=\"{request}\"}}");
+            assert!(after.get(&name).is_some_and(|value| *value >= 1.0), "{name} in {after:?}");
+        }
+    }
+    succeeds(&mut p.umount());
+}
+
+#[test]
 fn other_questions_are_answered_and_none_holds_the_mount() {
     let Some(p) = Place::new() else { return };
     let address = mounted(&p, &["-o", "metrics=127.0.0.1:0"]);

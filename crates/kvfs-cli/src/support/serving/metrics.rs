@@ -4,9 +4,10 @@
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use kvdb::{Kvdb, Stats};
+use kvdb_wire::RequestCounts;
 use kvfs::{Fs, Statistics, Views};
 
 use crate::support::serving::http::{Listening, Request, Response};
@@ -240,6 +241,29 @@ impl Page {
             let (kind, seconds) = (kind.to_lowercase(), time.as_secs_f64());
             let name = "kvfs_fuse_request_seconds_total";
             let _ = writeln!(self.0, "{name}{{kind=\"{kind}\"}} {seconds}");
+        }
+        if let Some(server) = mount.served.as_ref().and_then(Weak::upgrade) {
+            self.wire(&server.counts_by_request());
+        }
+    }
+
+    /// Adds the requests of mounts and programs elsewhere that this store is served to.
+    fn wire(&mut self, requests: &[(&'static str, RequestCounts)]) {
+        type Value = fn(&RequestCounts) -> u64;
+        let families: [(&str, &str, Value); 3] = [
+            ("kvfs_wire_requests_total", "Requests over a wire, by kind.", |of| of.requests),
+            ("kvfs_wire_asked_bytes_total", "Bytes of requests over a wire, by kind.", |of| {
+                of.asked
+            }),
+            ("kvfs_wire_answered_bytes_total", "Bytes of their answers, by kind.", |of| {
+                of.answered
+            }),
+        ];
+        for (name, help, value) in families {
+            self.family(name, "counter", help);
+            for (request, counts) in requests {
+                self.labelled(name, &[("request", &request.to_lowercase())], value(counts));
+            }
         }
     }
 }
