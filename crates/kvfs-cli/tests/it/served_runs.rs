@@ -187,3 +187,31 @@ fn what_takes_a_store_that_is_mounted_here_is_refused() {
     }
     assert!(places(&place).is_empty());
 }
+
+#[test]
+fn the_example_of_a_guest_commits_what_its_command_has_written_when_that_succeeds() {
+    let Some(place) = Place::new() else { return };
+    let may = Command::new("unshare").args(["--mount", "true"]).status();
+    if !may.is_ok_and(|status| status.success()) {
+        eprintln!("SKIPPED: no mount name spaces here");
+        return;
+    }
+    let root = place.path("root");
+    std::fs::create_dir_all(&root).expect("mkdir");
+    let binary = std::path::Path::new(env!("CARGO_BIN_EXE_kvfs")).parent().expect("a directory");
+    let path = format!("{}:{}", binary.display(), std::env::var("PATH").unwrap_or_default());
+    // The guest has all that this machine has, but for what is at /mnt.
+    let guest = |script: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-ec", "mount --rbind / \"$0\"; exec \"$@\""]).arg(&root);
+        command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/shell/guest.sh"));
+        command.arg(place.path("store")).arg(&root).args(["sh", "-ec", script]);
+        command.env("PATH", &path).stdin(Stdio::null());
+        command
+    };
+    ran(guest("test -e /mnt/a/file3; echo from the guest >/mnt/guest; rm /mnt/a/file4"), 0);
+    place.has("/guest", Some("from the guest\n"));
+    place.has("/a/file4", None);
+    ran(guest("echo lost >/mnt/guest; exit 3"), 3);
+    place.has("/guest", Some("from the guest\n"));
+}
