@@ -340,7 +340,7 @@ impl Lending {
             return Err(no_dictionary(one.of.0));
         }
         self.host.note_changes(&changes);
-        let referred = Referred::of(&self.db.view(), &changes, of_store)?;
+        let referred = Referred::of(&self.db, &self.db.view(), &changes, of_store)?;
         let mut batch = Batch::new();
         if gives_back(&changes) {
             batch.releases_space();

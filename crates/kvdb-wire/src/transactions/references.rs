@@ -25,6 +25,6 @@ impl Transactions {
             }
         }
         let view = transaction.view().map_err(|e| self.failed(opened, e))?;
-        Referred::of(&view, changes, |e| self.failed(opened, e))
+        Referred::of(&self.db, &view, changes, |e| self.failed(opened, e))
     }
 }

@@ -279,6 +279,28 @@ fn references_to_values_that_are_too_long_together_are_sent_in_parts() {
     }
 }
 
+#[test]
+fn values_that_wait_for_their_places_get_them_before_they_are_referred_to() {
+    // The bytes that are written for 40 values which are put under other keys, too.
+    let written = |are_placed: bool| {
+        let (store, dict) = store();
+        let (here, value) = (Scope::Mainline(store.db.clone()), "v".repeat(20_000));
+        (0..40).for_each(|i| put(&here, dict, &format!("from {i}"), &value));
+        if are_placed {
+            store.db.write_out().unwrap();
+        }
+        let transaction = begin(&store.client());
+        let all = (0..40).map(|i| refer(dict, &format!("to {i}"), &format!("from {i}")));
+        let scope = Scope::Served(transaction.clone());
+        scope.apply_with(Batch::new(), all.collect(), Durability::Buffered).unwrap();
+        assert_eq!(transaction.commit(true).unwrap(), Outcome::Committed);
+        assert_eq!(has(&here, dict, "to 39").as_ref(), Some(&value));
+        store.db.stats().io.iter().map(|(_, io)| io.write_bytes).sum::<u64>()
+    };
+    let (placed, waiting) = (written(true), written(false));
+    assert!(waiting < placed + 400_000, "{waiting} bytes, and {placed} with places");
+}
+
 /// Begins the server again with this limit of the bytes of all transactions.
 fn limited(store: &mut Store, bytes: u64) {
     store.stop_serving();
