@@ -109,7 +109,7 @@ fn in_a_mounted_store_the_keys_are_seen_all_at_once_or_are_in_the_transaction() 
     assert_eq!(succeeds(&mut load(&p.mnt(), &input)), "2 loaded\n");
     assert_eq!(p.ask(&["GET", "b"]), "2");
     assert_eq!(succeeds(kvfs(&["txn", "list", "--json"]).arg(p.mnt())).trim(), "[]");
-    // What a run loads is its own until the commit, and goes with it.
+    // A run that fails takes along what it has loaded.
     let script =
         format!("{} kv load . in.csv && {0} kv put . c 3 && exit 7", env!("CARGO_BIN_EXE_kvfs"));
     fs::write(&input, "a,changed\n").expect("written");

@@ -45,7 +45,7 @@ fn no_other_makes_or_removes_a_name_in_a_locked_directory() {
         inside.lock_directory(b"/d", exclusive).unwrap();
         waits(make(&fs, d, b"new"));
         waits(fs.unlink(d, b"old"));
-        // What lies elsewhere is free, also below the directory.
+        // Other directories are free, also those below.
         make(&fs, ROOT, b"elsewhere").unwrap();
         make(&fs, below, b"new").unwrap();
         make(&inside, d, b"own").unwrap();

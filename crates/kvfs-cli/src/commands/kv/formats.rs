@@ -256,7 +256,7 @@ fn from_base64(text: &str) -> Option<Vec<u8>> {
             b'/' => 63,
             _ => return None,
         };
-        // Of the digits before, fewer than eight bits are left.
+        // Fewer than eight bits are left of the digits before.
         word = ((word & 0xff) << 6) | u32::from(six);
         bits += 6;
         if bits >= 8 {

@@ -51,7 +51,8 @@ const FUNCTIONS: [&str; 2] = ["verify", "difference_of_states"];
 /// `views::in_use` has tests of it, and `kvfs-fuse --test it handover::`; where the first one was
 /// killed, `views::notes` and `kvfs-cli --test it keeper_views::`. One that a server has the store
 /// of: `kvdb-wire --test it files::`, `served_files::` and `leases::`. The state beneath a
-/// transaction there is read in `views::the_files_beneath`. Locks of directories: `directory_locks`.
+/// transaction there is read in `views::the_files_beneath`. Directories are locked in
+/// `directory_locks::`.
 const ELSEWHERE: [&str; 19] = [
     "Fs::end_served",
     "Fs::leave_served",
