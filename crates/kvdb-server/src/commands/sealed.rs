@@ -108,7 +108,7 @@ fn check_client(_: &Session, _: Confined, args: Arguments<'_>) -> Outcome {
     allow(!(is(args.at(1), "tracking") && redirects()))
 }
 
-/// Checks that `TXN` joins, begins and ends transactions within those of the seal.
+/// Checks that `TXN` joins, begins, ends and reverts transactions within those of the seal.
 fn check_txn(s: &Session, confined: Confined, args: Arguments<'_>) -> Outcome {
     let allowed = |id: TransactionId| s.shared.seals.allow(confined, id);
     match args.at(1) {
@@ -127,6 +127,11 @@ fn check_txn(s: &Session, confined: Confined, args: Arguments<'_>) -> Outcome {
             let around = |id| s.db().transaction(id).ok().and_then(|t| t.within());
             let inner = |id: &TransactionId| allowed(*id) && around(*id).is_some_and(allowed);
             allow(!all.is_empty() && all.iter().all(inner))
+        }
+        // It changes files and keys, though the row of `TXN` does not write.
+        form if is(form, "revert") => {
+            let joined = s.joined.as_ref().map(|(transaction, _)| transaction.id());
+            allow(joined.is_none_or(allowed))
         }
         _ => Ok(()),
     }
