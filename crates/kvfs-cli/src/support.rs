@@ -1,6 +1,8 @@
 //! Parts that several commands use, in rooms by theme.
 
 pub mod archives;
+#[allow(dead_code)]
+pub mod layers;
 pub mod machine;
 pub mod mounting;
 pub mod mounts;
