@@ -11,10 +11,13 @@
 //! which has no privilege, cannot uncover them (see `docs/security.md`). Alternatively, the child
 //! gets the view as its root (`chroot`), which takes CAP_SYS_CHROOT and programs in the view.
 //!
+//! A run over a folder of another file system has a kernel overlay on the folder instead, in a mount
+//! name space of its own likewise.
+//!
 //! The waiting process blocks the signals that it forwards and accepts them one by one, together
 //! with SIGCHLD. So it needs neither a handler nor another thread.
 
-use std::ffi::{CString, OsString};
+use std::ffi::{CString, OsStr, OsString};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -39,6 +42,9 @@ pub enum Namespace {
     Root { view: PathBuf },
     /// All is where it is, and `view` is the working directory.
     Directory { view: PathBuf },
+    /// The entry `name` of the directory `parent` is covered by an overlay with these options. Paths
+    /// in the options begin at `parent`.
+    Layered { parent: PathBuf, name: OsString, options: Vec<u8> },
 }
 
 /// The exit code of a child as a shell would report it, or 128 plus the signal.
@@ -154,11 +160,13 @@ const BIND: u8 = 4;
 const CHROOT: u8 = 5;
 const CHDIR: u8 = 6;
 const AWAY: u8 = 7;
+const LAYER: u8 = 8;
 
 fn refused(namespace: &Namespace, step: u8, error: &io::Error) -> Failure {
     let (view, place) = match namespace {
         Namespace::Bound { view, place, .. } => (view, place),
         Namespace::Root { view } | Namespace::Directory { view } => (view, view),
+        Namespace::Layered { parent, .. } => (parent, parent),
     };
     let what = match step {
         UNSHARE => "cannot make a private mount name space".to_string(),
@@ -170,10 +178,15 @@ fn refused(namespace: &Namespace, step: u8, error: &io::Error) -> Failure {
             place.shown()
         ),
         CHROOT => format!("cannot make {} the root", view.shown()),
+        LAYER => format!("cannot mount an overlay on a directory in {}", view.shown()),
         _ => "cannot go to the working directory".to_string(),
     };
     let failure = Failure::io(what, error);
     match step {
+        LAYER => failure.hint(
+            "the kernel needs overlayfs, and the file system must be able to have its upper layer, \
+             as ext4, XFS, Btrfs and tmpfs are: import the files into a store, and use kvfs run there",
+        ),
         UNSHARE | MAP | PRIVATE => failure.hint(
             "this needs root, or a kernel that lets users make name spaces (sysctl kernel.unprivileged_userns_clone, \
              kernel.apparmor_restrict_unprivileged_userns); --chroot needs CAP_SYS_CHROOT alone",
@@ -194,10 +207,18 @@ struct Replaced {
     away: bool,
 }
 
+/// An overlay to be mounted.
+struct Layered {
+    parent: CString,
+    name: CString,
+    options: CString,
+}
+
 /// Everything that the child needs to enter the view, prepared before the fork.
 struct Inside {
     /// The mounts to replace, in the order in which they were mounted.
     replaced: Vec<Replaced>,
+    layered: Option<Layered>,
     root: Option<CString>,
     directory: Option<CString>,
     /// The contents of `/proc/self/uid_map` and `gid_map`.
@@ -239,16 +260,37 @@ impl Inside {
                         format!("the store is not mounted on {}", mount_point.shown()),
                     ));
                 }
-                Inside { replaced, root: None, directory, maps }
+                Inside { replaced, layered: None, root: None, directory, maps }
             }
             Namespace::Root { view } => Inside {
                 replaced: Vec::new(),
+                layered: None,
                 root: Some(c_string(view)?),
                 directory: Some(c_string(Path::new("/"))?),
                 maps,
             },
-            Namespace::Directory { view } => {
-                Inside { replaced: Vec::new(), root: None, directory: Some(c_string(view)?), maps }
+            Namespace::Directory { view } => Inside {
+                replaced: Vec::new(),
+                layered: None,
+                root: None,
+                directory: Some(c_string(view)?),
+                maps,
+            },
+            Namespace::Layered { parent, name, options } => {
+                // The same path leads into the overlay once that is mounted.
+                let directory = c_string(here.as_deref().unwrap_or(parent))?;
+                let layered = Layered {
+                    parent: c_string(parent)?,
+                    name: c_string(Path::new(name))?,
+                    options: c_string(Path::new(OsStr::from_bytes(options)))?,
+                };
+                Inside {
+                    replaced: Vec::new(),
+                    layered: Some(layered),
+                    root: None,
+                    directory: Some(directory),
+                    maps,
+                }
             }
         })
     }
@@ -258,7 +300,7 @@ impl Inside {
         let step = |step: u8, result: libc::c_int| {
             if result == 0 { Ok(()) } else { Err((step, io::Error::last_os_error())) }
         };
-        if !self.replaced.is_empty() {
+        if !self.replaced.is_empty() || self.layered.is_some() {
             // SAFETY: here and below, system calls with strings that live as long as `self`, and
             // null where the call allows it.
             let plain = unsafe { libc::unshare(libc::CLONE_NEWNS) };
@@ -317,6 +359,15 @@ impl Inside {
                     return Err((AWAY, io::Error::last_os_error()));
                 }
             }
+        }
+        if let Some(layered) = &self.layered {
+            // SAFETY: see above.
+            step(CHDIR, unsafe { libc::chdir(layered.parent.as_ptr()) })?;
+            let (kind, name) = (c"overlay".as_ptr(), layered.name.as_ptr());
+            // SAFETY: see above.
+            step(LAYER, unsafe {
+                libc::mount(kind, name, kind, 0, layered.options.as_ptr().cast())
+            })?;
         }
         if let Some(root) = &self.root {
             // SAFETY: see above.
