@@ -1,11 +1,11 @@
 //! Parts that several commands use, in rooms by theme.
 
 pub mod archives;
-#[allow(dead_code)]
 pub mod layers;
 pub mod machine;
 pub mod mounting;
 pub mod mounts;
+pub mod over;
 pub mod review;
 pub mod serving;
 pub mod stores;

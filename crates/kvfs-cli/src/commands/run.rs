@@ -1,5 +1,7 @@
-//! `kvfs run`: runs a program in a transaction. `there` does so for a transaction on a server.
+//! `kvfs run`: runs a program in a transaction. `there` does so for a transaction on a server, and
+//! `over` for a folder that is in no store.
 
+mod over;
 mod there;
 
 use std::ffi::OsString;
@@ -49,6 +51,16 @@ mounted on a new directory, KVFS_MOUNT, in which the program runs:
 --durable the command that continues the transaction, if this one is killed, is printed on \
 standard error before the program starts. --rebase is not available.
 
+For a folder of any file system, without a store, --over runs the program over it:
+
+  kvfs run --over project --ask -- make fix
+  kvfs undo project                   # takes the last run back
+
+What the program changes is in a layer above the folder until it ends, and then comes into the \
+folder as a whole, by renames and a log: the next command completes what was interrupted. Files \
+that others have changed during the run are a conflict. Other programs may see a part of the \
+changes while they are applied. Programs that still run at the end are ended.
+
 Exit codes: that of the program, or 128 plus the signal that ended it. From kvfs run itself, if \
 nothing was changed: 75 others have changed the same files or keys since the start, or needed \
 what the transaction had locked: run it again (the transaction is kept open, and its number is \
@@ -57,8 +69,16 @@ printed, unless --no-keep is given); 125 something else failed; 126 the program 
 and only its sync failed.")]
 pub struct Args {
     /// Directory a store is mounted on; or a clone in it (/mnt/.kvfs/clone/NAME), to begin the
-    /// transaction in that clone; or kvfs+unix:SOCKET, served by `kvfs serve --write`.
+    /// transaction in that clone; or kvfs+unix:SOCKET, served by `kvfs serve --write`; with --over,
+    /// a folder of any file system.
     mount: PathBuf,
+    /// Run over a folder that is in no store: what the program changes comes into the folder as a
+    /// whole, or not at all.
+    #[arg(long, conflicts_with_all = [
+        "isolation", "idle", "no_check", "durable", "limit", "no_undo", "no_sync", "rebase",
+        "chroot",
+    ])]
+    over: bool,
     #[command(flatten)]
     how: How,
     #[command(flatten)]
@@ -247,6 +267,9 @@ pub fn run(args: Args, output: &Output) -> ExitCode {
 }
 
 fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
+    if args.over {
+        return over::run(args, output);
+    }
     if let Some(server) = mount::address(&args.mount) {
         return there::run(&server?, args, output);
     }

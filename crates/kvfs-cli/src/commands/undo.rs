@@ -8,6 +8,9 @@ use kvdb_server::{Client, Reply};
 use serde_json::json;
 
 use crate::support::mounts::place;
+use crate::support::over::differences;
+use crate::support::over::folder::Folder;
+use crate::support::over::undo::Last;
 use crate::support::review::changes::{Changes, Detail};
 use crate::support::review::proposed::{self, call, odd};
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
@@ -26,12 +29,15 @@ a commit: undoing it restores the changes.
   kvfs history /mnt                   # the commits that can be undone
   kvfs undo /mnt --commit 1843
 
+After `kvfs run --over DIR` the last run over the folder is undone: kvfs undo DIR. That cannot be \
+undone in turn.
+
 Commits of `kvfs run`, `txn commit`, `restore`, `import`, `undo`, of agents, and of clients that \
 ask for it (TXN BEGIN UNDOABLE) can be undone: the newest 16, for a day, and none from before the \
 store was full. Until then the space of the data that they removed is kept.")]
 pub struct Args {
-    /// Directory a store is mounted on, a clone in it (/mnt/.kvfs/clone/NAME), or the file of a
-    /// store that is not mounted.
+    /// Directory a store is mounted on, a clone in it (/mnt/.kvfs/clone/NAME), the file of a store
+    /// that is not mounted, or a folder that a program was run over (kvfs run --over).
     target: PathBuf,
     /// Undo this commit, by its number in `kvfs history`, instead of the last one.
     #[arg(long, short = 'c', value_name = "NUMBER")]
@@ -128,7 +134,36 @@ pub fn stands_against(number: u64, label: &str, changed: &[Reply]) -> Failure {
         .hint("nothing was changed; bring single files back from a snapshot with kvfs restore")
 }
 
+/// Takes the last run over a folder back.
+fn undo_over(folder: &Folder, args: &Args, output: &Output) -> Outcome {
+    if args.commit.is_some() {
+        let what = "of the runs over a folder the last one can be undone: --commit is for stores";
+        return Err(Failure::new(Exit::Usage, what).hint("leave it out"));
+    }
+    let last = Last::find(folder, output)?;
+    let changes = differences::of_undo(&last.now, &last.before, &last.log)?;
+    let label = last.log.label.clone();
+    if !args.dry_run {
+        last.undo()?;
+    }
+    let end = if args.dry_run { "nothing was changed" } else { "undone" };
+    let text = format!("the run ({}): {end}\n", show(label.as_bytes()));
+    let detail = Detail::of_undo(args.stat, args.no_pager);
+    if !output.is_json() {
+        changes.print(detail, output)?;
+        return output.print(text, ());
+    }
+    let changes = changes.json(detail);
+    output.print(
+        text,
+        json!({"commit": null, "label": label, "changes": changes, "dry_run": args.dry_run}),
+    )
+}
+
 pub fn run(args: Args, output: &Output) -> Outcome {
+    if let Some(folder) = Folder::with_state(&args.target) {
+        return undo_over(&folder, &args, output);
+    }
     place::must_be_a_branch(&args.target)?;
     let undone = proposed::with_store(&args.target, "undo", |client, mounted| {
         if mounted {

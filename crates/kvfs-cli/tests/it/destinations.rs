@@ -400,6 +400,8 @@ fn files_are_opened_to_be_written_in_one_place() {
         ("support/serving/keeper.rs", "the store, which is opened as one"),
         ("support/terminal/prompt.rs", "the terminal"),
         ("commands/run.rs", "the terminal"),
+        ("support/over/log.rs", "the state folder of runs, which is this user's own"),
+        ("support/over/runs.rs", "the state folder of runs, which is this user's own"),
         ("commands/mcp/files.rs", "files in a transaction of the store"),
         ("secrets.rs", "a new file, where nothing is"),
         (

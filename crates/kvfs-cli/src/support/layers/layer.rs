@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Dir, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, XattrFlags};
 use rustix::io::Errno;
 
 use crate::support::machine::beneath;
@@ -106,6 +106,12 @@ pub fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
     if directory.is_empty() { name.to_vec() } else { [directory, b"/", name].concat() }
 }
 
+/// Returns whether a path lies in a directory.
+pub fn is_below(path: &[u8], directory: &[u8]) -> bool {
+    directory.is_empty() && !path.is_empty()
+        || path.strip_prefix(directory).is_some_and(|rest| rest.starts_with(b"/"))
+}
+
 /// Splits a path in a layer into its directory and its name.
 pub fn split(path: &[u8]) -> (&[u8], &[u8]) {
     match path.iter().rposition(|&byte| byte == b'/') {
@@ -140,11 +146,6 @@ impl Layer {
         self.entry(path, OFlags::PATH | OFlags::DIRECTORY)
     }
 
-    /// Returns the place of the layer, as it was given.
-    pub fn place(&self) -> &Path {
-        &self.path
-    }
-
     /// Returns the failure to report for a file of the layer.
     pub fn failure(&self, doing: &str, path: &[u8], error: &io::Error) -> Failure {
         let (place, name) = (self.path.shown(), show(path));
@@ -169,9 +170,14 @@ impl Layer {
         Ok(Some(Attributes::of(&rustix::fs::fstat(&opened)?)))
     }
 
+    /// Opens a directory for reading.
+    pub fn listing(&self, path: &[u8]) -> io::Result<OwnedFd> {
+        self.entry(path, OFlags::RDONLY | OFlags::DIRECTORY)
+    }
+
     /// Returns the names in a directory, sorted as bytes.
     pub fn names(&self, path: &[u8]) -> io::Result<Vec<Vec<u8>>> {
-        let directory = self.entry(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let directory = self.listing(path)?;
         let mut names = Vec::new();
         for entry in Dir::read_from(&directory)? {
             let entry = entry?;
@@ -208,6 +214,29 @@ impl Layer {
         }
         all.sort_unstable();
         Ok(all)
+    }
+
+    /// Sets an extended attribute of a file, or removes it if the value is `None`.
+    pub fn set_xattr(&self, path: &[u8], name: &[u8], value: Option<&[u8]>) -> io::Result<()> {
+        let opened = self.entry(path, OFlags::PATH)?;
+        let place = format!("/proc/self/fd/{}", opened.as_raw_fd());
+        Ok(match value {
+            Some(value) => rustix::fs::setxattr(&*place, name, value, XattrFlags::empty()),
+            None => rustix::fs::removexattr(&*place, name),
+        }?)
+    }
+
+    /// Sets the permissions of a file, which is no symbolic link.
+    pub fn set_mode(&self, path: &[u8], mode: u32) -> io::Result<()> {
+        let opened = self.entry(path, OFlags::PATH)?;
+        let place = format!("/proc/self/fd/{}", opened.as_raw_fd());
+        Ok(rustix::fs::chmod(&*place, Mode::from_raw_mode(mode))?)
+    }
+
+    /// Removes a name that is no directory's.
+    pub fn unlink(&self, path: &[u8]) -> io::Result<()> {
+        let (directory, name) = split(path);
+        Ok(rustix::fs::unlinkat(self.directory(directory)?, name, AtFlags::empty())?)
     }
 
     /// Returns the target of a symbolic link.

@@ -72,6 +72,18 @@ impl Change {
         }
     }
 
+    /// Returns whether both sides are directories, so that only attributes differ: its entries have
+    /// changes of their own.
+    pub fn is_of_directory(&self) -> bool {
+        let is = |file: &Option<Attributes>| file.is_some_and(|file| file.is_directory());
+        is(&self.before) && is(&self.after)
+    }
+
+    /// Returns whether there is a new directory, with all that is in it.
+    pub fn is_whole(&self) -> bool {
+        self.after.is_some_and(|after| after.is_directory()) && !self.is_of_directory()
+    }
+
     /// Returns whether the time of the last modification differs.
     pub fn times(&self) -> bool {
         self.before.map(|before| before.mtime) != self.after.map(|after| after.mtime)
@@ -83,6 +95,11 @@ impl Layers {
     /// them.
     pub fn xattrs(&self, path: &[u8]) -> io::Result<Vec<Xattr>> {
         Ok(self.seen(self.upper.xattrs(path)?))
+    }
+
+    /// Returns the extended attributes of a file of the lower layer likewise.
+    pub fn xattrs_before(&self, path: &[u8]) -> io::Result<Vec<Xattr>> {
+        Ok(self.seen(self.lower.xattrs(path)?))
     }
 
     fn seen(&self, xattrs: Vec<Xattr>) -> Vec<Xattr> {
@@ -232,7 +249,7 @@ impl Changes<'_> {
         let (content, xattrs) = match same_kind {
             Some(before) => (
                 layers.differ(path, &before, &after)?,
-                layers.seen(layers.lower.xattrs(path)?) != layers.seen(notes),
+                layers.xattrs_before(path)? != layers.seen(notes),
             ),
             None => (true, true),
         };

@@ -38,7 +38,7 @@ const HELP: &str = "\
 y  commit what is shown, and nothing else
 n  abort: nothing was changed
 s  go through the changes one by one, and take only some of them
-k  leave the transaction open, and print its number
+k  keep it without a commit, and print its number, or where it is
 d  show the lines that differ
 e  end the programs that still run
 ?  show this\n";

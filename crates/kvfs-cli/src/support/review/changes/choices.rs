@@ -359,6 +359,12 @@ impl Changes {
         directories.into_iter().try_for_each(|file| self.revert_time(view, file))
     }
 
+    /// Returns the paths that these choices depend on. One of a directory on one side only stands
+    /// for everything in it.
+    pub fn paths_of(&self, choices: &[Choice]) -> Vec<Vec<u8>> {
+        self.tops(choices).map(|file| self.anchors.whole(&file.path).into_owned()).collect()
+    }
+
     /// Takes the choices out, in the joined transaction. One command takes all of them out that it
     /// has room for, but for the attributes of directories that stay: if this process is killed, or
     /// the connection ends, no path is left removed that was to be restored. A key comes back with

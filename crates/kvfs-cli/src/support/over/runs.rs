@@ -1,0 +1,378 @@
+//! One run over a folder, from its empty upper layer to its end: applied, kept or thrown away. An
+//! apply that was interrupted is completed, or taken back where others have changed its files since.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, XattrFlags};
+
+use crate::support::layers::OPTIONS;
+use crate::support::layers::layer::{Layer, Marks, Time, join};
+use crate::support::layers::reader::Layers;
+use crate::support::machine::sandbox::Namespace;
+use crate::support::over::conflicts::conflicts;
+use crate::support::over::folder::{Folder, Locked, remove_all};
+use crate::support::over::log::{self, Log, Seen, VERSION};
+use crate::support::over::plan::{self, Left};
+use crate::support::over::steps::{ALL, Sides, Stopped, Way};
+use crate::support::over::undo;
+use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
+use crate::support::terminal::text::{Shown, show};
+
+/// The file of a log that is being applied.
+pub const LOG: &str = "log";
+/// The file with the state of the folder's files after the apply.
+pub const SEEN: &str = "seen";
+/// The folder of the last run that was applied.
+pub const APPLIED: &str = "applied";
+/// The upper layer in the folder of a run.
+pub const UPPER: &str = "upper";
+const WORK: &str = "work";
+/// Names of folders of runs, and of what is to be removed, begin so.
+const RUN: &str = "run-";
+pub const DROPPED: &str = "dropped-";
+
+/// A run that has begun.
+pub struct Run<'a> {
+    folder: &'a Folder,
+    place: PathBuf,
+    pub layers: Layers,
+    started: Time,
+    /// Locked, so that others see that the run lives.
+    _lock: File,
+}
+
+/// The end of an attempt to apply a run.
+#[derive(Debug)]
+pub enum Applied {
+    Done,
+    /// The run has changed nothing, or nothing that was selected.
+    Nothing,
+    /// Others have changed these paths.
+    Conflict(Vec<Vec<u8>>),
+}
+
+pub fn cannot(doing: &str, path: &Path) -> impl Fn(io::Error) -> Failure + use<> {
+    let doing = format!("cannot {doing} {}", path.shown());
+    move |e| Failure::io(&doing, &e)
+}
+
+/// Returns the time of the last change of a file that is open.
+fn changed(file: &File) -> io::Result<Time> {
+    let meta = file.metadata()?;
+    Ok((meta.ctime(), meta.ctime_nsec() as u32))
+}
+
+/// Returns the present time of the file system that has a directory: that of a change in it.
+fn time_in(directory: &Path) -> io::Result<Time> {
+    let path = directory.join("clock");
+    let time = changed(&File::create(&path)?)?;
+    fs::remove_file(&path)?;
+    Ok(time)
+}
+
+impl Run<'_> {
+    /// Makes an empty upper layer. What was interrupted before is ended first.
+    pub fn begin<'a>(folder: &'a Folder, output: &Output) -> Outcome<Run<'a>> {
+        let locked = folder.lock()?;
+        recover(folder, &locked, output)?;
+        let made = tempfile::Builder::new().prefix(RUN).tempdir_in(&locked.state);
+        let place = made.map_err(cannot("make a folder in", &locked.state))?.keep();
+        let failed = cannot("prepare", &place);
+        let lock = File::open(&place).map_err(&failed)?;
+        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)
+            .map_err(|e| failed(e.into()))?;
+        for name in [UPPER, WORK] {
+            fs::create_dir(place.join(name)).map_err(&failed)?;
+        }
+        let (lower, upper) = (Layer::open(&folder.path)?, Layer::open(&place.join(UPPER))?);
+        let marks = marks(&lock);
+        let layers = Layers { lower, upper, marks };
+        make_alike(&layers, &place.join(UPPER)).map_err(&failed)?;
+        // Changes of the folder from now on are later than this time.
+        let started = time_in(&place).map_err(&failed)?;
+        for _ in 0..1_000 {
+            if time_in(&place).map_err(&failed)? > started {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(Run { folder, place, layers, started, _lock: lock })
+    }
+
+    /// Returns the name space of the program.
+    pub fn namespace(&self) -> Namespace {
+        let run =
+            Path::new(self.folder.state_name()).join(self.place.file_name().unwrap_or_default());
+        let escaped: Vec<u8> = (self.folder.name.as_bytes().iter())
+            .flat_map(|byte| match byte {
+                b'\\' | b':' | b',' => vec![b'\\', *byte],
+                byte => vec![*byte],
+            })
+            .collect();
+        let in_run = |name: &str| run.join(name).into_os_string().into_encoded_bytes();
+        let (upper, work) = (in_run(UPPER), in_run(WORK));
+        let notes = if self.layers.marks == Marks::User { ",userxattr" } else { "" };
+        let options: [&[u8]; 8] = [
+            b"lowerdir=",
+            &escaped,
+            b",upperdir=",
+            &upper,
+            b",workdir=",
+            &work,
+            b",",
+            OPTIONS.as_bytes(),
+        ];
+        Namespace::Layered {
+            parent: self.folder.parent.clone(),
+            name: self.folder.name.clone(),
+            options: [options.concat().as_slice(), notes.as_bytes()].concat(),
+        }
+    }
+
+    /// Applies the run without what was left out. Unless this returns `Done`, the folder is as it
+    /// was.
+    pub fn apply(&self, left: &Left, label: &str, output: &Output) -> Outcome<Applied> {
+        let locked = self.folder.lock()?;
+        recover(self.folder, &locked, output)?;
+        let failed = cannot("apply", &self.place);
+        if time_in(&self.place).map_err(&failed)? <= self.started {
+            let what = "the clock was set back during the run: it cannot be told what others have \
+                        changed in the folder";
+            return Err(Failure::new(Exit::Failed, what).hint("run it again"));
+        }
+        let theirs = conflicts(&self.layers, left, self.started)?;
+        if !theirs.is_empty() {
+            return Ok(Applied::Conflict(theirs));
+        }
+        let log = plan::plan(&self.layers, left, self.started, label)?;
+        if log.swaps.is_empty() && log.directories.is_empty() {
+            return Ok(Applied::Nothing);
+        }
+        plan::prepare(&self.layers, &log)?;
+        // The files of the run are on disk before the log says that the folder gets them.
+        rustix::fs::syncfs(&self.layers.upper).map_err(|e| failed(e.into()))?;
+        log::write(&self.place, LOG, &log).map_err(&failed)?;
+        let sides = Sides { folder: &self.layers.lower, other: &self.layers.upper };
+        match sides.carry(&log, Way::Apply, ALL) {
+            Ok(()) => {
+                finish(&locked, &self.place, &sides, &log).map_err(|why| {
+                    why.with("the folder has the changes, and the next command ends the run")
+                })?;
+                Ok(Applied::Done)
+            }
+            Err(stopped) => {
+                let foreign = sides.take_back(&log).map_err(failure)?;
+                rustix::fs::syncfs(&locked).map_err(|e| failed(e.into()))?;
+                log::remove(&self.place, LOG).map_err(&failed)?;
+                match stopped {
+                    Stopped::Failed(why) if foreign.is_empty() => Err(why),
+                    Stopped::Failed(why) => Err(why.with("others have changed its files since")),
+                    Stopped::Foreign(path) => Ok(Applied::Conflict(vec![path])),
+                    Stopped::Limit => Ok(Applied::Conflict(Vec::new())),
+                }
+            }
+        }
+    }
+
+    /// Throws the run away.
+    pub fn discard(self) -> Outcome {
+        let locked = self.folder.lock()?;
+        remove_all(&self.place).map_err(cannot("remove", &self.place))?;
+        drop(locked);
+        Ok(())
+    }
+
+    /// Returns where the upper layer is.
+    pub fn upper(&self) -> PathBuf {
+        self.place.join(UPPER)
+    }
+
+    /// Keeps the run after a failure, unless it is still to be applied, and says where it is.
+    pub fn keep_after(self, failure: Failure) -> Failure {
+        if self.place.join(LOG).exists() || !self.place.exists() {
+            return failure;
+        }
+        match self.keep() {
+            Ok(kept) => failure.hint(format!("what it did is in {}", kept.shown())),
+            Err(_) => failure,
+        }
+    }
+
+    /// Keeps the upper layer for the user. Returns where it is.
+    pub fn keep(self) -> Outcome<PathBuf> {
+        let _locked = self.folder.lock()?;
+        keep(&self.place)
+    }
+}
+
+/// Renames the folder of a run, so that it stays. Returns where its upper layer is then.
+fn keep(place: &Path) -> Outcome<PathBuf> {
+    let name = place.file_name().unwrap_or_default().to_string_lossy();
+    let kept = place.with_file_name(format!("kept-{}", name.trim_start_matches(RUN)));
+    fs::rename(place, &kept).map_err(cannot("keep", place))?;
+    Ok(kept.join(UPPER))
+}
+
+/// Returns the attributes in which an overlay on this file system keeps its notes: those that only
+/// root can set, if this process can.
+fn marks(place: &File) -> Marks {
+    let name = "trusted.kvfs.probe";
+    match rustix::fs::fsetxattr(place, name, b"1", XattrFlags::empty()) {
+        Ok(()) => {
+            let _ = rustix::fs::fremovexattr(place, name);
+            Marks::Trusted
+        }
+        Err(_) => Marks::User,
+    }
+}
+
+/// Gives the upper layer's directory the attributes of the folder, since the overlay shows those.
+fn make_alike(layers: &Layers, upper: &Path) -> io::Result<()> {
+    let missing = || io::Error::from(io::ErrorKind::NotFound);
+    let folder = layers.lower.attributes(b"")?.ok_or_else(missing)?;
+    let own = layers.upper.attributes(b"")?.ok_or_else(missing)?;
+    if (own.uid, own.gid) != (folder.uid, folder.gid) {
+        std::os::unix::fs::chown(upper, Some(folder.uid), Some(folder.gid))?;
+    }
+    for (name, value) in layers.lower.xattrs(b"")? {
+        // Some are given by the system, and cannot be set.
+        let _ = layers.upper.set_xattr(b"", &name, Some(&value));
+    }
+    fs::set_permissions(upper, fs::Permissions::from_mode(folder.mode))?;
+    let (seconds, nanos) = folder.mtime;
+    let time = match u64::try_from(seconds) {
+        Ok(seconds) => std::time::UNIX_EPOCH + Duration::new(seconds, nanos),
+        Err(_) => {
+            std::time::UNIX_EPOCH - Duration::from_secs(seconds.unsigned_abs())
+                + Duration::from_nanos(nanos.into())
+        }
+    };
+    File::open(upper)?.set_modified(time)
+}
+
+/// Converts the reason for which a step was not carried out.
+pub fn failure(stopped: Stopped) -> Failure {
+    match stopped {
+        Stopped::Failed(failure) => failure,
+        Stopped::Foreign(path) => {
+            Failure::new(Exit::Conflict, format!("others have changed {}", show(&path)))
+        }
+        Stopped::Limit => Failure::new(Exit::Failed, "it was not carried out as a whole"),
+    }
+}
+
+/// Ends an apply whose steps are all done: notes what the folder has now, and makes the run the last
+/// one, in place of the one before.
+pub fn finish(locked: &Locked, place: &Path, sides: &Sides<'_>, log: &Log) -> Outcome {
+    let failed = cannot("end the run in", place);
+    let seen = seen(sides.folder, log).map_err(&failed)?;
+    rustix::fs::syncfs(locked).map_err(|e| failed(e.into()))?;
+    log::write(place, SEEN, &seen).map_err(&failed)?;
+    let applied = locked.state.join(APPLIED);
+    drop_folder(locked, &applied)?;
+    fs::rename(place, &applied).map_err(&failed)?;
+    rustix::fs::fsync(locked).map_err(|e| failed(e.into()))
+}
+
+/// Removes a folder of the state at once as far as names tell, and then in fact.
+pub fn drop_folder(locked: &Locked, place: &Path) -> Outcome {
+    let dropped = tempfile::Builder::new().prefix(DROPPED).tempdir_in(&locked.state);
+    let dropped = dropped.map_err(cannot("make a folder in", &locked.state))?.keep();
+    match fs::rename(place, dropped.join("run")) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(cannot("remove", place)(e)),
+        _ => {}
+    }
+    rustix::fs::fsync(locked).map_err(|e| cannot("sync", &locked.state)(e.into()))?;
+    // The next command removes what is left of it.
+    let _ = remove_all(&dropped);
+    Ok(())
+}
+
+/// Returns the files of the folder that a log has put there.
+pub fn seen(folder: &Layer, log: &Log) -> io::Result<Vec<Seen>> {
+    let mut all = Vec::new();
+    for swap in log.swaps.iter().filter(|swap| swap.after.is_some()) {
+        let mut todo = vec![swap.path.0.clone()];
+        while let Some(path) = todo.pop() {
+            let Some(file) = folder.attributes(&path)? else { continue };
+            if file.is_directory() {
+                todo.extend(folder.names(&path)?.iter().map(|name| join(&path, name)));
+            }
+            all.push(Seen::of(&path, &file));
+        }
+    }
+    all.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+    Ok(all)
+}
+
+/// Reads a log of a run.
+pub fn read_log(place: &Path, name: &str) -> Outcome<Option<Log>> {
+    let log: Option<Log> = log::read(place, name).map_err(cannot("read the log in", place))?;
+    match log {
+        Some(log) if log.version != VERSION => {
+            let what = format!("the log in {} is of another version of kvfs", place.shown());
+            Err(Failure::new(Exit::Failed, what).hint("use that version"))
+        }
+        log => Ok(log),
+    }
+}
+
+/// Ends what was interrupted: an apply is completed, or else taken back; an undo is completed; the
+/// upper layer of a run that was killed is removed.
+pub fn recover(folder: &Folder, locked: &Locked, output: &Output) -> Outcome {
+    let entries = fs::read_dir(&locked.state).map_err(cannot("list", &locked.state))?;
+    for entry in entries {
+        let entry = entry.map_err(cannot("list", &locked.state))?;
+        let (name, place) = (entry.file_name().to_string_lossy().into_owned(), entry.path());
+        if name.starts_with(DROPPED) {
+            let _ = remove_all(&place);
+        } else if name.starts_with(RUN) {
+            recover_run(folder, locked, &place, output)?;
+        }
+    }
+    undo::complete(folder, locked, output)
+}
+
+fn recover_run(folder: &Folder, locked: &Locked, place: &Path, output: &Output) -> Outcome {
+    let lock = File::open(place).map_err(cannot("open", place))?;
+    if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        // The run lives.
+        return Ok(());
+    }
+    let Some(log) = read_log(place, LOG)? else {
+        // It was killed before it was applied. What it has left running may still write there.
+        let _ = remove_all(place);
+        return Ok(());
+    };
+    let (dir, other) = (Layer::open(&folder.path)?, Layer::open(&place.join(UPPER))?);
+    let sides = Sides { folder: &dir, other: &other };
+    let Err(stopped) = sides.carry(&log, Way::Apply, ALL) else {
+        output.note(format!(
+            "a run over {} was interrupted, and is completed: {}",
+            folder.path.shown(),
+            log.label
+        ));
+        return finish(locked, place, &sides, &log);
+    };
+    let foreign = sides.take_back(&log).map_err(failure)?;
+    rustix::fs::syncfs(locked).map_err(|e| cannot("sync", place)(e.into()))?;
+    log::remove(place, LOG).map_err(cannot("end the log in", place))?;
+    let kept = keep(place)?;
+    output.note(format!(
+        "a run over {} was interrupted, and is taken back, since {}: {}; what it did is in {}",
+        folder.path.shown(),
+        failure(stopped).message,
+        log.label,
+        kept.shown()
+    ));
+    if !foreign.is_empty() {
+        let paths = undo::some_paths(&foreign);
+        output.note(format!("{paths} stays as others have made it"));
+    }
+    Ok(())
+}

@@ -1,0 +1,373 @@
+//! The steps of a log. Each is one rename, or sets the attributes of one directory, and can be told
+//! from its result: a swap by the inode numbers on both sides. So a log that was interrupted
+//! anywhere is carried out again from its beginning, in either direction.
+
+use std::io;
+
+use rustix::fs::{Gid, Mode, RenameFlags, Timespec, Timestamps, UTIME_OMIT, Uid, XattrFlags};
+use rustix::io::Errno;
+
+use crate::support::layers::layer::{Attributes, Layer, split};
+use crate::support::over::log::{Log, Name, State, Swap};
+use crate::support::terminal::output::Failure;
+
+/// The direction in which a log is carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// The folder gets what the run has made.
+    Apply,
+    /// The folder gets back what it had before.
+    TakeBack,
+}
+
+/// The reason for which not all steps were carried out.
+#[derive(Debug)]
+pub enum Stopped {
+    /// As many steps as were allowed are done.
+    Limit,
+    /// The folder has a file at this path that is neither the one of before nor that of the run:
+    /// others have put it there.
+    Foreign(Vec<u8>),
+    Failed(Failure),
+}
+
+/// The limit for carrying out all steps.
+pub const ALL: usize = usize::MAX;
+
+/// A folder, and the upper layer that has the other side of each swap.
+pub struct Sides<'a> {
+    pub folder: &'a Layer,
+    pub other: &'a Layer,
+}
+
+impl Sides<'_> {
+    /// Carries out a log, at most `limit` steps of it.
+    pub fn carry(&self, log: &Log, way: Way, limit: usize) -> Result<(), Stopped> {
+        let mut left = limit;
+        let mut step = || -> Result<(), Stopped> {
+            left = left.checked_sub(1).ok_or(Stopped::Limit)?;
+            Ok(())
+        };
+        self.open_up(log);
+        for swap in in_order(log, way) {
+            step()?;
+            self.swap(swap, way)?;
+        }
+        self.attributes(log, way, &mut step)
+    }
+
+    /// Takes a log back as far as its files are still there. Returns the paths at which others have
+    /// put something else, which stays.
+    pub fn take_back(&self, log: &Log) -> Result<Vec<Vec<u8>>, Stopped> {
+        let mut foreign = Vec::new();
+        self.open_up(log);
+        for swap in in_order(log, Way::TakeBack) {
+            match self.swap(swap, Way::TakeBack) {
+                Err(Stopped::Foreign(path)) => foreign.push(path),
+                done => done?,
+            }
+        }
+        self.attributes(log, Way::TakeBack, &mut || Ok(()))?;
+        Ok(foreign)
+    }
+
+    /// Sets the attributes of directories: of those in others first, since a directory may close
+    /// the way to what is in it.
+    fn attributes(
+        &self,
+        log: &Log,
+        way: Way,
+        step: &mut dyn FnMut() -> Result<(), Stopped>,
+    ) -> Result<(), Stopped> {
+        for directory in log.directories.iter().rev() {
+            step()?;
+            let state = match way {
+                Way::Apply => &directory.after,
+                Way::TakeBack => &directory.before,
+            };
+            let path = &directory.path.0;
+            self.set(path, state)
+                .map_err(|e| self.failed("cannot set the attributes of", path, e))?;
+        }
+        Ok(())
+    }
+
+    /// Lets the owner of the directories change what is in them, until they get their attributes.
+    fn open_up(&self, log: &Log) {
+        const OWNER: u32 = 0o700;
+        for path in log.directories.iter().map(|directory| &directory.path.0) {
+            for layer in [self.folder, self.other] {
+                // If this user may not do so, a step says what it cannot do.
+                if let Ok(Some(now)) = layer.attributes(path)
+                    && now.mode & OWNER != OWNER
+                {
+                    let _ = layer.set_mode(path, now.mode | OWNER);
+                }
+            }
+        }
+    }
+
+    fn failed(&self, doing: &str, path: &[u8], error: io::Error) -> Stopped {
+        Stopped::Failed(self.folder.failure(doing, path, &error))
+    }
+
+    fn swap(&self, swap: &Swap, way: Way) -> Result<(), Stopped> {
+        let (from, to) = match way {
+            Way::Apply => (swap.before, swap.after),
+            Way::TakeBack => (swap.after, swap.before),
+        };
+        let path = &swap.path.0;
+        let failed = |e: io::Error| self.failed("cannot replace", path, e);
+        let now = || -> io::Result<(Option<u64>, Option<u64>)> {
+            let inode =
+                |layer: &Layer| Ok::<_, io::Error>(layer.attributes(path)?.map(|f| f.inode));
+            Ok((inode(self.folder)?, inode(self.other)?))
+        };
+        match now().map_err(failed)? {
+            both if both == (to, from) => return Ok(()),
+            both if both == (from, to) => {}
+            _ => return Err(Stopped::Foreign(path.clone())),
+        }
+        match self.exchange(path, from.is_some(), to.is_some()) {
+            Ok(()) => {}
+            Err(e) => {
+                return Err(match e.raw_os_error().map(Errno::from_raw_os_error) {
+                    Some(Errno::EXIST | Errno::NOENT) => Stopped::Foreign(path.clone()),
+                    _ => failed(e),
+                });
+            }
+        }
+        if now().map_err(failed)? == (to, from) {
+            return Ok(());
+        }
+        // Others have replaced the file after the look at it. They get theirs back.
+        self.exchange(path, to.is_some(), from.is_some()).map_err(failed)?;
+        Err(Stopped::Foreign(path.clone()))
+    }
+
+    /// Exchanges a path of the folder with the same path of the other side. The arguments say which
+    /// of them has a file there.
+    fn exchange(&self, path: &[u8], folder_has: bool, other_has: bool) -> io::Result<()> {
+        let (directory, name) = split(path);
+        let (folder, other) = (self.folder.directory(directory)?, self.other.directory(directory)?);
+        let rename = rustix::fs::renameat_with;
+        Ok(match (folder_has, other_has) {
+            (true, true) => rename(&folder, name, &other, name, RenameFlags::EXCHANGE),
+            (true, false) => rename(&folder, name, &other, name, RenameFlags::NOREPLACE),
+            (false, true) => rename(&other, name, &folder, name, RenameFlags::NOREPLACE),
+            (false, false) => Ok(()),
+        }?)
+    }
+
+    /// Gives a directory of the folder these attributes, as far as it has others.
+    fn set(&self, path: &[u8], state: &State) -> io::Result<()> {
+        let directory = self.folder.listing(path)?;
+        let now = || -> io::Result<Attributes> {
+            self.folder.attributes(path)?.ok_or_else(|| io::ErrorKind::NotFound.into())
+        };
+        let before = now()?;
+        if (before.uid, before.gid) != (state.uid, state.gid) {
+            let (user, group) = (Uid::from_raw(state.uid), Gid::from_raw(state.gid));
+            rustix::fs::fchown(&directory, Some(user), Some(group))?;
+        }
+        if let Some(wanted) = &state.xattrs {
+            let has = self.folder.xattrs(path)?;
+            for (name, _) in &has {
+                if !wanted.iter().any(|(one, _)| one.0 == *name) {
+                    rustix::fs::fremovexattr(&directory, &name[..])?;
+                }
+            }
+            for (Name(name), Name(value)) in wanted {
+                if !has.iter().any(|(n, v)| n == name && v == value) {
+                    rustix::fs::fsetxattr(&directory, &name[..], value, XattrFlags::empty())?;
+                }
+            }
+        }
+        // An owner or an access list that was set has changed the permissions.
+        if now()?.mode != state.mode {
+            rustix::fs::fchmod(&directory, Mode::from_raw_mode(state.mode))?;
+        }
+        if let Some((tv_sec, nanos)) = state.mtime.filter(|mtime| *mtime != before.mtime) {
+            let times = Timestamps {
+                last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+                last_modification: Timespec { tv_sec, tv_nsec: nanos.into() },
+            };
+            match rustix::fs::futimens(&directory, &times) {
+                // Only its owner sets the times of a directory.
+                Err(Errno::PERM) => {}
+                done => done?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the swaps in the order of a direction.
+fn in_order(log: &Log, way: Way) -> Box<dyn Iterator<Item = &Swap> + '_> {
+    match way {
+        Way::Apply => Box::new(log.swaps.iter()),
+        Way::TakeBack => Box::new(log.swaps.iter().rev()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::path::Path;
+
+    use super::*;
+    use crate::support::over::log::{Directory, VERSION};
+
+    /// A folder, the other side, and the log of what is swapped between them.
+    struct Lab {
+        directory: tempfile::TempDir,
+        log: Log,
+    }
+
+    /// Everything that can be seen of a tree: by path the mode, the time and the content.
+    type Tree = BTreeMap<String, (u32, (i64, i64), String)>;
+
+    fn tree_in(at: &Path, path: &str, tree: &mut Tree) {
+        let meta = at.symlink_metadata().expect("a file");
+        let content = match meta.is_dir() {
+            true => String::new(),
+            false => fs::read_to_string(at).expect("text"),
+        };
+        let time = (meta.mtime(), meta.mtime_nsec());
+        tree.insert(path.to_owned(), (meta.mode(), time, content));
+        if meta.is_dir() {
+            for entry in fs::read_dir(at).expect("a directory") {
+                let name = entry.expect("an entry").file_name().into_string().expect("text");
+                tree_in(&at.join(&name), &format!("{path}/{name}"), tree);
+            }
+        }
+    }
+
+    fn write(at: &Path, files: &[(&str, &str)]) {
+        for (name, content) in files {
+            let path = at.join(name);
+            fs::create_dir_all(path.parent().expect("a directory")).expect("a directory");
+            fs::write(path, content).expect("a file");
+        }
+    }
+
+    impl Lab {
+        fn new() -> Lab {
+            let directory = tempfile::tempdir().expect("a directory");
+            let [folder, other] = ["folder", "other"].map(|name| directory.path().join(name));
+            write(
+                &folder,
+                &[("d/changed", "old"), ("d/gone/x", "old"), ("file", "old"), ("to", "")],
+            );
+            write(&other, &[("d/changed", "new"), ("file/in", "new"), ("made/a/b", "new")]);
+            fs::set_permissions(folder.join("d"), fs::Permissions::from_mode(0o750)).expect("mode");
+            let (now, then) = (Layer::open(&folder).expect("it"), Layer::open(&other).expect("it"));
+            let inode = |layer: &Layer, path: &str| {
+                layer.attributes(path.as_bytes()).expect("a look").map(|file| file.inode)
+            };
+            let swap = |path: &str| Swap {
+                path: Name(path.into()),
+                before: inode(&now, path),
+                after: inode(&then, path),
+            };
+            let paths = ["d/changed", "d/gone", "file", "made", "to"];
+            let state = |path: &[u8], mode: Option<u32>, time: Option<i64>| {
+                let file = now.attributes(path).expect("a look").expect("a directory");
+                let mut state = State::of(&file, None);
+                state.mode = mode.unwrap_or(state.mode);
+                state.mtime = time.map(|time| (time, 7)).or(state.mtime);
+                state
+            };
+            let around = |path: &[u8], mode: Option<u32>| Directory {
+                path: Name(path.to_vec()),
+                before: state(path, None, None),
+                after: state(path, mode, Some(1_000)),
+            };
+            let log = Log {
+                version: VERSION,
+                label: "sh".into(),
+                swaps: paths.map(swap).into(),
+                directories: vec![around(b"", None), around(b"d", Some(0o700))],
+            };
+            Lab { directory, log }
+        }
+
+        fn tree(&self) -> Tree {
+            let mut tree = Tree::new();
+            tree_in(&self.directory.path().join("folder"), "", &mut tree);
+            tree
+        }
+
+        fn carry(&self, way: Way, limit: usize) -> Result<(), Stopped> {
+            let [folder, other] = ["folder", "other"]
+                .map(|name| Layer::open(&self.directory.path().join(name)).expect("it opens"));
+            Sides { folder: &folder, other: &other }.carry(&self.log, way, limit)
+        }
+    }
+
+    #[test]
+    fn a_log_is_applied_and_taken_back_exactly() {
+        let lab = Lab::new();
+        let before = lab.tree();
+        lab.carry(Way::Apply, ALL).expect("applied");
+        let after = lab.tree();
+        let has = |path: &str| after.get(path).map(|(_, _, content)| content.as_str());
+        assert_eq!((has("/d/changed"), has("/file/in")), (Some("new"), Some("new")));
+        assert_eq!((has("/made/a/b"), has("/d/gone"), has("/to")), (Some("new"), None, None));
+        assert_eq!(after["/d"].0 & 0o7777, 0o700);
+        assert_eq!(after["/d"].1, (1_000, 7));
+        lab.carry(Way::TakeBack, ALL).expect("taken back");
+        assert_eq!(lab.tree(), before);
+    }
+
+    #[test]
+    fn an_interruption_after_any_step_is_completed_or_taken_back() {
+        let whole = Lab::new();
+        let steps = whole.log.swaps.len() + whole.log.directories.len();
+        let names = |tree: Tree| -> Vec<(String, String)> {
+            tree.into_iter().map(|(path, (_, _, content))| (path, content)).collect()
+        };
+        whole.carry(Way::Apply, ALL).expect("applied");
+        let after = names(whole.tree());
+        for limit in 0..steps {
+            for (first, then) in [
+                (Way::Apply, Way::Apply),
+                (Way::Apply, Way::TakeBack),
+                (Way::TakeBack, Way::TakeBack),
+                (Way::TakeBack, Way::Apply),
+            ] {
+                let lab = Lab::new();
+                let before = lab.tree();
+                if first == Way::TakeBack {
+                    lab.carry(Way::Apply, ALL).expect("applied");
+                }
+                let stopped = lab.carry(first, limit);
+                assert!(matches!(stopped, Err(Stopped::Limit)), "{limit} {first:?}: {stopped:?}");
+                lab.carry(then, ALL).expect("carried out");
+                match then {
+                    Way::TakeBack => assert_eq!(lab.tree(), before, "{limit} {first:?}"),
+                    Way::Apply => assert_eq!(names(lab.tree()), after, "{limit} {first:?}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_that_others_have_put_there_is_not_moved() {
+        let lab = Lab::new();
+        let folder = lab.directory.path().join("folder");
+        fs::write(folder.join("file.new"), "theirs").expect("a file");
+        fs::rename(folder.join("file.new"), folder.join("file")).expect("renamed");
+        let stopped = lab.carry(Way::Apply, ALL);
+        assert!(matches!(&stopped, Err(Stopped::Foreign(path)) if path == b"file"), "{stopped:?}");
+        let layers = ["folder", "other"]
+            .map(|name| Layer::open(&lab.directory.path().join(name)).expect("it opens"));
+        let foreign = Sides { folder: &layers[0], other: &layers[1] }.take_back(&lab.log);
+        assert_eq!(foreign.expect("taken back"), [b"file".to_vec()]);
+        assert_eq!(fs::read_to_string(folder.join("file")).expect("text"), "theirs");
+        assert_eq!(fs::read_to_string(folder.join("d/changed")).expect("text"), "old");
+        assert!(!folder.join("made").exists());
+    }
+}

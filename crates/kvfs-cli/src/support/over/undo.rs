@@ -1,0 +1,144 @@
+//! Takes the last run back that was applied to a folder, unless others have changed its files since.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use crate::support::layers::layer::{Attributes, Layer};
+use crate::support::over::folder::{Folder, Locked};
+use crate::support::over::log::{self, Log, Name, Seen};
+use crate::support::over::runs::{
+    APPLIED, LOG, SEEN, UPPER, cannot, drop_folder, failure, read_log, recover, seen,
+};
+use crate::support::over::steps::{ALL, Sides, Way};
+use crate::support::review::proposed;
+use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
+use crate::support::terminal::text::{Shown, show};
+
+/// The log by which an undo is carried out: that of the run, without times that are not given back.
+const UNDOING: &str = "undoing";
+
+/// The last run that was applied to a folder.
+pub struct Last<'a> {
+    folder: &'a Folder,
+    locked: Locked,
+    place: PathBuf,
+    pub log: Log,
+    pub now: Layer,
+    pub before: Layer,
+}
+
+/// Returns the first of these paths for a sentence.
+pub fn some_paths(paths: &[Vec<u8>]) -> String {
+    let name = |path: &Vec<u8>| if path.is_empty() { ".".into() } else { show(path) };
+    proposed::some_of(&paths.iter().map(name).collect::<Vec<_>>())
+}
+
+impl Last<'_> {
+    /// Finds the last run, after what was interrupted is ended. Fails if there is none, or if others
+    /// have changed its files since.
+    pub fn find<'a>(folder: &'a Folder, output: &Output) -> Outcome<Last<'a>> {
+        let locked = folder.lock()?;
+        recover(folder, &locked, output)?;
+        let place = locked.state.join(APPLIED);
+        let nothing = || {
+            let what = format!("no run over {} can be undone", folder.path.shown());
+            Failure::new(Exit::NotFound, what).hint("only the last one that was applied can be")
+        };
+        let log = read_log(&place, LOG)?.ok_or_else(nothing)?;
+        let (now, before) = (Layer::open(&folder.path)?, Layer::open(&place.join(UPPER))?);
+        let last = Last { folder, locked, place, log, now, before };
+        let changed = last.changed()?;
+        match changed.is_empty() {
+            true => Ok(last),
+            false => {
+                let what = format!(
+                    "the run over {} cannot be undone: others have changed since then: {}",
+                    folder.path.shown(),
+                    some_paths(&changed)
+                );
+                Err(Failure::new(Exit::Conflict, what).hint(format!(
+                    "nothing was changed; the files of before are in {}",
+                    last.place.join(UPPER).shown()
+                )))
+            }
+        }
+    }
+
+    /// Returns the paths that are not as the run has left them.
+    fn changed(&self) -> Outcome<Vec<Vec<u8>>> {
+        let failed = cannot("read", &self.folder.path);
+        let noted: Option<Vec<Seen>> = log::read(&self.place, SEEN).map_err(&failed)?;
+        let by_path = |all: Vec<Seen>| -> BTreeMap<Name, Seen> {
+            all.into_iter().map(|one| (one.path.clone(), one)).collect()
+        };
+        let mut noted = by_path(noted.unwrap_or_default());
+        let now = by_path(seen(&self.now, &self.log).map_err(&failed)?);
+        let mut changed: Vec<Vec<u8>> = Vec::new();
+        for (path, one) in now {
+            if noted.remove(&path).is_none_or(|noted| noted != one) {
+                changed.push(path.0);
+            }
+        }
+        // Files that are not there any more.
+        changed.extend(noted.into_keys().map(|path| path.0));
+        for swap in self.log.swaps.iter().filter(|swap| swap.after.is_none()) {
+            if self.now.attributes(&swap.path.0).map_err(&failed)?.is_some() {
+                changed.push(swap.path.0.clone());
+            }
+        }
+        for directory in &self.log.directories {
+            let is_as_left = |now: Attributes| {
+                let after = &directory.after;
+                now.is_directory()
+                    && (now.mode, now.uid, now.gid) == (after.mode, after.uid, after.gid)
+            };
+            let now = self.now.attributes(&directory.path.0).map_err(&failed)?;
+            if !now.is_some_and(is_as_left) {
+                changed.push(directory.path.0.clone());
+            }
+        }
+        changed.sort_unstable();
+        changed.dedup();
+        Ok(changed)
+    }
+
+    /// Takes the run back.
+    pub fn undo(self) -> Outcome {
+        let failed = cannot("undo the run over", &self.folder.path);
+        let mut log = self.log.clone();
+        for directory in &mut log.directories {
+            let now = self.now.attributes(&directory.path.0).map_err(&failed)?;
+            if now.map(|now| now.mtime) != directory.after.mtime {
+                // Others have changed other entries of it since.
+                directory.before.mtime = None;
+            }
+        }
+        log::write(&self.place, UNDOING, &log).map_err(&failed)?;
+        let sides = Sides { folder: &self.now, other: &self.before };
+        if let Err(stopped) = sides.carry(&log, Way::TakeBack, ALL) {
+            // The folder is made as it was before the undo.
+            let again = sides.carry(&self.log, Way::Apply, ALL);
+            again.map_err(failure)?;
+            rustix::fs::syncfs(&self.locked).map_err(|e| failed(e.into()))?;
+            log::remove(&self.place, UNDOING).map_err(&failed)?;
+            return Err(failure(stopped));
+        }
+        rustix::fs::syncfs(&self.locked).map_err(|e| failed(e.into()))?;
+        drop_folder(&self.locked, &self.place)
+    }
+}
+
+/// Completes an undo that was interrupted. What others have changed since stays.
+pub fn complete(folder: &Folder, locked: &Locked, output: &Output) -> Outcome {
+    let place = locked.state.join(APPLIED);
+    let Some(log) = read_log(&place, UNDOING)? else { return Ok(()) };
+    let (now, before) = (Layer::open(&folder.path)?, Layer::open(&place.join(UPPER))?);
+    let foreign = Sides { folder: &now, other: &before }.take_back(&log).map_err(failure)?;
+    rustix::fs::syncfs(locked).map_err(|e| cannot("sync", &place)(e.into()))?;
+    drop_folder(locked, &place)?;
+    output.note(format!("an undo in {} was interrupted, and is completed", folder.path.shown()));
+    if !foreign.is_empty() {
+        output.note(format!("{} stays as others have made it", some_paths(&foreign)));
+    }
+    Ok(())
+}
