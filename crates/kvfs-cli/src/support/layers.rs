@@ -8,5 +8,6 @@ pub mod layer;
 pub mod reader;
 
 /// Options that the overlay must be mounted with for [`reader::Changes`] to understand it.
-/// `userxattr` is needed, too, with [`layer::Marks::User`].
-pub const OPTIONS: &str = "redirect_dir=off,index=off,metacopy=off,xino=off";
+/// `userxattr` is needed, too, with [`layer::Marks::User`]; the kernel refuses that with
+/// `redirect_dir=off`, and `nofollow` makes no redirections either.
+pub const OPTIONS: &str = "redirect_dir=nofollow,index=off,metacopy=off,xino=off";

@@ -64,6 +64,7 @@ mod one_view;
 mod ordinary_user;
 mod other_users;
 mod outputs;
+mod over;
 mod packages;
 mod paged;
 mod past;
