@@ -132,7 +132,9 @@ impl Sides<'_> {
             Ok(()) => {}
             Err(e) => {
                 return Err(match e.raw_os_error().map(Errno::from_raw_os_error) {
-                    Some(Errno::EXIST | Errno::NOENT) => Stopped::Foreign(path.clone()),
+                    Some(Errno::EXIST | Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
+                        Stopped::Foreign(path.clone())
+                    }
                     _ => failed(e),
                 });
             }
@@ -159,13 +161,12 @@ impl Sides<'_> {
         }?)
     }
 
-    /// Gives a directory of the folder these attributes, as far as it has others.
+    /// Gives a directory of the folder these attributes, as far as it has others. One that others
+    /// have removed or replaced gets none.
     fn set(&self, path: &[u8], state: &State) -> io::Result<()> {
+        let now = || self.folder.attributes(path);
+        let Some(before) = now()?.filter(Attributes::is_directory) else { return Ok(()) };
         let directory = self.folder.listing(path)?;
-        let now = || -> io::Result<Attributes> {
-            self.folder.attributes(path)?.ok_or_else(|| io::ErrorKind::NotFound.into())
-        };
-        let before = now()?;
         if (before.uid, before.gid) != (state.uid, state.gid) {
             let (user, group) = (Uid::from_raw(state.uid), Gid::from_raw(state.gid));
             rustix::fs::fchown(&directory, Some(user), Some(group))?;
@@ -184,7 +185,7 @@ impl Sides<'_> {
             }
         }
         // An owner or an access list that was set has changed the permissions.
-        if now()?.mode != state.mode {
+        if now()?.is_some_and(|now| now.mode != state.mode) {
             rustix::fs::fchmod(&directory, Mode::from_raw_mode(state.mode))?;
         }
         if let Some((tv_sec, nanos)) = state.mtime.filter(|mtime| *mtime != before.mtime) {
