@@ -13,7 +13,8 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use kvfs_fuse::mounts;
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
 
 use crate::support::machine::paths;
 use crate::support::terminal::output::{Exit, Failure, Outcome};
@@ -104,29 +105,32 @@ impl Folder {
                 Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(cannot(e)),
                 _ => {}
             }
-            let meta = match state.symlink_metadata() {
+            let way = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let lock = match rustix::fs::open(state, way, Mode::empty()) {
                 // The process that had the lock has removed the folder.
-                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-                meta => meta.map_err(cannot)?,
+                Err(Errno::NOENT) => continue,
+                Err(Errno::NOTDIR | Errno::LOOP | Errno::ACCESS) => return Err(not_own(state)),
+                lock => File::from(lock.map_err(|e| cannot(e.into()))?),
             };
+            let meta = lock.metadata().map_err(cannot)?;
             let is_own = meta.uid() == rustix::process::geteuid().as_raw();
-            if !meta.is_dir() || !is_own || meta.permissions().mode() & 0o077 != 0 {
-                let what = format!("{} is not this user's own state folder", state.shown());
-                return Err(Failure::new(Exit::NotPermitted, what)
-                    .hint("another user has run over the folder: see who owns it"));
+            if !is_own || meta.permissions().mode() & 0o077 != 0 {
+                return Err(not_own(state));
             }
-            let lock = match File::open(state) {
-                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-                lock => lock.map_err(cannot)?,
-            };
             rustix::fs::flock(&lock, FlockOperation::LockExclusive)
                 .map_err(|e| cannot(e.into()))?;
-            let locked = lock.metadata().map_err(cannot)?;
-            if state.symlink_metadata().is_ok_and(|meta| meta.ino() == locked.ino()) {
+            if state.symlink_metadata().is_ok_and(|now| now.ino() == meta.ino()) {
                 return Ok(Locked { state: state.clone(), lock });
             }
         }
     }
+}
+
+/// Returns the failure for a state folder that others may have filled.
+fn not_own(state: &Path) -> Failure {
+    let what = format!("{} is not this user's own state folder", state.shown());
+    Failure::new(Exit::NotPermitted, what)
+        .hint("another user has run over the folder: see who owns it")
 }
 
 fn no_room(path: &Path) -> Failure {
