@@ -111,7 +111,7 @@ impl Layers {
 
     /// Reads what the upper layer changes.
     pub fn changes(&self) -> Changes<'_> {
-        let root = Entry { path: Vec::new(), below: true };
+        let root = Entry { path: Vec::new(), below: true, is_opaque: false };
         Changes { layers: self, todo: vec![root].into(), linked: HashMap::new(), failed: false }
     }
 
@@ -176,6 +176,9 @@ struct Entry {
     /// True if the lower layer's names are seen at this path: no directory above it replaces one of
     /// another kind, or is new.
     below: bool,
+    /// True in a directory that was made again: the view has only what the upper layer has there.
+    /// The overlay marks the topmost such directory alone.
+    is_opaque: bool,
 }
 
 /// The changes of an upper layer, read as they are asked for. After a failure there are no more.
@@ -232,7 +235,7 @@ impl Changes<'_> {
             notes.iter().find(|(one, _)| *one == name).map(|(_, value)| value)
         };
         let is_copy = note(b"origin").is_some();
-        let is_opaque = note(b"opaque").is_some_and(|value| value == b"y");
+        let is_opaque = entry.is_opaque || note(b"opaque").is_some_and(|value| value == b"y");
         let first = match after.is_linked && !after.is_directory() {
             true => self.first(path, &after),
             false => None,
@@ -286,7 +289,7 @@ impl Changes<'_> {
             names.extend(self.layers.lower.names(path)?);
         }
         for name in names.iter().rev() {
-            self.todo.push_front(Entry { path: join(path, name), below });
+            self.todo.push_front(Entry { path: join(path, name), below, is_opaque });
         }
         Ok(())
     }
@@ -370,13 +373,16 @@ mod tests {
         let directory = layers();
         let [lower, upper] = ["lower", "upper"].map(|name| directory.path().join(name));
         write(&lower, &[("again/kept", "1"), ("again/old/x", "1"), ("gone", "1"), ("node", "1")]);
+        write(&lower, &[("again/both/old", "1"), ("again/both/same", "1")]);
         write(&upper, &[("again/kept", "1"), ("again/sub/y", "1"), ("gone", ""), ("never", "")]);
+        write(&upper, &[("again/both/same", "1")]);
         note(&upper.join("again"), "opaque", "y");
         note(&upper.join("gone"), "whiteout", "y");
         note(&upper.join("never"), "whiteout", "y");
         let kind = FileType::CharacterDevice;
         let made = rustix::fs::mknodat(rustix::fs::CWD, upper.join("node"), kind, Mode::empty(), 0);
-        let mut want = vec!["Removed again/old", "Added again/sub", "Added again/sub/y"];
+        let mut want = vec!["Removed again/both/old", "Removed again/old"];
+        want.extend(["Added again/sub", "Added again/sub/y"]);
         want.push("Removed gone");
         want.extend(made.is_ok().then_some("Removed node"));
         assert_eq!(lines(directory.path()), want);
