@@ -101,68 +101,100 @@ impl Target {
         }
     }
 
+    /// Imports into the directory `to` of the target.
     pub fn import(
         mut self,
         to: &[u8],
         read: impl FnOnce(&mut dyn FnMut(Item) -> Outcome) -> Outcome,
     ) -> Outcome<Counts> {
         let directory = [b"/", self.directory.as_os_str().as_bytes(), b"/", to].concat();
-        let mut words = vec![&b"IMPORT"[..], b"BEGIN", &directory];
-        words.extend(self.view.iter().flat_map(Naming::words));
-        self.mounted.call(&words)?;
-        let (mut bytes, mut under_way) = (Vec::new(), 0);
-        let mounted = &mut self.mounted;
-        let done = read(&mut |item| {
-            if bytes.len() + item.size() > 2 * BATCH {
-                send(mounted, &mut bytes, &mut under_way)?;
-            }
-            item.encode(&mut bytes);
-            if bytes.len() >= BATCH { send(mounted, &mut bytes, &mut under_way) } else { Ok(()) }
-        });
-        let done = done.and_then(|()| send(mounted, &mut bytes, &mut under_way));
-        if let Err(failure) = done {
-            // Closing the connection ends the import, but a pending refusal explains the failure
-            // better.
-            while under_way > 0 {
-                mounted.receive()?;
-                under_way -= 1;
-            }
-            return Err(failure);
-        }
-        while under_way > 0 {
-            mounted.receive()?;
-            under_way -= 1;
-        }
-        let reply = mounted.call(&[b"IMPORT", b"END"])?;
-        let Some(made) = Imported::of_reply(&reply) else {
-            return Err(Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply"));
-        };
-        Ok(Counts {
-            files: made.files,
-            directories: made.directories,
-            symlinks: made.symlinks,
-            hard_links: made.hard_links,
-            special: made.special,
-            bytes: made.bytes,
-            skipped: made.skipped,
-        })
+        import(&mut self.mounted, &directory, self.view.as_ref(), read)
     }
 }
 
-fn send(mounted: &mut Mounted, bytes: &mut Vec<u8>, under_way: &mut usize) -> Outcome {
-    if bytes.is_empty() {
-        return Ok(());
+/// Sends the items that `read` passes on to the daemon, which makes them in a directory of a view:
+/// of the store itself if `view` is `None`. The connection can be used afterwards, also after a
+/// failure.
+pub fn import(
+    mounted: &mut Mounted,
+    directory: &[u8],
+    view: Option<&Naming>,
+    read: impl FnOnce(&mut dyn FnMut(Item) -> Outcome) -> Outcome,
+) -> Outcome<Counts> {
+    let mut words = vec![&b"IMPORT"[..], b"BEGIN", directory];
+    words.extend(view.into_iter().flat_map(Naming::words));
+    mounted.call(&words)?;
+    let mut requests = Requests { mounted, bytes: Vec::new(), under_way: 0, refused: None };
+    let done = read(&mut |item| requests.add(&item));
+    let done = done.and_then(|()| requests.send());
+    while requests.under_way > 0 {
+        requests.receive();
     }
-    if *under_way == UNDER_WAY {
-        *under_way -= 1;
-        if let Err(refused) = mounted.receive() {
-            // The requests after it are refused for the same reason.
-            *under_way = 0;
-            return Err(refused);
+    let Requests { mounted, refused, .. } = requests;
+    if let Some(refused) = refused {
+        // It explains the failure better, and has ended the import.
+        return Err(refused);
+    }
+    if let Err(failure) = done {
+        // If this fails, the end of the connection ends the import.
+        let _ = mounted.call(&[b"IMPORT", b"DROP"]);
+        return Err(failure);
+    }
+    let reply = mounted.call(&[b"IMPORT", b"END"])?;
+    let Some(made) = Imported::of_reply(&reply) else {
+        return Err(Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply"));
+    };
+    Ok(Counts {
+        files: made.files,
+        directories: made.directories,
+        symlinks: made.symlinks,
+        hard_links: made.hard_links,
+        special: made.special,
+        bytes: made.bytes,
+        skipped: made.skipped,
+    })
+}
+
+/// The requests of an import.
+struct Requests<'m> {
+    mounted: &'m mut Mounted,
+    /// Items that are not sent yet.
+    bytes: Vec<u8>,
+    /// Requests without a reply.
+    under_way: usize,
+    /// The first refusal of a request: those after it are refused because of it.
+    refused: Option<Failure>,
+}
+
+impl Requests<'_> {
+    fn add(&mut self, item: &Item) -> Outcome {
+        if self.bytes.len() + item.size() > 2 * BATCH {
+            self.send()?;
+        }
+        item.encode(&mut self.bytes);
+        if self.bytes.len() >= BATCH { self.send() } else { Ok(()) }
+    }
+
+    fn send(&mut self) -> Outcome {
+        if self.bytes.is_empty() {
+            return Ok(());
+        }
+        if self.under_way == UNDER_WAY {
+            self.receive();
+        }
+        if self.refused.is_some() {
+            return Err(Failure::new(Exit::Failed, "the import has ended"));
+        }
+        self.mounted.send(&[b"IMPORT", b"ADD", &self.bytes])?;
+        self.under_way += 1;
+        self.bytes.clear();
+        Ok(())
+    }
+
+    fn receive(&mut self) {
+        self.under_way -= 1;
+        if let Err(failure) = self.mounted.receive() {
+            self.refused.get_or_insert(failure);
         }
     }
-    mounted.send(&[b"IMPORT", b"ADD", bytes])?;
-    *under_way += 1;
-    bytes.clear();
-    Ok(())
 }

@@ -42,7 +42,8 @@ impl<'a> Source<'a> {
         }
     }
 
-    fn give(&mut self, item: Item) -> Outcome {
+    /// Passes on an item.
+    pub fn give(&mut self, item: Item) -> Outcome {
         (self.give)(item)
     }
 
@@ -231,14 +232,26 @@ impl<'a> Source<'a> {
     }
 
     fn host_file(&mut self, source: &Path, path: &[u8], meta: Meta, bar: &ProgressBar) -> Outcome {
-        let mut file = File::open(source).map_err(|e| cannot_read(source, e))?;
+        let file = File::open(source).map_err(|e| cannot_read(source, e))?;
+        self.open_file(file, source, path, meta, bar)
+    }
+
+    /// Passes on an open file of this machine, with its holes. `source` is its path for messages.
+    pub fn open_file(
+        &mut self,
+        mut file: File,
+        source: &Path,
+        path: &[u8],
+        meta: Meta,
+        bar: &ProgressBar,
+    ) -> Outcome {
         let m = file.metadata().map_err(|e| cannot_read(source, e))?;
         let size = m.len();
         let sparse = m.blocks().saturating_mul(512) < size;
         self.give(Item::File { path: path.to_vec(), meta, size })?;
         let mut at = 0;
         while at < size {
-            let (from, to) = if sparse { data_from(&file, at, size)? } else { (at, size) };
+            let (from, to) = if sparse { data_from(&file, at, size) } else { (at, size) };
             if from >= size {
                 break;
             }
@@ -324,14 +337,15 @@ fn append(from: &mut impl Read, most: usize, bytes: &mut Vec<u8>) -> io::Result<
     from.take(most as u64).read_to_end(bytes).map(drop)
 }
 
-/// Returns the next extent of data at or after `at`, or all the rest if the host does not tell.
-fn data_from(file: &File, at: u64, size: u64) -> Outcome<(u64, u64)> {
+/// Returns the next extent of data at or after `at`, or all the rest if the host does not tell. It
+/// ends at `size`, and begins there or later if there is no more data. Moves the file's position.
+pub fn data_from(file: &File, at: u64, size: u64) -> (u64, u64) {
     let data = match rustix::fs::seek(file, SeekFrom::Data(at)) {
         Ok(data) => data,
-        Err(rustix::io::Errno::NXIO) => return Ok((size, size)),
-        Err(_) => return Ok((at, size)),
+        Err(rustix::io::Errno::NXIO) => return (size, size),
+        Err(_) => return (at, size),
     };
-    Ok((data, rustix::fs::seek(file, SeekFrom::Hole(data)).unwrap_or(size).min(size)))
+    (data, rustix::fs::seek(file, SeekFrom::Hole(data)).unwrap_or(size).min(size))
 }
 
 fn cannot_read(path: &Path, error: io::Error) -> Failure {
