@@ -120,6 +120,31 @@ pub fn split(path: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
+/// Returns all extended attributes of an open file, as [`Layer::xattrs`] does. It may be open for its
+/// path alone.
+pub fn xattrs_of(opened: &OwnedFd) -> io::Result<Vec<Xattr>> {
+    // The calls for descriptors refuse one that was opened for its path alone.
+    let place = format!("/proc/self/fd/{}", opened.as_raw_fd());
+    // Linux has at most this many bytes of names, and in a value.
+    let mut names = vec![0; 64 << 10];
+    let length = match rustix::fs::listxattr(&*place, &mut names[..]) {
+        Ok(length) => length,
+        Err(Errno::NOTSUP | Errno::NOSYS | Errno::ACCESS | Errno::PERM) => {
+            return Ok(Vec::new());
+        }
+        Err(e) => return Err(e.into()),
+    };
+    let mut all = Vec::new();
+    let mut value = vec![0; 64 << 10];
+    for name in names[..length].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+        if let Ok(length) = rustix::fs::getxattr(&*place, name, &mut value[..]) {
+            all.push((name.to_vec(), value[..length].to_vec()));
+        }
+    }
+    all.sort_unstable();
+    Ok(all)
+}
+
 /// An open layer.
 pub struct Layer {
     directory: OwnedFd,
@@ -153,7 +178,7 @@ impl Layer {
     }
 
     fn entry(&self, path: &[u8], flags: OFlags) -> io::Result<OwnedFd> {
-        let path = if path.is_empty() { b"." } else { path };
+        let path: &[u8] = if path.is_empty() { b"." } else { path };
         Ok(beneath::open(&self.directory, path, flags, Mode::empty())?)
     }
 
@@ -193,27 +218,7 @@ impl Layer {
     /// Returns all extended attributes of a file, the overlay's notes among them, sorted by name.
     /// Those that this user cannot read are left out.
     pub fn xattrs(&self, path: &[u8]) -> io::Result<Vec<Xattr>> {
-        let opened = self.entry(path, OFlags::PATH)?;
-        // The calls for descriptors refuse one that was opened for its path alone.
-        let place = format!("/proc/self/fd/{}", opened.as_raw_fd());
-        // Linux has at most this many bytes of names, and in a value.
-        let mut names = vec![0; 64 << 10];
-        let length = match rustix::fs::listxattr(&*place, &mut names[..]) {
-            Ok(length) => length,
-            Err(Errno::NOTSUP | Errno::NOSYS | Errno::ACCESS | Errno::PERM) => {
-                return Ok(Vec::new());
-            }
-            Err(e) => return Err(e.into()),
-        };
-        let mut all = Vec::new();
-        let mut value = vec![0; 64 << 10];
-        for name in names[..length].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
-            if let Ok(length) = rustix::fs::getxattr(&*place, name, &mut value[..]) {
-                all.push((name.to_vec(), value[..length].to_vec()));
-            }
-        }
-        all.sort_unstable();
-        Ok(all)
+        xattrs_of(&self.entry(path, OFlags::PATH)?)
     }
 
     /// Sets an extended attribute of a file, or removes it if the value is `None`.
