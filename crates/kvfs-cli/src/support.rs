@@ -1,6 +1,7 @@
 //! Parts that several commands use, in rooms by theme.
 
 pub mod archives;
+pub mod layered_runs;
 pub mod layers;
 pub mod machine;
 pub mod mounting;

@@ -1,6 +1,8 @@
 //! `kvfs run`: runs a program in a transaction. `there` does so for a transaction on a server, and
-//! `over` for a folder that is in no store.
+//! `over` for a folder that is in no store, `layered` with the program's files in a layer of this
+//! machine until it has ended.
 
+mod layered;
 mod over;
 mod there;
 
@@ -11,7 +13,7 @@ use std::process::ExitCode;
 use kvdb_server::Reply;
 
 use crate::commands::mount;
-use crate::support::machine::sandbox::{self, Namespace};
+use crate::support::machine::sandbox::{self, Namespace, Overlay};
 use crate::support::mounts::mounted::{self, Commit, Mounted, NotCommitted};
 use crate::support::mounts::place::View;
 use crate::support::review::merge_requests::{Author, Choices, Rebased, rebase_transaction};
@@ -23,6 +25,8 @@ use crate::support::terminal::prompt::Terminal;
 use crate::support::terminal::sizes;
 use crate::support::terminal::text::Shown;
 use crate::support::terminal::text::{show, with_paths};
+
+use layered::Layered;
 
 /// Run a program in a transaction: commit on exit 0, otherwise discard.
 #[derive(clap::Args)]
@@ -42,6 +46,12 @@ Environment of the program: KVFS_TXN, the number of the transaction; KVFS_SOCKET
 the store's daemon; KVFS_MOUNT, the mount point. `kvfs kv` uses the transaction automatically; \
 other clients of the socket join it by: TXN JOIN $KVFS_TXN
 
+With --layer the program works at the speed of this machine's own file systems: what it writes \
+goes to a scratch directory above the transaction (a kernel overlay), and into the transaction \
+when the program has ended, at once. Then all is as without it: review, selection, commit, \
+conflicts, undo. Inside, kvfs commands on that mount are refused, since they would not see those \
+files, and KVFS_TXN and KVFS_SOCKET are not set. Programs that it leaves running are ended.
+
 For a store on a server (kvfs serve --write), the transaction begins on the server, and is \
 mounted on a new directory, KVFS_MOUNT, in which the program runs:
 
@@ -49,7 +59,7 @@ mounted on a new directory, KVFS_MOUNT, in which the program runs:
 
 --durable, --commit, --abort, --ask, --keep, --no-keep and --no-sync mean the same there. With \
 --durable the command that continues the transaction, if this one is killed, is printed on \
-standard error before the program starts. --rebase is not available.
+standard error before the program starts. --rebase and --layer are not available.
 
 For a folder of any file system, without a store, --over runs the program over it:
 
@@ -98,6 +108,15 @@ pub struct Args {
     /// must be in the store.
     #[arg(long)]
     chroot: bool,
+    /// Keep the program's files in a layer on this machine until it has ended, and then put them
+    /// into the transaction: faster for programs that make many files. A change of some bytes in a
+    /// file copies the whole file to the scratch directory first (si only).
+    #[arg(long)]
+    layer: bool,
+    /// Make the scratch directory of --layer in DIR, on a file system of this machine with room for
+    /// all that the program writes; by default in TMPDIR, next to the store's file, or in /var/tmp.
+    #[arg(long, value_name = "DIR", requires = "layer")]
+    scratch: Option<PathBuf>,
     /// Program and its arguments, after `--`.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -227,26 +246,56 @@ pub fn enter(
     command: &[OsString],
     output: &Output,
 ) -> Outcome<sandbox::Code> {
+    let how = if chroot { Entered::Chroot } else { Entered::Bound(None) };
+    enter_by(mounted, id, how, ends_with, command, output)
+}
+
+/// The way in which a program sees a transaction.
+enum Entered {
+    /// The view is its root.
+    Chroot,
+    /// The view replaces the store, or the overlay above the view does.
+    Bound(Option<Overlay>),
+}
+
+fn enter_by(
+    mounted: &mut Mounted,
+    id: u64,
+    how: Entered,
+    ends_with: Option<i32>,
+    command: &[OsString],
+    output: &Output,
+) -> Outcome<sandbox::Code> {
     mounted.must_have_views()?;
     let view = mounted.view(id);
     if !view.is_dir() {
         return Err(Failure::new(Exit::NotFound, format!("{} is not there", view.shown())));
     }
-    let mut environment = vec![(mounted::TRANSACTION, OsString::from(id.to_string()))];
+    let mut environment: Vec<(&str, OsString)> = Vec::new();
+    // A program in an overlay does not find the transaction, which does not have its files yet.
+    let is_told = !matches!(how, Entered::Bound(Some(_)));
+    if is_told {
+        environment.push((mounted::TRANSACTION, id.to_string().into()));
+    }
     // `git status` rewrites its index if that was written in the same second as a file was changed.
     // A user who only looks does not want to commit that.
     if std::env::var_os(GIT_LOCKS).is_none() {
         environment.push((GIT_LOCKS, "0".into()));
     }
-    let namespace = if chroot {
-        // The socket cannot be reached in a chroot.
-        environment.push((mounted::MOUNT, "/".into()));
-        Namespace::Root { view }
-    } else {
-        environment.push((mounted::SOCKET, mounted.socket.clone().into()));
-        let (of, place) = replaced(mounted, id)?;
-        environment.push((mounted::MOUNT, place.clone().into()));
-        Namespace::Bound { view, of, mount_point: mounted.mount_point.clone(), place }
+    let namespace = match how {
+        Entered::Chroot => {
+            // The socket cannot be reached in a chroot.
+            environment.push((mounted::MOUNT, "/".into()));
+            Namespace::Root { view }
+        }
+        Entered::Bound(overlay) => {
+            if is_told {
+                environment.push((mounted::SOCKET, mounted.socket.clone().into()));
+            }
+            let (of, place) = replaced(mounted, id)?;
+            environment.push((mounted::MOUNT, place.clone().into()));
+            Namespace::Bound { view, of, mount_point: mounted.mount_point.clone(), place, overlay }
+        }
     };
     sandbox::run(&namespace, command, &environment, ends_with, output)
 }
@@ -286,28 +335,40 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
         )));
     }
     mounted.must_have_views()?;
+    if args.layer {
+        layered::refuse_others(args)?;
+    }
     let terminal = match args.end.ask {
         true => Some(Terminal::open("decide beforehand: --commit, --abort, or --keep")?),
         false => None,
     };
     let label =
         args.command.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
-    if terminal.is_some() {
+    if terminal.is_some() || args.layer {
         // Prevents the program from committing the transaction itself, and from changing the store
-        // in a way that bypasses the question.
+        // in a way that bypasses the question or the layer.
         mounted.seal()?;
     }
     // Attached: if this process is killed, the transaction ends with it.
     let mut id = args.how.begin(&mut mounted, within, true, &label)?;
-    let code = match enter(&mut mounted, id, args.chroot, None, &args.command, output) {
-        Ok(code) => code,
+    let number = id.to_string();
+    let (code, layer) = match start(&mut mounted, id, args, output) {
+        Ok(started) => started,
         Err(failure) => {
-            mounted.txn(&["ABORT", &id.to_string()])?;
+            mounted.txn(&["ABORT", &number])?;
             return Err(failure);
         }
     };
     find_again(&mut mounted, id, terminal.is_some())?;
-    let number = id.to_string();
+    if let Some(layer) = layer {
+        let is_refused = args.end.abort || code != 0 && !args.end.commit && !args.end.keep;
+        let wanted = terminal.is_some() || !is_refused;
+        if let Err(failure) = layer.end(&mut mounted, wanted, output) {
+            // If the daemon is gone, so is the transaction.
+            let _ = mounted.txn(&["ABORT", &number]);
+            return Err(failure);
+        }
+    }
     let ended = (code != 0).then(|| format!("The program ended with {code}."));
     let mut asked = terminal.map(|terminal| Question::new(terminal, ended));
     let (end, state) = loop {
@@ -356,6 +417,19 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
         }
     }
     Ok(code)
+}
+
+/// Runs the program, above the transaction if that is wanted. Returns its exit code and the layer.
+fn start(
+    mounted: &mut Mounted,
+    id: u64,
+    args: &Args,
+    output: &Output,
+) -> Outcome<(sandbox::Code, Option<Layered>)> {
+    let layer = args.layer.then(|| Layered::make(args, mounted, id)).transpose()?;
+    let overlay = layer.as_ref().map(Layered::overlay).transpose()?;
+    let how = if args.chroot { Entered::Chroot } else { Entered::Bound(overlay) };
+    Ok((enter_by(mounted, id, how, None, &args.command, output)?, layer))
 }
 
 /// Fails if the transaction has ended with the store's daemon. `sealed` is set if processes that

@@ -114,6 +114,9 @@ fn refuse_of_local_stores(args: &Args) -> Outcome {
     if args.chroot {
         return refused("--chroot", "the program works in the directory of the mount");
     }
+    if args.layer {
+        return refused("--layer", "a layer is folded into the transaction by its mount's daemon");
+    }
     let is_other = how.isolation == Isolation::Ser
         || how.label.is_some()
         || how.idle.is_some()

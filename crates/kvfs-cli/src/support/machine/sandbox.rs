@@ -14,6 +14,9 @@
 //! A run over a folder of another file system has a kernel overlay on the folder instead, in a mount
 //! name space of its own likewise.
 //!
+//! A kernel overlay can lie between: then its merged directory replaces the store, with the view as
+//! the lower layer, and the changes stay in the upper layer, outside of the store.
+//!
 //! The waiting process blocks the signals that it forwards and accepts them one by one, together
 //! with SIGCHLD. So it needs neither a handler nor another thread.
 
@@ -27,7 +30,9 @@ use std::process::Command;
 
 use kvfs_fuse::mounts;
 
+use crate::support::layered_runs::inside_layer;
 use crate::support::machine::descendants;
+use crate::support::mounts::mounted;
 use crate::support::mounts::place::{self, View};
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::text::Shown;
@@ -36,8 +41,14 @@ use crate::support::terminal::text::Shown;
 pub enum Namespace {
     /// `view` replaces `of` (the store, a clone, or a transaction that is shown already) in all
     /// mounts of the file system that is mounted on `mount_point`. `place` is the path of `of`
-    /// itself.
-    Bound { view: PathBuf, of: View, mount_point: PathBuf, place: PathBuf },
+    /// itself. With `overlay` the merged directory of that replaces `of` instead.
+    Bound {
+        view: PathBuf,
+        of: View,
+        mount_point: PathBuf,
+        place: PathBuf,
+        overlay: Option<Overlay>,
+    },
     /// `view` is the root.
     Root { view: PathBuf },
     /// All is where it is, and `view` is the working directory.
@@ -46,6 +57,21 @@ pub enum Namespace {
     /// in the options begin at `parent`.
     Layered { parent: PathBuf, name: OsString, options: Vec<u8> },
 }
+
+/// A kernel overlay that only the child mounts.
+#[derive(Clone, Debug)]
+pub struct Overlay {
+    /// The directory on which it is mounted first, outside of the store.
+    pub merged: PathBuf,
+    /// The options of overlayfs, which name the layers.
+    pub options: OsString,
+    /// Flags of mount(2) that the mount of the store has, such as MS_NOSUID.
+    pub flags: libc::c_ulong,
+}
+
+/// Variables of the environment by which programs find a transaction. A program in an overlay does
+/// not have them: the transaction does not have its files yet.
+const OF_TRANSACTION: [&str; 2] = [mounted::TRANSACTION, mounted::SOCKET];
 
 /// The exit code of a child as a shell would report it, or 128 plus the signal.
 pub type Code = u8;
@@ -87,6 +113,11 @@ pub fn run(
         // The program has its transaction, and not what lets it begin and commit others.
         for shown in ["KVFS_TOKEN", "KVFS_TOKEN_FILE", "KVFS_CERT", "KVFS_CERT_KEY", "KVFS_KEY"] {
             command.env_remove(shown);
+        }
+    }
+    if matches!(namespace, Namespace::Bound { overlay: Some(_), .. }) {
+        for variable in OF_TRANSACTION {
+            command.env_remove(variable);
         }
     }
     let mut inside = Inside::prepare(namespace)?;
@@ -161,6 +192,7 @@ const CHROOT: u8 = 5;
 const CHDIR: u8 = 6;
 const AWAY: u8 = 7;
 const LAYER: u8 = 8;
+const OVERLAY: u8 = 9;
 
 fn refused(namespace: &Namespace, step: u8, error: &io::Error) -> Failure {
     let (view, place) = match namespace {
@@ -179,6 +211,7 @@ fn refused(namespace: &Namespace, step: u8, error: &io::Error) -> Failure {
         ),
         CHROOT => format!("cannot make {} the root", view.shown()),
         LAYER => format!("cannot mount an overlay on a directory in {}", view.shown()),
+        OVERLAY => format!("cannot mount an overlay above {}", view.shown()),
         _ => "cannot go to the working directory".to_string(),
     };
     let failure = Failure::io(what, error);
@@ -190,6 +223,11 @@ fn refused(namespace: &Namespace, step: u8, error: &io::Error) -> Failure {
         UNSHARE | MAP | PRIVATE => failure.hint(
             "this needs root, or a kernel that lets users make name spaces (sysctl kernel.unprivileged_userns_clone, \
              kernel.apparmor_restrict_unprivileged_userns); --chroot needs CAP_SYS_CHROOT alone",
+        ),
+        OVERLAY => failure.hint(
+            "--layer needs Linux 5.11 with overlayfs, and a scratch directory on a file system \
+             such as ext4, xfs, btrfs or tmpfs: --scratch DIR; without --layer the program works \
+             in the transaction itself",
         ),
         _ => failure,
     }
@@ -216,6 +254,8 @@ struct Layered {
 
 /// Everything that the child needs to enter the view, prepared before the fork.
 struct Inside {
+    /// The overlay to mount first: its directory, its options, and flags of mount(2).
+    overlay: Option<(CString, CString, libc::c_ulong)>,
     /// The mounts to replace, in the order in which they were mounted.
     replaced: Vec<Replaced>,
     layered: Option<Layered>,
@@ -238,8 +278,14 @@ impl Inside {
         let maps = (line(user), line(group));
         let here = std::env::current_dir().ok();
         Ok(match namespace {
-            Namespace::Bound { view, of, mount_point, place: main } => {
-                let places = places(view, of, mount_point, main)?;
+            Namespace::Bound { view, of, mount_point, place: main, overlay } => {
+                let seen = overlay.as_ref().map_or(view, |overlay| &overlay.merged);
+                let places = places(seen, of, mount_point, main)?;
+                let overlay = overlay.as_ref().map(|overlay| -> Outcome<_> {
+                    let options = c_string(Path::new(&overlay.options))?;
+                    Ok((c_string(&overlay.merged)?, options, overlay.flags))
+                });
+                let overlay = overlay.transpose()?;
                 // The same path leads into the view once that is mounted.
                 let inside = |dir: &PathBuf| places.iter().any(|(_, place)| dir.starts_with(place));
                 let directory = here.filter(inside).map(|dir| c_string(&dir)).transpose()?;
@@ -260,9 +306,10 @@ impl Inside {
                         format!("the store is not mounted on {}", mount_point.shown()),
                     ));
                 }
-                Inside { replaced, layered: None, root: None, directory, maps }
+                Inside { overlay, replaced, layered: None, root: None, directory, maps }
             }
             Namespace::Root { view } => Inside {
+                overlay: None,
                 replaced: Vec::new(),
                 layered: None,
                 root: Some(c_string(view)?),
@@ -270,6 +317,7 @@ impl Inside {
                 maps,
             },
             Namespace::Directory { view } => Inside {
+                overlay: None,
                 replaced: Vec::new(),
                 layered: None,
                 root: None,
@@ -285,6 +333,7 @@ impl Inside {
                     options: c_string(Path::new(OsStr::from_bytes(options)))?,
                 };
                 Inside {
+                    overlay: None,
                     replaced: Vec::new(),
                     layered: Some(layered),
                     root: None,
@@ -316,6 +365,18 @@ impl Inside {
             step(PRIVATE, unsafe {
                 libc::mount(none, c"/".as_ptr(), none, libc::MS_REC | libc::MS_PRIVATE, none.cast())
             })?;
+            if let Some((merged, options, flags)) = &self.overlay {
+                // SAFETY: see above.
+                step(OVERLAY, unsafe {
+                    libc::mount(
+                        inside_layer::SOURCE.as_ptr(),
+                        merged.as_ptr(),
+                        c"overlay".as_ptr(),
+                        *flags,
+                        options.as_ptr().cast(),
+                    )
+                })?;
+            }
             // Open all of the view first: unmounting the store removes the path to it.
             for replaced in &mut self.replaced {
                 // SAFETY: see above.
@@ -330,6 +391,12 @@ impl Inside {
                 if replaced.tree < 0 && replaced.is_main {
                     return Err((BIND, io::Error::last_os_error()));
                 }
+            }
+            if let Some((merged, ..)) = &self.overlay {
+                // The overlay is to be seen in place of the store alone. If this fails, it is seen
+                // in the scratch directory, too, which does no harm.
+                // SAFETY: see above.
+                unsafe { libc::umount2(merged.as_ptr(), libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW) };
             }
             // A later mount may lie on an earlier one, so unmount in reverse.
             for replaced in self.replaced.iter_mut().rev() {

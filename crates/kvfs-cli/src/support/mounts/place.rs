@@ -12,6 +12,7 @@ use std::path::{Component, Path, PathBuf};
 use kvfs_fuse::mounts::{self, MountEntry};
 use kvfs_fuse::view_names::{directory_name, view_name};
 
+use crate::support::layered_runs::inside_layer;
 use crate::support::machine::{destination, paths};
 use crate::support::mounts::waiting;
 use crate::support::terminal::output::{Exit, Failure, Outcome};
@@ -148,10 +149,11 @@ pub fn of_target(target: &Path) -> Outcome<Option<Place>> {
     if path.is_dir() || mounts::is_dead(&path) { of(&path).map_err(cannot) } else { Ok(None) }
 }
 
-/// Fails if a path lies in a mount that another user has not opened to others: any result about
-/// such a mount would be wrong.
+/// Fails if a path lies in a mount that another user has not opened to others, or in the layer of a
+/// layered run: any result about such a mount would be wrong.
 pub fn must_let_us_in(path: &Path) -> Outcome {
     let full = paths::full_path(path).or_else(|_| std::path::absolute(path)).unwrap_or_default();
+    inside_layer::must_be_outside(&full)?;
     let Ok(Some(mount)) = mounts::mount_of(&full) else { return Ok(()) };
     let Some(user) = mount.user.filter(|_| mount.is_fuse()) else { return Ok(()) };
     if user == rustix::process::geteuid().as_raw()

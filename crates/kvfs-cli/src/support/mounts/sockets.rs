@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use kvdb_server::Client;
 use kvfs_fuse::mounts::{self, MountEntry};
 
+use crate::support::layered_runs::inside_layer;
 use crate::support::machine::paths;
 use crate::support::mounts::daemons::Record;
 use crate::support::mounts::{place, waiting};
@@ -33,6 +34,7 @@ pub fn socket_of(target: &Path) -> Outcome<Option<PathBuf>> {
     let _waiting = waiting::on(&path);
     let mounted_here = || Record::all().into_iter().find(|r| r.mount_point == path);
     if let Some(record) = Record::of_store(&path).or_else(mounted_here) {
+        inside_layer::must_be_outside(&record.mount_point)?;
         return Ok(record.socket);
     }
     if !path.is_dir() {
@@ -56,7 +58,11 @@ pub fn socket_of(target: &Path) -> Outcome<Option<PathBuf>> {
 pub fn served(store: &Path) -> Outcome<Option<Record>> {
     place::must_let_us_in(store)?;
     let full = paths::full_path(store).unwrap_or_else(|_| store.to_path_buf());
-    match Record::of_store(&full).filter(|record| !record.mounts().is_empty()) {
+    let record = Record::of_store(&full);
+    if let Some(record) = &record {
+        inside_layer::must_be_outside(&record.mount_point)?;
+    }
+    match record.filter(|record| !record.mounts().is_empty()) {
         Some(r) if r.is_stopped() => {
             let (store, mount, pid) = (store.shown(), r.mount_point.shown(), r.pid);
             let text = format!("{store} is mounted on {mount} by process {pid}, which is stopped");
