@@ -47,6 +47,7 @@ mod keeper;
 mod keeper_views;
 mod kv_load;
 mod language;
+mod layered_runs;
 mod live;
 mod long_values;
 mod looking;
