@@ -982,6 +982,45 @@ fn users_without_any_privilege_run_programs_in_transactions() {
 }
 
 #[test]
+fn users_without_any_privilege_run_programs_in_layers() {
+    let Some(user) = Unprivileged::new() else { return };
+    let run = |script: &str| {
+        let mut command = user.kvfs(&["run", "--layer", "--scratch"]);
+        command.arg(user.dir.path()).arg(user.root()).args(["--", "sh", "-c"]);
+        command.arg(format!("cd $KVFS_MOUNT || exit 99; {script}"));
+        command
+    };
+    let script = "set -e; id -u; echo new > file; mkdir d; echo x > d/x; test ! -e .kvfs";
+    let (code, out, said) = ends(&mut run(script));
+    if code == Some(125) && said.contains("cannot mount an overlay") {
+        eprintln!("SKIPPED: users mount no overlays here: {said}");
+        return;
+    }
+    assert_eq!((code, out.as_str()), (Some(0), "65534\n"), "{said}");
+    assert_eq!(user.sees("d/x").as_deref(), Some("x\n"));
+    let owner = |name: &str| {
+        use std::os::unix::fs::MetadataExt;
+        let file = fs::metadata(user.root().join(name)).expect("metadata");
+        (file.uid(), file.ino(), file.mode() & 0o777)
+    };
+    let (_, inode, _) = owner("file");
+    let script = "set -e; echo more >> file; chmod 640 file; rm -r d; mkdir d; echo y > d/y";
+    succeeds(&mut run(script));
+    assert_eq!(user.sees("file").as_deref(), Some("new\nmore\n"));
+    assert_eq!(owner("file"), (65534, inode, 0o640));
+    assert_eq!((user.sees("d/x"), user.sees("d/y").as_deref()), (None, Some("y\n")));
+    let (code, ..) = ends(&mut run("rm file; exit 3"));
+    assert_eq!(code, Some(3));
+    assert_eq!(user.sees("file").as_deref(), Some("new\nmore\n"), "nothing was changed");
+    let left = fs::read_dir(user.dir.path()).expect("a directory").flatten();
+    let mut names = left.map(|entry| text(entry.file_name().as_encoded_bytes()));
+    assert!(
+        !names.any(|name| name.starts_with(".kvfs-layer-")),
+        "its scratch directories are gone"
+    );
+}
+
+#[test]
 fn the_loser_of_a_deadlock_is_told_to_run_again() {
     let Some(mount) = Mount::new() else { return };
     fs::write(mount.path("f"), "old").expect("write");

@@ -206,11 +206,11 @@ mod tests {
         changed[140_000] ^= 1;
         for (upper, lower) in [
             (&long[..], &b""[..]),
-            (b"", &long),
-            (&changed, &long),
-            (&long[..BLOCK + 1], &long),
-            (&long, &long[..BLOCK + 1]),
-            (&long, &changed[..200_000]),
+            (&b""[..], &long[..]),
+            (&changed[..], &long[..]),
+            (&long[..BLOCK + 1], &long[..]),
+            (&long[..], &long[..BLOCK + 1]),
+            (&long[..], &changed[..200_000]),
         ] {
             let (copy, file) = files(upper, lower);
             content(&copy, &file, upper.len() as u64).expect("written");
