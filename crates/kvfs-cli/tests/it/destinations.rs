@@ -165,6 +165,11 @@ fn writing(lab: &Lab, command: &str, argument: &str, onto: &Path) -> Vec<Command
             mount.arg(lab.other()).arg("elsewhere").arg("--log").arg(onto);
             all.push(mount);
         }
+        ("run", "scratch") => {
+            let mut run = kvfs(&["run", "--layer", "--scratch"]);
+            run.arg(onto).args(["mnt", "--", "true"]);
+            all.push(run);
+        }
         ("explore", "outputs") => {
             // The files that it makes are there, and lead to the store.
             let dir = lab.at("outputs");
@@ -402,6 +407,8 @@ fn files_are_opened_to_be_written_in_one_place() {
         ("commands/run.rs", "the terminal"),
         ("support/over/log.rs", "the state folder of runs, which is this user's own"),
         ("support/over/runs.rs", "the state folder of runs, which is this user's own"),
+        ("support/layered_runs/scratch.rs", "a new file in the directory that it makes"),
+        ("support/layered_runs/in_place.rs", "files in a transaction of the store"),
         ("commands/mcp/files.rs", "files in a transaction of the store"),
         ("secrets.rs", "a new file, where nothing is"),
         (

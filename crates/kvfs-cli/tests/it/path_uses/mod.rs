@@ -47,6 +47,7 @@ pub const PATHS: &[(&str, &str, Use)] = &[
     ("kv call", "target", Store),
     ("dict list", "target", Store),
     ("run", "mount", Store),
+    ("run", "scratch", Writes),
     ("explore", "mount", Store),
     ("explore", "outputs", Writes),
     ("txn begin", "mount", Store),
