@@ -98,7 +98,7 @@ def page(done, redis_version):
         wrap(
             "Each line is a program or a library in one version, installed from its registry. It "
             f"was run on KVFS and on Redis {redis_version} in one run, by its own test suite or "
-            "by a short real use, whose checks are in `scripts/clients/`. Written by:"
+            "by a short real use, whose checks are in `scripts/clients/`. This page is written by:"
         ),
         "",
         "```sh",
@@ -106,12 +106,12 @@ def page(done, redis_version):
         "```",
         "",
         wrap(
-            f"{len(same)} of {len(ran)} lines pass on KVFS all that they pass on Redis. Each line "
-            "had servers of its own, which were empty, reached over TCP on the loopback interface "
-            "with a password; suites have none, and reach the store's Unix socket by a relay. KVFS "
-            "is a mounted store on disk with its defaults, Redis is without persistence. A number "
-            "is of checks or tests that pass on one of the two or on both; tests that a suite "
-            "skips by itself are not counted. Times were not compared."
+            f"{len(same)} of {len(ran)} lines pass all checks on KVFS that they pass on Redis. Each "
+            "line had its own empty servers, which it reached over TCP on the loopback interface "
+            "with a password. Suites use no password, and reach the store's Unix socket by a relay. "
+            "KVFS is a mounted store on disk with its defaults; Redis runs without persistence. The "
+            "numbers count checks or tests that pass on at least one of the two servers; tests that "
+            "a suite skips by itself are not counted. Times were not compared."
         ),
         "",
         "| program or library | language | what was run | KVFS | Redis |",
@@ -132,8 +132,9 @@ def page(done, redis_version):
     lines += [
         "",
         wrap(
-            "[Programs that an absence rules out](resp.md#programs-that-do-not-run), and [Redis' "
-            "own test suites](bench/redis-suites.md), on both."
+            "[resp.md](resp.md#programs-that-do-not-run) lists programs that missing features rule "
+            "out, and [redis-suites.md](bench/redis-suites.md) has Redis' own test suites on both "
+            "servers."
         ),
     ]
     return "\n".join(lines) + "\n"
