@@ -10,36 +10,22 @@ use env::{Machine, Random};
 use kvdb::{
     Batch, CreateOptions, DictionaryId, DictionaryOptions, Durability, Kvdb, OpenOptions, Profile,
 };
-use zones::{Device, MemoryDevice, Purpose};
+use zones::{Purpose, Watch, WatchedDevice};
 
 /// A disk: every read of it takes the time of a short seek.
+type Disk = WatchedDevice<Arm>;
+
 #[derive(Default)]
-struct Disk {
-    memory: MemoryDevice,
+struct Arm {
     seeks: AtomicBool,
 }
 
-impl Device for Disk {
-    fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+impl Watch for Arm {
+    fn reads(&self, _: Purpose, _: u64, _: u64) -> io::Result<()> {
         if self.seeks.load(Relaxed) {
             std::thread::sleep(Duration::from_millis(2));
         }
-        self.memory.read_at(purpose, offset, buf)
-    }
-    fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.memory.write_at(purpose, offset, buf)
-    }
-    fn sync(&self) -> io::Result<()> {
-        self.memory.sync()
-    }
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.memory.discard(offset, len)
-    }
-    fn len(&self) -> io::Result<u64> {
-        self.memory.len()
-    }
-    fn grow(&self, new_len: u64) -> io::Result<()> {
-        self.memory.grow(new_len)
+        Ok(())
     }
 }
 

@@ -62,7 +62,7 @@ mod zone_use;
 pub use checksum::{Checksum, crc32c};
 pub use device::{
     CountDevice, CrashDevice, Device, Fault, FaultDevice, FaultKind, FileDevice, MemoryDevice,
-    Operation, Reading, SlowSyncDevice,
+    Operation, Reading, SlowSyncDevice, Watch, WatchedDevice,
 };
 pub use error::{Error, Result};
 pub use extent_writer::ExtentWriter;

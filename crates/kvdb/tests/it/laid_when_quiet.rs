@@ -12,7 +12,7 @@ use kvdb::{
     CreateOptions, DictionaryId, DictionaryOptions, Durability, Kvdb, OpenOptions, ValueOrder,
     View, VisitRange,
 };
-use zones::{Device, Job, MemoryDevice, Purpose};
+use zones::{Job, Purpose, Watch, WatchedDevice};
 
 const VALUE: usize = 4096;
 const KEYS: usize = 4000;
@@ -20,24 +20,25 @@ const ALL: u64 = (KEYS * VALUE) as u64;
 
 /// A device with one head, which counts seeks between values, and can hold up the first value that
 /// is laid.
+type Disk = WatchedDevice<Head>;
+
 #[derive(Default)]
-struct Disk {
-    memory: MemoryDevice,
+struct Head {
     head: AtomicU64,
     seeks: AtomicU64,
     /// Told that a value is about to be laid, and awaited before it is.
     holds_up: Mutex<Option<(Sender<()>, Receiver<()>)>>,
 }
 
-impl Device for Disk {
-    fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+impl Watch for Head {
+    fn reads(&self, purpose: Purpose, offset: u64, len: u64) -> io::Result<()> {
         if purpose == Purpose::Pages {
-            let head = self.head.swap(offset + buf.len() as u64, Relaxed);
+            let head = self.head.swap(offset + len, Relaxed);
             self.seeks.fetch_add(u64::from(head != offset), Relaxed);
         }
-        self.memory.read_at(purpose, offset, buf)
+        Ok(())
     }
-    fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
+    fn writes(&self, purpose: Purpose, _: u64, _: u64) -> io::Result<()> {
         if purpose == Purpose::Pages && Job::current() == Job::Laying {
             let held_up = self.holds_up.lock().unwrap().take();
             if let Some((tell, wait)) = held_up {
@@ -45,19 +46,7 @@ impl Device for Disk {
                 wait.recv_timeout(Duration::from_secs(60)).unwrap();
             }
         }
-        self.memory.write_at(purpose, offset, buf)
-    }
-    fn sync(&self) -> io::Result<()> {
-        self.memory.sync()
-    }
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.memory.discard(offset, len)
-    }
-    fn len(&self) -> io::Result<u64> {
-        self.memory.len()
-    }
-    fn grow(&self, new_len: u64) -> io::Result<()> {
-        self.memory.grow(new_len)
+        Ok(())
     }
 }
 

@@ -11,7 +11,8 @@ use kvdb::{
     OpenOptions, ValueOrder, View, VisitRange,
 };
 use zones::{
-    CrashDevice, Device, Fault, FaultDevice, FaultKind, MemoryDevice, Operation, Purpose, ZONE_SIZE,
+    CrashDevice, Device, Fault, FaultDevice, FaultKind, MemoryDevice, Operation, Purpose, Watch,
+    WatchedDevice, ZONE_SIZE,
 };
 
 use crate::model::{Backwards, contents, create, small};
@@ -20,9 +21,10 @@ const VALUE: usize = 4096;
 const KEYS: usize = 4000;
 
 /// A device with one head, which counts what is done with values.
+type Disk = WatchedDevice<Head>;
+
 #[derive(Default)]
-struct Disk {
-    memory: MemoryDevice,
+struct Head {
     head: AtomicU64,
     seeks: AtomicU64,
     written: AtomicU64,
@@ -32,35 +34,26 @@ struct Disk {
     stops: Mutex<Option<(u64, Kvdb)>>,
 }
 
-impl Device for Disk {
-    fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+impl Watch for Head {
+    fn reads(&self, purpose: Purpose, offset: u64, len: u64) -> io::Result<()> {
         if purpose == Purpose::Pages {
-            let head = self.head.swap(offset + buf.len() as u64, Relaxed);
+            let head = self.head.swap(offset + len, Relaxed);
             self.seeks.fetch_add(u64::from(head != offset), Relaxed);
         }
-        self.memory.read_at(purpose, offset, buf)
+        Ok(())
     }
-    fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
+    fn writes(&self, purpose: Purpose, _: u64, len: u64) -> io::Result<()> {
         if purpose == Purpose::Pages {
-            let written = self.written.fetch_add(buf.len() as u64, Relaxed);
+            let written = self.written.fetch_add(len, Relaxed);
             let stops = self.stops.lock().unwrap().take_if(|(at, _)| written >= *at);
             stops.iter().for_each(|(_, db)| db.stop_defragment());
         }
-        self.memory.write_at(purpose, offset, buf)
+        Ok(())
     }
-    fn sync(&self) -> io::Result<()> {
-        self.memory.sync()
-    }
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.memory.discard(offset, len)
-    }
-    fn len(&self) -> io::Result<u64> {
-        self.memory.len()
-    }
-    fn grow(&self, new_len: u64) -> io::Result<()> {
+    fn grows(&self, new_len: u64) -> io::Result<()> {
         match self.most.load(Relaxed) {
             most if most > 0 && new_len > most => Err(io::ErrorKind::StorageFull.into()),
-            _ => self.memory.grow(new_len),
+            _ => Ok(()),
         }
     }
 }

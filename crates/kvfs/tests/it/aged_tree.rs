@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use env::{Machine, Simulated};
 use kvdb::{CreateOptions, DefragOptions, Kvdb, OpenOptions};
 use kvfs::{Caller, FileKind, Fs, FsOptions, Ino, ROOT};
-use zones::{Device, MemoryDevice, Purpose};
+use zones::{Purpose, Watch, WatchedDevice};
 
 pub const DIRECTORIES: usize = 50;
 pub const FILES: usize = 5_000;
@@ -21,9 +21,10 @@ const GAP: u64 = 64 << 10;
 pub const MEMORY: usize = 64 << 20;
 
 /// A disk with one head.
+pub type Disk = WatchedDevice<Head>;
+
 #[derive(Default)]
-pub struct Disk {
-    memory: MemoryDevice,
+pub struct Head {
     head: AtomicU64,
     seeks: AtomicU64,
     reads: AtomicU64,
@@ -35,7 +36,7 @@ pub struct Disk {
     opened: AtomicU64,
 }
 
-impl Disk {
+impl Head {
     /// Each environment has another seed: numbers that a store takes for unique must be unique.
     pub fn env(&self) -> Arc<Simulated> {
         Arc::new(Simulated::new(self.opened.fetch_add(1, Relaxed)))
@@ -75,29 +76,17 @@ pub struct Counted {
     pub page_seeks: u64,
 }
 
-impl Device for Disk {
-    fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+impl Watch for Head {
+    fn reads(&self, purpose: Purpose, offset: u64, len: u64) -> io::Result<()> {
         self.reads.fetch_add(1, Relaxed);
-        self.moved(purpose, offset, buf.len() as u64);
-        self.memory.read_at(purpose, offset, buf)
+        self.moved(purpose, offset, len);
+        Ok(())
     }
-    fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
+    fn writes(&self, purpose: Purpose, _: u64, len: u64) -> io::Result<()> {
         if purpose == Purpose::Pages {
-            self.written.fetch_add(buf.len() as u64, Relaxed);
+            self.written.fetch_add(len, Relaxed);
         }
-        self.memory.write_at(purpose, offset, buf)
-    }
-    fn sync(&self) -> io::Result<()> {
-        self.memory.sync()
-    }
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.memory.discard(offset, len)
-    }
-    fn len(&self) -> io::Result<u64> {
-        self.memory.len()
-    }
-    fn grow(&self, new_len: u64) -> io::Result<()> {
-        self.memory.grow(new_len)
+        Ok(())
     }
 }
 

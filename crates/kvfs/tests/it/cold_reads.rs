@@ -11,16 +11,17 @@ use std::time::{Duration, Instant};
 use env::Simulated;
 use kvdb::{CreateOptions, Kvdb, OpenOptions, Profile};
 use kvfs::{Caller, FileKind, Fs, FsOptions, Ino, ROOT};
-use zones::{Device, MemoryDevice, Purpose, Reading};
+use zones::{Purpose, Watch, WatchedDevice};
 
 const PAGE: u64 = 4096;
 
 /// A device behind a host that keeps what it has read, and fetches what it is told of: what it has
 /// costs nothing, and what it has not must be waited for. The store is larger than the host's
 /// memory, so nothing is read around what is asked for.
+type Host = WatchedDevice<Cache>;
+
 #[derive(Default)]
-struct Host {
-    memory: MemoryDevice,
+struct Cache {
     cached: Mutex<HashSet<u64>>,
     /// Reading is counted.
     counting: AtomicBool,
@@ -29,7 +30,7 @@ struct Host {
     opened: AtomicU64,
 }
 
-impl Host {
+impl Cache {
     /// Another seed for each opening: numbers that a store takes for unique must be.
     fn env(&self) -> Arc<Simulated> {
         Arc::new(Simulated::new(self.opened.fetch_add(1, Relaxed)))
@@ -51,39 +52,20 @@ impl Host {
     }
 }
 
-impl Device for Host {
-    fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        if self.counting.load(Relaxed) && self.fetch(offset, buf.len() as u64) {
+impl Watch for Cache {
+    fn reads(&self, _: Purpose, offset: u64, len: u64) -> io::Result<()> {
+        if self.counting.load(Relaxed) && self.fetch(offset, len) {
             let begun = Instant::now();
-            while begun.elapsed() < Duration::from_nanos(30_000 + buf.len() as u64 / 2) {
+            while begun.elapsed() < Duration::from_nanos(30_000 + len / 2) {
                 std::hint::spin_loop();
             }
         }
-        self.memory.read_at(purpose, offset, buf)
+        Ok(())
     }
-    fn read_many(&self, purpose: Purpose, reads: &mut [Reading<'_>]) -> io::Result<()> {
-        // Nothing is announced, as by the rings of a host.
-        reads.iter_mut().try_for_each(|r| self.read_at(purpose, r.offset, r.buf))
-    }
-    fn will_read(&self, _purpose: Purpose, offset: u64, len: u64) {
+    fn announced(&self, _: Purpose, offset: u64, len: u64) {
         if self.counting.load(Relaxed) {
             self.fetch(offset, len);
         }
-    }
-    fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.memory.write_at(purpose, offset, buf)
-    }
-    fn sync(&self) -> io::Result<()> {
-        self.memory.sync()
-    }
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.memory.discard(offset, len)
-    }
-    fn len(&self) -> io::Result<u64> {
-        self.memory.len()
-    }
-    fn grow(&self, new_len: u64) -> io::Result<()> {
-        self.memory.grow(new_len)
     }
 }
 

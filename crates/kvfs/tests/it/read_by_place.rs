@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use env::Simulated;
 use kvdb::{CreateOptions, Kvdb, OpenOptions};
 use kvfs::{Caller, FileKind, Fs, FsOptions, Ino, ROOT, Statistics};
-use zones::{Device, MemoryDevice, Purpose, Reading};
+use zones::{Purpose, Watch, WatchedDevice};
 
 const FOLDERS: usize = 40;
 const EACH: usize = 100;
@@ -23,9 +23,10 @@ const GAP: u64 = 64 << 10;
 
 /// A disk with one head behind a host that keeps what was read and what was announced. Unless the
 /// host says how much memory it has, nothing is read around what is asked for.
+type Disk = WatchedDevice<Head>;
+
 #[derive(Default)]
-struct Disk {
-    memory: MemoryDevice,
+struct Head {
     host_memory: Mutex<Option<u64>>,
     cached: Mutex<HashSet<u64>>,
     counting: AtomicBool,
@@ -36,7 +37,7 @@ struct Disk {
     opened: AtomicU64,
 }
 
-impl Disk {
+impl Head {
     /// Returns an environment of another seed each time, since the numbers that a store takes for
     /// unique must be.
     fn env(&self) -> Arc<Simulated> {
@@ -61,42 +62,24 @@ impl Disk {
     }
 }
 
-impl Device for Disk {
-    fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        if self.counting.load(Relaxed) && self.fetch(offset, buf.len() as u64) {
+impl Watch for Head {
+    fn reads(&self, _: Purpose, offset: u64, len: u64) -> io::Result<()> {
+        if self.counting.load(Relaxed) && self.fetch(offset, len) {
             self.waits.fetch_add(1, Relaxed);
             let begun = Instant::now();
             // A read that takes longer than memory would has come from the device.
-            while begun.elapsed() < Duration::from_nanos(30_000 + buf.len() as u64 / 2) {
+            while begun.elapsed() < Duration::from_nanos(30_000 + len / 2) {
                 std::hint::spin_loop();
             }
         }
-        self.memory.read_at(purpose, offset, buf)
+        Ok(())
     }
-    fn read_many(&self, purpose: Purpose, reads: &mut [Reading<'_>]) -> io::Result<()> {
-        reads.iter_mut().try_for_each(|r| self.read_at(purpose, r.offset, r.buf))
-    }
-    fn will_read(&self, _purpose: Purpose, offset: u64, len: u64) {
+    fn announced(&self, _: Purpose, offset: u64, len: u64) {
         if self.counting.load(Relaxed) {
             self.fetch(offset, len);
         }
     }
-    fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.memory.write_at(purpose, offset, buf)
-    }
-    fn sync(&self) -> io::Result<()> {
-        self.memory.sync()
-    }
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.memory.discard(offset, len)
-    }
-    fn len(&self) -> io::Result<u64> {
-        self.memory.len()
-    }
-    fn grow(&self, new_len: u64) -> io::Result<()> {
-        self.memory.grow(new_len)
-    }
-    fn host_memory(&self) -> Option<u64> {
+    fn memory_of_host(&self) -> Option<u64> {
         *self.host_memory.lock().unwrap()
     }
 }

@@ -8,50 +8,32 @@ use std::time::{Duration, Instant};
 use env::Simulated;
 use kvdb::{CreateOptions, Kvdb, OpenOptions, Profile};
 use kvfs::{Caller, FileKind, Fs, FsOptions, Ino, ROOT, WriteHints};
-use zones::{Device, MemoryDevice, Purpose, Reading};
+use zones::{Purpose, Watch, WatchedDevice};
 
 /// A device on which every read has to wait, of a host that has room for all of it; counts what is
 /// announced of pages, bytes.
+type Waiting = WatchedDevice<Host>;
+
 #[derive(Default)]
-struct Waiting {
-    memory: MemoryDevice,
+struct Host {
     announced: AtomicU64,
 }
 
-impl Device for Waiting {
-    fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+impl Watch for Host {
+    fn reads(&self, _: Purpose, _: u64, len: u64) -> io::Result<()> {
         let begun = Instant::now();
         // A read that takes longer than one from memory would have come from the device.
-        while begun.elapsed() < Duration::from_nanos(20_000 + buf.len() as u64) {
+        while begun.elapsed() < Duration::from_nanos(20_000 + len) {
             std::hint::spin_loop();
         }
-        self.memory.read_at(purpose, offset, buf)
+        Ok(())
     }
-    fn read_many(&self, purpose: Purpose, reads: &mut [Reading<'_>]) -> io::Result<()> {
-        // Nothing is announced, as by the rings of a host.
-        reads.iter_mut().try_for_each(|r| self.read_at(purpose, r.offset, r.buf))
-    }
-    fn will_read(&self, purpose: Purpose, _offset: u64, len: u64) {
+    fn announced(&self, purpose: Purpose, _: u64, len: u64) {
         if purpose == Purpose::Pages {
             self.announced.fetch_add(len, Ordering::Relaxed);
         }
     }
-    fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.memory.write_at(purpose, offset, buf)
-    }
-    fn sync(&self) -> io::Result<()> {
-        self.memory.sync()
-    }
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.memory.discard(offset, len)
-    }
-    fn len(&self) -> io::Result<u64> {
-        self.memory.len()
-    }
-    fn grow(&self, new_len: u64) -> io::Result<()> {
-        self.memory.grow(new_len)
-    }
-    fn host_memory(&self) -> Option<u64> {
+    fn memory_of_host(&self) -> Option<u64> {
         Some(64 << 30)
     }
 }

@@ -12,6 +12,7 @@ mod host_memory;
 mod memory;
 mod slow_sync;
 mod uring;
+mod watched;
 
 pub(crate) use copy::copy_range;
 pub use count::CountDevice;
@@ -20,6 +21,7 @@ pub use fault::{Fault, FaultDevice, FaultKind, Operation};
 pub use file::FileDevice;
 pub use memory::MemoryDevice;
 pub use slow_sync::SlowSyncDevice;
+pub use watched::{Watch, WatchedDevice};
 
 use std::fs::File;
 use std::io;
