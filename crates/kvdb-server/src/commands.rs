@@ -59,6 +59,7 @@ mod tracking;
 mod tree;
 mod txn;
 mod undo;
+mod work;
 mod zones;
 
 use dispatch::run_one;

@@ -2,10 +2,10 @@
 
 use kvdb::DefragOptions;
 
-use super::is;
+use super::{is, work};
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
-use crate::request::{Arguments, integer};
+use crate::request::Arguments;
 use crate::session::Session;
 
 /// `DEFRAG START [RATE bytes-a-second] [FULLEST percent] [OBJECTS 0|1]`, `DEFRAG STATUS`,
@@ -14,14 +14,10 @@ pub fn defrag(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     match (args.at(1), args.len()) {
         (c, n) if is(c, "start") && n.is_multiple_of(2) => {
             let mut options = DefragOptions::default();
-            for at in (2..n).step_by(2) {
-                let number = integer(args.at(at + 1))
-                    .and_then(|n| u64::try_from(n).ok())
-                    .ok_or(Failure::NOT_AN_INTEGER)?;
-                match args.at(at) {
-                    o if is(o, "rate") => {
-                        options.bytes_per_second = Some(number).filter(|n| *n > 0)
-                    }
+            for option in work::options(args) {
+                let (option, number) = option?;
+                match option {
+                    o if is(o, "rate") => options.bytes_per_second = work::rate(number),
                     o if is(o, "fullest") && number <= 99 => options.fullest_percent = number as u8,
                     o if is(o, "objects") && number <= 1 => options.objects = number == 1,
                     _ => return Err(Failure::SYNTAX),
@@ -34,19 +30,14 @@ pub fn defrag(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         }
         (c, 2) if is(c, "status") => {
             let p = s.db().defrag_progress();
-            let fields = [
+            out.counted(&[
                 ("running", u64::from(p.running)),
                 ("automatic", u64::from(p.automatic)),
                 ("zones_reclaimable", p.zones_reclaimable),
                 ("zones_reclaimed", p.zones_reclaimed),
                 ("bytes_moved", p.bytes_moved),
                 ("rounds", p.rounds),
-            ];
-            out.array(fields.len() * 2);
-            for (name, value) in fields {
-                out.bulk(name.as_bytes());
-                out.integer(i64::try_from(value).unwrap_or(i64::MAX));
-            }
+            ]);
         }
         (c, 2) if is(c, "stop") => {
             s.db().stop_defragment();

@@ -2,10 +2,10 @@
 
 use kvdb::ScrubOptions;
 
-use super::is;
+use super::{is, work};
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
-use crate::request::{Arguments, integer};
+use crate::request::Arguments;
 use crate::session::Session;
 
 /// `SCRUB START [RATE bytes-a-second]`, `SCRUB STATUS`, `SCRUB STOP`, `SCRUB FAULTS`. The status is
@@ -16,14 +16,10 @@ pub fn scrub(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     match (args.at(1), args.len()) {
         (c, n) if is(c, "start") && n.is_multiple_of(2) => {
             let mut options = ScrubOptions::default();
-            for at in (2..n).step_by(2) {
-                let number = integer(args.at(at + 1))
-                    .and_then(|n| u64::try_from(n).ok())
-                    .ok_or(Failure::NOT_AN_INTEGER)?;
-                match args.at(at) {
-                    o if is(o, "rate") => {
-                        options.bytes_per_second = Some(number).filter(|n| *n > 0)
-                    }
+            for option in work::options(args) {
+                let (option, number) = option?;
+                match option {
+                    o if is(o, "rate") => options.bytes_per_second = work::rate(number),
                     _ => return Err(Failure::SYNTAX),
                 }
             }
@@ -34,19 +30,14 @@ pub fn scrub(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
         }
         (c, 2) if is(c, "status") => {
             let p = s.db().scrub_progress();
-            let fields = [
+            out.counted(&[
                 ("running", u64::from(p.running)),
                 ("complete", u64::from(p.complete)),
                 ("bytes", p.bytes),
                 ("bytes_total", p.bytes_total),
                 ("faults", p.faults),
                 ("completed", p.completed),
-            ];
-            out.array(fields.len() * 2);
-            for (name, value) in fields {
-                out.bulk(name.as_bytes());
-                out.integer(i64::try_from(value).unwrap_or(i64::MAX));
-            }
+            ]);
         }
         (c, 2) if is(c, "faults") => {
             let faults = s.db().scrub_faults();

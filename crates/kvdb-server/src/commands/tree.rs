@@ -53,16 +53,6 @@ pub fn changed_by_rmtree(s: &Session, args: &Arguments<'_>) -> Option<Result<Who
     Some(whose(s, args, 2))
 }
 
-/// Replies with statistics, as names and numbers in turn.
-fn counted(fields: &[(&str, u64)], out: &mut Output) -> Outcome {
-    out.array(fields.len() * 2);
-    for &(name, value) in fields {
-        out.bulk(name.as_bytes());
-        out.integer(i64::try_from(value).unwrap_or(i64::MAX));
-    }
-    Ok(())
-}
-
 /// `CLONETREE from to [from to ...] [TXN id | CLONE name]` copies trees, by paths from the root of
 /// the file system, in that transaction or clone, or in the connection's place. Several trees are
 /// copied from one earlier state into a transaction. Replies with the numbers of copied objects, as
@@ -81,7 +71,8 @@ pub fn clonetree(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outc
         (_, Whose::Transaction(id)) => s.shared.owner.files().clone_trees(id, &places)?,
         _ => return Err(Failure::request("several trees are copied in a transaction")),
     };
-    counted(&made.fields(), out)
+    out.counted(&made.fields());
+    Ok(())
 }
 
 /// `RMTREE path [TXN id | CLONE name]` removes a tree in the same way. Replies with the numbers of
@@ -90,7 +81,8 @@ pub fn rmtree(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     out.will_wait();
     let whose = whose(s, &args, 2)?;
     let gone = s.shared.owner.files().remove_tree(whose, args.at(1))?;
-    counted(&gone.fields(), out)
+    out.counted(&gone.fields());
+    Ok(())
 }
 
 pub const IMPORT_USAGE: &str = "BEGIN path [TXN id | CLONE name] | ADD entries | END | DROP";
@@ -121,7 +113,8 @@ pub fn import(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         }
         (c, 2) if is(c, "end") => {
             let made = s.file_work.finish_import().ok_or_else(none)??;
-            return counted(&made.fields(), out);
+            out.counted(&made.fields());
+            return Ok(());
         }
         (c, 2) if is(c, "drop") && s.file_work.drop_import() => {}
         (c, 2) if is(c, "drop") => return Err(none()),

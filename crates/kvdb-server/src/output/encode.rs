@@ -67,6 +67,14 @@ impl Output {
             None => self.null(),
         }
     }
+    /// Writes statistics as an array of names and numbers in turn.
+    pub fn counted(&mut self, fields: &[(&str, u64)]) {
+        self.array(fields.len() * 2);
+        for &(name, value) in fields {
+            self.bulk(name.as_bytes());
+            self.integer(i64::try_from(value).unwrap_or(i64::MAX));
+        }
+    }
     /// Writes the header of an array; `len` replies follow.
     pub fn array(&mut self, len: usize) {
         self.number(b'*', len as i64);

@@ -19,6 +19,7 @@ use crate::remote::{
     Claim, ClaimNote, Claimant, LONGEST_LABEL, LocalCopy, Owner, PushProgress, RemoteStore, Right,
     StateName, ToPublish,
 };
+use crate::version::Version;
 
 /// The age at which a claim is replaced by a new one. Objects of its epoch that no state refers to
 /// are dead from then on, and a collector can delete them.
@@ -378,13 +379,18 @@ impl Database {
         self.engine.versions.visible.load(Ordering::Acquire).hash(&mut all);
         let version = self.engine.versions.load_full();
         version.trees.iter().for_each(|(id, _)| id.hash(&mut all));
-        version.branches.iter().for_each(|branch| branch.hash(&mut all));
-        version.limits.iter().for_each(|limit| limit.hash(&mut all));
-        version.limits_of_files.iter().for_each(|limit| limit.hash(&mut all));
-        for snapshot in self.engine.snapshots.list() {
-            (&snapshot.label.name, snapshot.label.id).hash(&mut all);
-        }
+        self.hash_branches(&version, &mut all);
         all.finish()
+    }
+
+    /// Hashes the branches with their limits, and the snapshots.
+    fn hash_branches(&self, version: &Version, all: &mut DefaultHasher) {
+        version.branches.iter().for_each(|branch| branch.hash(all));
+        version.limits.iter().for_each(|limit| limit.hash(all));
+        version.limits_of_files.iter().for_each(|limit| limit.hash(all));
+        for snapshot in self.engine.snapshots.list() {
+            (&snapshot.label.name, snapshot.label.id).hash(all);
+        }
     }
 
     /// Returns a number that changes with each change that is not a commit to a dictionary.
@@ -395,12 +401,7 @@ impl Database {
             let info = tree.info();
             (info.id, &info.name, &info.branch, format!("{:?}", info.options)).hash(&mut all);
         }
-        version.branches.iter().for_each(|branch| branch.hash(&mut all));
-        version.limits.iter().for_each(|limit| limit.hash(&mut all));
-        version.limits_of_files.iter().for_each(|limit| limit.hash(&mut all));
-        for snapshot in self.engine.snapshots.list() {
-            (&snapshot.label.name, snapshot.label.id).hash(&mut all);
-        }
+        self.hash_branches(&version, &mut all);
         all.finish()
     }
 }

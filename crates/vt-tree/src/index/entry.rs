@@ -58,6 +58,30 @@ pub struct Entry {
     pub zones: Bytes,
 }
 
+#[cfg(test)]
+impl Entry {
+    /// Returns the entry of a block with one item, for tests of nodes.
+    pub(crate) fn of_one_item(low: Bytes, high: Bytes, at: FramePointer) -> Entry {
+        Entry {
+            low,
+            high,
+            at,
+            filter: None,
+            tombstones: false,
+            range_tombstones: false,
+            unfiltered: false,
+            compressed: false,
+            items: 1,
+            max_seq: 0,
+            block_bytes: 4096,
+            block_spans: 1,
+            value_bytes: 0,
+            value_spans: 0,
+            zones: Bytes::from_static(&[0]),
+        }
+    }
+}
+
 impl Entry {
     /// Returns the bytes of data beneath.
     pub fn data_bytes(&self) -> u64 {

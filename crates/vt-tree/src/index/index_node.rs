@@ -390,23 +390,8 @@ mod tests {
         for (i, low) in lows.iter().enumerate() {
             let mut high = low.to_vec();
             high.push(0);
-            b.push(Entry {
-                low: Bytes::copy_from_slice(low),
-                high: Bytes::from(high),
-                at: FramePointer { addr: 4096 * (i as u64 + 1), len: 4096, crc: i as u32 },
-                filter: None,
-                tombstones: false,
-                range_tombstones: false,
-                unfiltered: false,
-                compressed: false,
-                items: 1,
-                max_seq: 0,
-                block_bytes: 4096,
-                block_spans: 1,
-                value_bytes: 0,
-                value_spans: 0,
-                zones: Bytes::from_static(&[0]),
-            });
+            let at = FramePointer { addr: 4096 * (i as u64 + 1), len: 4096, crc: i as u32 };
+            b.push(Entry::of_one_item(Bytes::copy_from_slice(low), Bytes::from(high), at));
         }
         Node::parse(Bytes::from(b.payload()), 1, 4096).expect("what is built parses")
     }

@@ -130,23 +130,8 @@ mod tests {
             for i in 0..entries {
                 let low = Bytes::from([&[7; 64 << 10][..], &i.to_be_bytes()].concat());
                 let high = Bytes::from([&low[..], &[0]].concat());
-                b.push(Entry {
-                    low,
-                    high,
-                    at: FramePointer { addr: 4096 * (i + 1), len: 4096, crc: 0 },
-                    filter: None,
-                    tombstones: false,
-                    range_tombstones: false,
-                    unfiltered: false,
-                    compressed: false,
-                    items: 1,
-                    max_seq: 0,
-                    block_bytes: 4096,
-                    block_spans: 1,
-                    value_bytes: 0,
-                    value_spans: 0,
-                    zones: Bytes::from_static(&[0]),
-                });
+                let at = FramePointer { addr: 4096 * (i + 1), len: 4096, crc: 0 };
+                b.push(Entry::of_one_item(low, high, at));
             }
             Node::parse(Bytes::from(b.payload()), 1, 4096)
         };

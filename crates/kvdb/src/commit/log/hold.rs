@@ -289,14 +289,7 @@ impl Log {
     /// Takes the pending data, and discards the values in it that nothing reads any more. Returns
     /// `None` if nothing is pending.
     fn take_examined(&self, writer: &Writer) -> Result<Option<Pending>> {
-        self.engine.health.check()?;
-        let mut taken = {
-            let mut pipeline = self.pipeline.lock();
-            if pipeline.pending.is_empty() {
-                return Ok(None);
-            }
-            pipeline.take(writer)
-        };
+        let Some(mut taken) = self.take_pending(writer)? else { return Ok(None) };
         // A write that failed has left them in the order of their keys.
         if !taken.values.is_sorted_by_key(|v| v.seq) {
             taken.values.sort_by_key(|v| v.seq);

@@ -241,6 +241,16 @@ impl Log {
         Ok(writer.position().position)
     }
 
+    /// Takes the pending data from the pipeline. Returns `None` if nothing is pending.
+    fn take_pending(&self, writer: &Writer) -> Result<Option<Pending>> {
+        self.engine.health.check()?;
+        let mut pipeline = self.pipeline.lock();
+        if pipeline.pending.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(pipeline.take(writer)))
+    }
+
     /// Takes the pending data to be written, after its values are placed. Returns `None` if nothing
     /// is pending, or if some of the values were discarded and `little` holds for the rest.
     fn take_unless(
@@ -248,14 +258,7 @@ impl Log {
         writer: &mut Writer,
         little: impl FnOnce(&Pending) -> bool,
     ) -> Result<Option<Pending>> {
-        self.engine.health.check()?;
-        let mut taken = {
-            let mut pipeline = self.pipeline.lock();
-            if pipeline.pending.is_empty() {
-                return Ok(None);
-            }
-            pipeline.take(writer)
-        };
+        let Some(mut taken) = self.take_pending(writer)? else { return Ok(None) };
         self.discard_hidden(&mut taken);
         if taken.discarded > 0 && little(&taken) {
             let mut pipeline = self.pipeline.lock();
