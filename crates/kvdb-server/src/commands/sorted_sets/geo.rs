@@ -189,6 +189,52 @@ struct Found {
     distance: f64,
 }
 
+/// The place to search, as far as the options of a search have named it.
+#[derive(Default)]
+struct Sought {
+    /// The center; `Some(None)` is the place of a member of a set that does not exist.
+    center: Option<Option<Place>>,
+    /// The shape, and the meters of its unit.
+    shape: Option<(Shape, f64)>,
+    by_place: bool,
+    by_radius: bool,
+    by_box: bool,
+}
+
+impl Sought {
+    /// Takes the option of a search at argument `at`. Returns the number of its arguments.
+    fn take(
+        &mut self,
+        args: Arguments<'_>,
+        at: usize,
+        of_member: &dyn Fn(&[u8]) -> Result<Option<Place>, Failure>,
+    ) -> Result<usize, Failure> {
+        let rest = args.len() - at - 1;
+        match args.at(at) {
+            o if rest > 0 && !self.by_place && is(o, "frommember") => {
+                self.center = Some(of_member(args.at(at + 1))?);
+                Ok(2)
+            }
+            o if rest > 1 && is(o, "fromlonlat") && (self.center.is_none() || self.by_place) => {
+                self.center = Some(Some(place(args, at + 1)?));
+                self.by_place = true;
+                Ok(3)
+            }
+            o if rest > 1 && !self.by_box && is(o, "byradius") => {
+                self.shape = Some(circle(args, at + 1)?);
+                self.by_radius = true;
+                Ok(3)
+            }
+            o if rest > 2 && !self.by_radius && is(o, "bybox") => {
+                self.shape = Some(rectangle(args, at + 1)?);
+                self.by_box = true;
+                Ok(4)
+            }
+            _ => Err(Failure::SYNTAX),
+        }
+    }
+}
+
 impl Query {
     /// Parses a search in `of`, in whose absence places of members are not known. The errors are
     /// found in the order in which Redis finds them.
@@ -215,73 +261,83 @@ impl Query {
                 None => Err(Failure::request("could not decode requested zset member")),
             },
         };
-        let (mut center, mut shape) = (None, None);
+        let mut sought = Sought::default();
         match form {
             Form::AroundPlace => {
-                center = Some(Some(place(args, 2)?));
-                shape = Some(circle(args, 4)?);
+                sought.center = Some(Some(place(args, 2)?));
+                sought.shape = Some(circle(args, 4)?);
             }
             Form::AroundMember => {
-                center = Some(of_member(args.at(2))?);
-                shape = of.map(|_| circle(args, 3)).transpose()?;
+                sought.center = Some(of_member(args.at(2))?);
+                sought.shape = of.map(|_| circle(args, 3)).transpose()?;
             }
             Form::Search | Form::SearchStore => {}
         }
-        let (mut by_place, mut by_radius, mut by_box) = (false, false, false);
-        let (mut at, last) = (form.options(), args.len());
-        while at < last {
-            let search = form.is_search();
-            let rest = last - at - 1;
-            match args.at(at) {
-                o if is(o, "withdist") => query.with_distance = true,
-                o if is(o, "withhash") => query.with_hash = true,
-                o if is(o, "withcoord") => query.with_place = true,
-                o if is(o, "any") => query.any = true,
-                o if is(o, "asc") => query.sorted = Sorted::Nearest,
-                o if is(o, "desc") => query.sorted = Sorted::Farthest,
-                o if is(o, "count") && rest > 0 => {
-                    at += 1;
-                    let count = integer(args.at(at)).ok_or(Failure::NOT_AN_INTEGER)?;
-                    let wrong = |_| Failure::request("COUNT must be > 0");
-                    query.count = usize::try_from(count).map_err(wrong)?;
-                    if count == 0 {
-                        return Err(Failure::request("COUNT must be > 0"));
-                    }
-                }
-                o if !search && stores && rest > 0 && is(o, "store") => {
-                    (query.store_distances, at) = (false, at + 1);
-                }
-                o if !search && stores && rest > 0 && is(o, "storedist") => {
-                    (query.store_distances, at) = (true, at + 1);
-                }
-                o if form == Form::SearchStore && is(o, "storedist") => {
-                    query.store_distances = true;
-                }
-                o if search && rest > 0 && !by_place && is(o, "frommember") => {
-                    at += 1;
-                    center = Some(of_member(args.at(at))?);
-                }
-                o if search
-                    && rest > 1
-                    && is(o, "fromlonlat")
-                    && (center.is_none() || by_place) =>
-                {
-                    center = Some(Some(place(args, at + 1)?));
-                    (by_place, at) = (true, at + 2);
-                }
-                o if search && rest > 1 && !by_box && is(o, "byradius") => {
-                    shape = Some(circle(args, at + 1)?);
-                    (by_radius, at) = (true, at + 2);
-                }
-                o if search && rest > 2 && !by_radius && is(o, "bybox") => {
-                    shape = Some(rectangle(args, at + 1)?);
-                    (by_box, at) = (true, at + 3);
-                }
-                _ => return Err(Failure::SYNTAX),
-            }
-            at += 1;
+        let mut at = form.options();
+        while at < args.len() {
+            at += match query.take(args, at, form, stores)? {
+                Some(taken) => taken,
+                None if form.is_search() => sought.take(args, at, &of_member)?,
+                None => return Err(Failure::SYNTAX),
+            };
         }
-        if stores && (query.with_distance || query.with_hash || query.with_place) {
+        query.check(args, form, stores, &sought)?;
+        if query.count > 0 && query.sorted == Sorted::No && !query.any {
+            query.sorted = Sorted::Nearest;
+        }
+        let center = sought.center.flatten().filter(|_| of.is_some());
+        query.area = center.zip(sought.shape).map(|(center, (shape, unit))| Searched {
+            center,
+            shape,
+            unit,
+        });
+        Ok(query)
+    }
+
+    /// Takes the option at argument `at`, unless it says where to search. Returns the number of its
+    /// arguments, or `None` if it is no such option.
+    fn take(
+        &mut self,
+        args: Arguments<'_>,
+        at: usize,
+        form: Form,
+        stores: bool,
+    ) -> Result<Option<usize>, Failure> {
+        let has_value = at + 1 < args.len();
+        let has_key = stores && !form.is_search() && has_value;
+        match args.at(at) {
+            o if is(o, "withdist") => self.with_distance = true,
+            o if is(o, "withhash") => self.with_hash = true,
+            o if is(o, "withcoord") => self.with_place = true,
+            o if is(o, "any") => self.any = true,
+            o if is(o, "asc") => self.sorted = Sorted::Nearest,
+            o if is(o, "desc") => self.sorted = Sorted::Farthest,
+            o if is(o, "count") && has_value => {
+                let count = integer(args.at(at + 1)).ok_or(Failure::NOT_AN_INTEGER)?;
+                let wrong = |_| Failure::request("COUNT must be > 0");
+                self.count = usize::try_from(count).map_err(wrong)?;
+                if count == 0 {
+                    return Err(Failure::request("COUNT must be > 0"));
+                }
+                return Ok(Some(2));
+            }
+            o if has_key && is(o, "store") => {
+                self.store_distances = false;
+                return Ok(Some(2));
+            }
+            o if has_key && is(o, "storedist") => {
+                self.store_distances = true;
+                return Ok(Some(2));
+            }
+            o if form == Form::SearchStore && is(o, "storedist") => self.store_distances = true,
+            _ => return Ok(None),
+        }
+        Ok(Some(1))
+    }
+
+    /// Checks that the options fit one another, and say where to search.
+    fn check(&self, args: Arguments<'_>, form: Form, stores: bool, sought: &Sought) -> Outcome {
+        if stores && (self.with_distance || self.with_hash || self.with_place) {
             let name = match form {
                 Form::SearchStore => "GEOSEARCHSTORE",
                 _ => "STORE option in GEORADIUS",
@@ -291,28 +347,22 @@ impl Query {
             )));
         }
         let name = || String::from_utf8_lossy(args.at(0)).into_owned();
-        if center.is_none() {
+        if sought.center.is_none() {
             return Err(Failure::request(format!(
                 "exactly one of FROMMEMBER or FROMLONLAT can be specified for {}",
                 name()
             )));
         }
-        if form.is_search() && shape.is_none() {
+        if form.is_search() && sought.shape.is_none() {
             return Err(Failure::request(format!(
                 "exactly one of BYRADIUS and BYBOX can be specified for {}",
                 name()
             )));
         }
-        if query.any && query.count == 0 {
+        if self.any && self.count == 0 {
             return Err(Failure::request("the ANY argument requires COUNT argument"));
         }
-        if query.count > 0 && query.sorted == Sorted::No && !query.any {
-            query.sorted = Sorted::Nearest;
-        }
-        let center = center.flatten().filter(|_| of.is_some());
-        query.area =
-            center.zip(shape).map(|(center, (shape, unit))| Searched { center, shape, unit });
-        Ok(query)
+        Ok(())
     }
 
     /// Returns the members in the area, in the order of the reply.
