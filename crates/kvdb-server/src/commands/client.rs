@@ -34,17 +34,7 @@ pub fn client(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
             out.ok();
         }
         (c, 4) if is(c, "setinfo") => {
-            let value = name(args.at(3))?;
-            match args.at(2) {
-                o if is(o, "lib-name") => s.identity.set_library(value),
-                o if is(o, "lib-ver") => s.identity.set_library_version(value),
-                o => {
-                    return Err(Failure::request(format!(
-                        "Unrecognized option '{}'",
-                        String::from_utf8_lossy(o)
-                    )));
-                }
-            }
+            set_info(s, args)?;
             out.ok();
         }
         (c, 2) if is(c, "info") => {
@@ -54,32 +44,11 @@ pub fn client(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         (c, _) if is(c, "list") => list(s, args, out)?,
         (c, 3..) if is(c, "kill") => kill(s, args, out)?,
         (c, 3 | 4) if is(c, "unblock") => {
-            let how = match args.get(3) {
-                None => Unblocked::TimedOut,
-                Some(o) if is(o, "timeout") => Unblocked::TimedOut,
-                Some(o) if is(o, "error") => Unblocked::Refused,
-                Some(_) => {
-                    return Err(Failure::request(
-                        "CLIENT UNBLOCK reason should be TIMEOUT or ERROR",
-                    ));
-                }
-            };
-            let found = s.shared.clients.get(number(args.at(2), Failure::NOT_AN_INTEGER)?);
-            out.integer(i64::from(found.is_some_and(|client| client.unblock(how))));
+            let found = unblock(s, args)?;
+            out.integer(i64::from(found));
         }
         (c, 3 | 4) if is(c, "pause") => {
-            let wrong = || Failure::request("timeout is not an integer or out of range");
-            let time = integer(args.at(2)).ok_or_else(wrong)?;
-            let time = u64::try_from(time).map_err(|_| Failure::request("timeout is negative"))?;
-            let writes_only = match args.get(3) {
-                None => false,
-                Some(o) if is(o, "all") => false,
-                Some(o) if is(o, "write") => true,
-                Some(_) => {
-                    return Err(Failure::request("CLIENT PAUSE mode must be WRITE or ALL"));
-                }
-            };
-            s.shared.pause.begin(Duration::from_millis(time), writes_only);
+            pause(s, args)?;
             out.ok();
         }
         (c, 2) if is(c, "unpause") => {
@@ -101,6 +70,49 @@ pub fn client(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         }
         _ => return Err(unknown_subcommand(args, "CLIENT")),
     }
+    Ok(())
+}
+
+/// `CLIENT SETINFO LIB-NAME|LIB-VER value`
+fn set_info(s: &mut Session, args: Arguments<'_>) -> Outcome {
+    let value = name(args.at(3))?;
+    match args.at(2) {
+        o if is(o, "lib-name") => s.identity.set_library(value),
+        o if is(o, "lib-ver") => s.identity.set_library_version(value),
+        o => {
+            let o = String::from_utf8_lossy(o);
+            return Err(Failure::request(format!("Unrecognized option '{o}'")));
+        }
+    }
+    Ok(())
+}
+
+/// `CLIENT UNBLOCK id [TIMEOUT|ERROR]`. Returns whether a client of this number was blocked.
+fn unblock(s: &Session, args: Arguments<'_>) -> Result<bool, Failure> {
+    let how = match args.get(3) {
+        None => Unblocked::TimedOut,
+        Some(o) if is(o, "timeout") => Unblocked::TimedOut,
+        Some(o) if is(o, "error") => Unblocked::Refused,
+        Some(_) => {
+            return Err(Failure::request("CLIENT UNBLOCK reason should be TIMEOUT or ERROR"));
+        }
+    };
+    let found = s.shared.clients.get(number(args.at(2), Failure::NOT_AN_INTEGER)?);
+    Ok(found.is_some_and(|client| client.unblock(how)))
+}
+
+/// `CLIENT PAUSE milliseconds [WRITE|ALL]`
+fn pause(s: &Session, args: Arguments<'_>) -> Outcome {
+    let wrong = || Failure::request("timeout is not an integer or out of range");
+    let time = integer(args.at(2)).ok_or_else(wrong)?;
+    let time = u64::try_from(time).map_err(|_| Failure::request("timeout is negative"))?;
+    let writes_only = match args.get(3) {
+        None => false,
+        Some(o) if is(o, "all") => false,
+        Some(o) if is(o, "write") => true,
+        Some(_) => return Err(Failure::request("CLIENT PAUSE mode must be WRITE or ALL")),
+    };
+    s.shared.pause.begin(Duration::from_millis(time), writes_only);
     Ok(())
 }
 

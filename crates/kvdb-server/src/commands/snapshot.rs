@@ -291,23 +291,52 @@ fn limit(arg: &[u8]) -> Result<Option<u64>, Failure> {
     bytes.map(Some).ok_or(Failure::NOT_AN_INTEGER)
 }
 
+/// `CLONE CREATE snapshot name [LIMIT bytes] [FILES n]`
+fn create_clone(s: &Session, snapshots: &dyn Snapshots, args: Arguments<'_>) -> Outcome {
+    let (mut bytes, mut files) = (None, None);
+    for at in (4..args.len()).step_by(2) {
+        match args.at(at) {
+            o if is(o, "limit") => bytes = Some(limit(args.at(at + 1))?),
+            o if is(o, "files") => files = Some(limit(args.at(at + 1))?),
+            _ => return Err(Failure::SYNTAX),
+        }
+    }
+    let clone = name(args.at(3))?;
+    snapshots.branch_off(name(args.at(2))?, clone)?;
+    bytes.map_or(Ok(()), |bytes| s.db().limit_branch(clone, bytes))?;
+    files.map_or(Ok(()), |files| s.db().limit_files(clone, files))?;
+    Ok(())
+}
+
+/// `CLONE LIST`
+fn list_clones(s: &Session, snapshots: &dyn Snapshots, out: &mut Output) {
+    let all = s.db().branches();
+    out.array(all.len());
+    for info in all {
+        out.map(6);
+        out.bulk(b"name");
+        out.bulk(info.name.as_bytes());
+        out.bulk(b"snapshot");
+        out.value(info.snapshot.as_deref().map(str::as_bytes));
+        out.bulk(b"limit");
+        size(info.limit.map(|limit| limit.bytes), out);
+        out.bulk(b"taken");
+        size(info.limit.map(|limit| limit.taken), out);
+        out.bulk(b"limit_of_files");
+        size(info.limit_of_files, out);
+        out.bulk(b"files");
+        // A clone whose files cannot be counted does not hide the others.
+        let count = |_| snapshots.files_of(&info.name).ok().flatten();
+        size(info.limit_of_files.and_then(count), out);
+    }
+}
+
 pub fn clone(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
     let snapshots = s.shared.owner.snapshots().clone();
     match (args.at(1), args.len()) {
         (c, 4 | 6 | 8) if is(c, "create") => {
-            let (mut bytes, mut files) = (None, None);
-            for at in (4..args.len()).step_by(2) {
-                match args.at(at) {
-                    o if is(o, "limit") => bytes = Some(limit(args.at(at + 1))?),
-                    o if is(o, "files") => files = Some(limit(args.at(at + 1))?),
-                    _ => return Err(Failure::SYNTAX),
-                }
-            }
-            let clone = name(args.at(3))?;
-            snapshots.branch_off(name(args.at(2))?, clone)?;
-            bytes.map_or(Ok(()), |bytes| s.db().limit_branch(clone, bytes))?;
-            files.map_or(Ok(()), |files| s.db().limit_files(clone, files))?;
+            create_clone(s, &*snapshots, args)?;
         }
         (c, 4) if is(c, "limit") => {
             s.db().limit_branch(name(args.at(2))?, limit(args.at(3))?)?;
@@ -332,25 +361,7 @@ pub fn clone(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
         }
         (c, 2) if is(c, "leave") => s.leave(),
         (c, 2) if is(c, "list") => {
-            let all = s.db().branches();
-            out.array(all.len());
-            for info in all {
-                out.map(6);
-                out.bulk(b"name");
-                out.bulk(info.name.as_bytes());
-                out.bulk(b"snapshot");
-                out.value(info.snapshot.as_deref().map(str::as_bytes));
-                out.bulk(b"limit");
-                size(info.limit.map(|limit| limit.bytes), out);
-                out.bulk(b"taken");
-                size(info.limit.map(|limit| limit.taken), out);
-                out.bulk(b"limit_of_files");
-                size(info.limit_of_files, out);
-                out.bulk(b"files");
-                // A clone whose files cannot be counted does not hide the others.
-                let count = |_| snapshots.files_of(&info.name).ok().flatten();
-                size(info.limit_of_files.and_then(count), out);
-            }
+            list_clones(s, &*snapshots, out);
             return Ok(());
         }
         _ => {
