@@ -8,9 +8,9 @@ mod vsock;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 
-use kvdb_wire::Tokens;
+use kvdb_wire::{Server, Tokens};
 use kvfs::Views;
 use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -18,6 +18,8 @@ use signal_hook::iterator::Signals;
 
 use self::network::{Listening, Network};
 use self::vsock::Port;
+use crate::support::mounting::mount_options;
+use crate::support::serving::metrics::{self, Sources};
 use crate::support::serving::served_files::ServedFiles;
 use crate::support::serving::wire_server::{SHARE, Serving, of_network};
 use crate::support::stores::store::{self, Access};
@@ -99,6 +101,10 @@ pub struct Args {
         value_parser = clap::value_parser!(u8).range(1..=100)
     )]
     share: u8,
+    /// Serve metrics to Prometheus at http://ADDRESS/metrics, such as 127.0.0.1:9100. There is no
+    /// password, so only addresses of this machine are accepted. Port 0 selects any free port.
+    #[arg(long, value_name = "ADDRESS", value_parser = mount_options::parse_address)]
+    metrics: Option<std::net::SocketAddr>,
     /// Memory limit of the store for buffers, caches and indexes, in bytes or with a unit (64M,
     /// 2G); default 320M.
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse_size)]
@@ -116,14 +122,27 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let db = &store.db;
     let of = |views| ServedFiles { db: db.clone(), views, is_mounted: false, compress: None };
     let files = views.clone().map(of);
+    let counted: Arc<OnceLock<Weak<Server>>> = Arc::default();
+    let sources = || Sources {
+        db: db.clone(),
+        files: fs.clone().zip(views.clone()),
+        mount: Arc::default(),
+        served: counted.clone(),
+    };
+    let metrics = args.metrics.map(|address| metrics::start(address, sources())).transpose()?;
+    if let Some(listening) = &metrics {
+        let at = listening.address().to_string();
+        output.note_with(format!("metrics at http://{at}/metrics"), json!({"metrics": at}));
+    }
     let served = args.store.shown();
-    let serving: Box<dyn std::any::Any> = match at {
+    let (serving, server): (Box<dyn std::any::Any>, Weak<Server>) = match at {
         Address::Socket(path) => {
             let serving = Serving::begin(db, files, args.share, &path)?;
             let paths = [("store", Some(&*args.store)), ("socket", Some(&*path))];
             let said = format!("{served} is served at unix:{}", path.shown());
             output.print(said, text::with_paths(json!({}), &paths))?;
-            Box::new(serving)
+            let server = serving.server();
+            (Box::new(serving), server)
         }
         Address::Network(at, network) => {
             let server = of_network(db, files, args.share)?;
@@ -132,7 +151,8 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             let value = json!({"listen": address.to_string()});
             let value = text::with_paths(value, &[("store", Some(&args.store))]);
             output.print(format!("{served} is served at tls:{address}"), value)?;
-            Box::new((listening, server))
+            let counted = Arc::downgrade(&server);
+            (Box::new((listening, server)), counted)
         }
         Address::Vsock(at, tokens) => {
             let server = of_network(db, files, args.share)?;
@@ -141,12 +161,15 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             let value =
                 text::with_paths(json!({"listen": address}), &[("store", Some(&args.store))]);
             output.print(format!("{served} is served at {address}"), value)?;
-            Box::new((listening, server))
+            let counted = Arc::downgrade(&server);
+            (Box::new((listening, server)), counted)
         }
     };
+    // It is empty until then.
+    let _ = counted.set(server);
     output.note("Ctrl-C ends it");
     signals.forever().next();
-    drop(serving);
+    drop((metrics, serving));
     let written = |e: kvfs::Error| {
         let what = format!("{} was not closed well: {e}", args.store.shown());
         Failure::new(Exit::Failed, what)

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -91,14 +91,46 @@ fn requests_over_a_wire_are_counted_where_the_store_is_served() {
     let address = mounted(&p, &["--metrics", "127.0.0.1:0", "-o", &serve]);
     let at = format!("kvfs+unix:{}", socket.display());
     succeeds(kvfs(&["snapshot", "create", &at, "now"]).stdin(Stdio::null()));
-    let after = samples(&address);
+    counts_the_wire(&samples(&address));
+    succeeds(&mut p.umount());
+}
+
+/// Checks that a snapshot which was made over a wire is counted.
+#[track_caller]
+fn counts_the_wire(all: &BTreeMap<String, f64>) {
     for request in ["hello", "snapshot"] {
         for family in ["requests", "asked_bytes", "answered_bytes"] {
             let name = format!("kvfs_wire_{family}_total{{request=\"{request}\"}}");
-            assert!(after.get(&name).is_some_and(|value| *value >= 1.0), "{name} in {after:?}");
+            assert!(all.get(&name).is_some_and(|value| *value >= 1.0), "{name} in {all:?}");
         }
     }
-    succeeds(&mut p.umount());
+}
+
+#[test]
+fn a_store_that_is_served_without_a_mount_has_figures_too() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let (store, socket) = (directory.path().join("store"), directory.path().join("socket"));
+    succeeds(kvfs(&["create"]).arg(&store).stdin(Stdio::null()));
+    let mut serve = kvfs(&["--json", "serve", "--write", "--metrics", "127.0.0.1:0"]);
+    serve.arg(&store).arg("--listen").arg(format!("unix:{}", socket.display()));
+    let serve = serve.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut server = serve.spawn().expect("kvfs runs");
+    let (mut said, mut listens) = (String::new(), String::new());
+    let errors = server.stderr.as_mut().expect("a pipe");
+    BufReader::new(errors).read_line(&mut said).expect("text");
+    let out = server.stdout.as_mut().expect("a pipe");
+    BufReader::new(out).read_line(&mut listens).expect("text");
+    assert!(listens.contains("socket"), "{listens}");
+    let said: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    let address = said["metrics"].as_str().expect("an address");
+    assert!(!samples(address).contains_key("kvfs_wire_requests_total{request=\"snapshot\"}"));
+    let at = format!("kvfs+unix:{}", socket.display());
+    succeeds(kvfs(&["snapshot", "create", &at, "now"]).stdin(Stdio::null()));
+    let after = samples(address);
+    counts_the_wire(&after);
+    assert_eq!(after["kvfs_snapshots"], 1.0);
+    assert_eq!(after["kvfs_transactions_open"], 0.0);
+    server.kill().and_then(|()| server.wait()).expect("it is ours");
 }
 
 #[test]

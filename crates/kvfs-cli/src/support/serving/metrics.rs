@@ -1,4 +1,5 @@
-//! `kvfs mount --metrics`: the statistics of a mount for Prometheus, as text over HTTP.
+//! `kvfs mount --metrics` and `kvfs serve --metrics`: the statistics of a store for Prometheus, as
+//! text over HTTP.
 //!
 //! There is no password, so an address that other machines can reach is refused.
 
@@ -7,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, OnceLock, Weak};
 
 use kvdb::{Kvdb, Stats};
-use kvdb_wire::RequestCounts;
+use kvdb_wire::{RequestCounts, Server};
 use kvfs::{Fs, Statistics, Views};
 
 use crate::support::serving::http::{Listening, Request, Response};
@@ -17,9 +18,12 @@ use crate::support::terminal::output::{Failure, Outcome};
 /// The sources of the statistics.
 pub struct Sources {
     pub db: Kvdb,
-    pub fs: Fs,
-    pub views: Views,
+    /// The files, unless the store is only read.
+    pub files: Option<(Fs, Views)>,
+    /// Set once the store is mounted.
     pub mount: Arc<OnceLock<MountFigures>>,
+    /// Set once the store is served without a mount.
+    pub served: Arc<OnceLock<Weak<Server>>>,
 }
 
 /// Serves metrics until the result is dropped.
@@ -276,12 +280,17 @@ fn text(sources: &Sources) -> String {
     page.store(&stats);
     page.traffic(&stats);
     page.runs(&stats);
-    page.files(&sources.fs.statistics());
-    page.gauge("kvfs_transactions_open", "Open transactions.", sources.views.list().len() as u64);
+    if let Some((fs, views)) = &sources.files {
+        page.files(&fs.statistics());
+        page.gauge("kvfs_transactions_open", "Open transactions.", views.list().len() as u64);
+    }
     page.gauge("kvfs_snapshots", "Snapshots.", sources.db.snapshot_labels().len() as u64);
     page.gauge("kvfs_scrub_faults", "Places that the scrub could not read.", stats.scrub.faults);
     if let Some(mount) = sources.mount.get() {
         page.mount(mount);
+    }
+    if let Some(server) = sources.served.get().and_then(Weak::upgrade) {
+        page.wire(&server.counts_by_request());
     }
     page.0
 }

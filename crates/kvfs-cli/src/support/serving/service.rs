@@ -146,9 +146,9 @@ impl Service {
         let server = or_without(server, needed)?;
         let sources = || metrics::Sources {
             db: store.db.clone(),
-            fs: fs.clone(),
-            views: views.clone(),
+            files: Some((fs.clone(), views.clone())),
             mount: figures.clone(),
+            served: Arc::default(),
         };
         let metrics = options.metrics.map(|address| metrics::start(address, sources()));
         let metrics = or_without(metrics.transpose(), needed)?;
