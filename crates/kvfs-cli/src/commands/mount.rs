@@ -71,9 +71,12 @@ pub struct Args {
     /// Mount only this snapshot, read-only, like -o snapshot=NAME.
     #[arg(long, value_name = "NAME")]
     snapshot: Option<String>,
+    /// Mount only this clone, like -o clone=NAME. For kvfs+unix:SOCKET, add --txn.
+    #[arg(long = "clone", value_name = "NAME", conflicts_with_all = ["snapshot", "lease"])]
+    of_clone: Option<String>,
     /// For kvfs+unix:SOCKET: mount a new transaction. `kvfs commit DIR` makes it part of the store
     /// on the server; `kvfs abort DIR` and an unmount discard it. For a transaction of a clone, add
-    /// -o clone=NAME.
+    /// --clone NAME.
     #[arg(long)]
     txn: bool,
     /// For kvfs+unix:SOCKET: mount the main files themselves. Only this mount changes them until it
@@ -179,6 +182,7 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     };
     let store = args.store.take().ok_or_else(|| missing("store"))?;
     let dir = args.dir.take().ok_or_else(|| missing("directory"))?;
+    args.options.extend(args.of_clone.take().map(|name| format!("clone={name}").into()));
     if let Some(server) = served::address(&store) {
         return served::run(&server?, &dir, &args, output);
     }

@@ -202,7 +202,7 @@ fn a_durable_transaction_of_a_clone_is_committed_to_the_clone() {
     succeeds(kvfs().args(["snapshot", "create"]).arg(&store).arg("base"));
     succeeds(kvfs().args(["clone", "create"]).arg(&store).args(["base", "attempt"]));
     let serving = place.serve();
-    succeeds(place.mount("one").args(["--durable", "-o", "clone=attempt"]));
+    succeeds(place.mount("one").args(["--durable", "--clone", "attempt"]));
     let made = place.path("one").join("made");
     std::fs::write(&made, "made").expect("written");
     std::fs::File::open(&made).and_then(|file| file.sync_all()).expect("synced");

@@ -95,6 +95,7 @@ fn helper_mount(words: &[OsString]) -> Outcome {
             config: None,
             upgrade: None,
             snapshot: None,
+            of_clone: None,
             txn: false,
             lease: false,
             durable: false,

@@ -280,8 +280,8 @@ fn refuse_of_local_stores(args: &Args) -> Outcome {
     };
     let what = format!("{refused} is for a store on this machine, and this one is with a server");
     Err(Failure::new(Exit::Usage, what).hint(
-        "leave it out; a mount of a server has --snapshot, --txn, --lease, --timeout, --memory, \
-         --log, and the options of mount(8)",
+        "leave it out; a mount of a server has --snapshot, --clone, --txn, --lease, --timeout, \
+         --memory, --log, and the options of mount(8)",
     ))
 }
 
