@@ -7,7 +7,7 @@ mod over;
 mod there;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use kvdb_server::Reply;
@@ -315,6 +315,18 @@ pub fn run(args: Args, output: &Output) -> ExitCode {
     }
 }
 
+/// Adds to the failure of a run in a folder that is in no store that it may run over the folder.
+fn tell_of_over(mut failure: Failure, folder: &Path) -> Failure {
+    if failure.exit == Exit::NotFound && folder.is_dir() {
+        let more = format!("without a store: kvfs run --over {} -- COMMAND", folder.shown());
+        failure.hint = Some(match failure.hint.take() {
+            Some(hint) => format!("{hint}; {more}"),
+            None => more,
+        });
+    }
+    failure
+}
+
 fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
     if args.over {
         return over::run(args, output);
@@ -322,7 +334,8 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
     if let Some(server) = mount::address(&args.mount) {
         return there::run(&server?, args, output);
     }
-    let mut mounted = Mounted::find_branch(&args.mount)?;
+    let found = Mounted::find_branch(&args.mount);
+    let mut mounted = found.map_err(|failure| tell_of_over(failure, &args.mount))?;
     let within = mounted.entered();
     if let Some(id) = within.filter(|id| !mounted.shows(*id)) {
         let what = format!(

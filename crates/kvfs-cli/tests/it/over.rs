@@ -459,6 +459,9 @@ fn mounts_in_the_folder_and_stores_are_refused() {
     let file = lab.path("file");
     fs::write(&file, "x").expect("a file");
     let words = ["--", "true"];
+    // A folder without a store and without --over is told of it.
+    let said = fails(NOT_STARTED, kvfs(&["run"]).arg(lab.folder()).args(words));
+    assert!(said.contains("kvfs run --over "), "{said}");
     fails(NOT_STARTED, kvfs(&["run", "--over"]).arg(&file).args(words));
     fails(NOT_STARTED, kvfs(&["run", "--over", "/"]).args(words));
     fails(NOT_STARTED, kvfs(&["run", "--over"]).arg(lab.path("none")).args(words));
