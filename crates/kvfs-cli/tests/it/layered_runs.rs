@@ -218,17 +218,22 @@ fn what_is_removed_made_again_and_replaced_is_so_in_the_store() {
     let Some(layers) = Layers::new() else { return };
     layers.write(&[("gone", "1"), ("again/kept", "1"), ("again/old/x", "1"), ("tree/a/b/c", "1")]);
     layers.write(&[("file", "1"), ("directory/x", "1"), ("link", "1"), ("other/x", "1")]);
+    layers.write(&[("again/both/old", "1"), ("again/both/same", "1")]);
     layers.does(
-        "rm gone; rm -r again; mkdir again; echo new > again/new; rm -r tree
+        "rm gone; rm -r again; mkdir -p again/both; echo new > again/new; rm -r tree
+         echo 2 > again/both/same
          rm file; mkdir file; echo in > file/in
          rm -r directory; echo now > directory; ln -sf nowhere link; rm other/x",
     );
     assert!(!layers.path("gone").exists() && !layers.path("tree").exists());
     let names = |name: &str| -> Vec<_> {
         let entries = fs::read_dir(layers.path(name)).expect("a directory").flatten();
-        entries.map(|entry| entry.file_name()).collect()
+        let mut names: Vec<_> = entries.map(|entry| entry.file_name()).collect();
+        names.sort_unstable();
+        names
     };
-    assert_eq!(names("again"), [OsStr::new("new")]);
+    assert_eq!(names("again"), [OsStr::new("both"), OsStr::new("new")]);
+    assert_eq!(names("again/both"), [OsStr::new("same")]);
     assert!(names("other").is_empty());
     assert_eq!(layers.read("again/new").as_deref(), Some("new\n"));
     assert_eq!(layers.read("file/in").as_deref(), Some("in\n"));
