@@ -418,7 +418,7 @@ fn the_program_neither_sees_the_views_nor_reaches_the_store_by_kvfs() {
 #[test]
 fn options_that_do_not_go_together_are_refused_before_the_program_runs() {
     let Some(layers) = Layers::new() else { return };
-    for option in [&["--isolation", "ser"][..], &["--durable"], &["--chroot"]] {
+    for option in [&["--isolation", "ser"][..], &["--durable"], &["--chroot"], &["--idle", "9"]] {
         let (code, out, said) = ends(&mut layers.run(option, "echo ran"));
         assert_eq!((code, out.as_str()), (Some(125), ""), "{said}");
         assert!(said.contains("does not go together with --layer"), "{said}");

@@ -28,6 +28,12 @@ pub fn refuse_others(args: &Args) -> Outcome {
             "the transaction would survive a crash without the files of its layer",
         );
     }
+    if args.how.idle.is_some() {
+        return refused(
+            "--idle",
+            "the transaction is not used while the program works in its layer",
+        );
+    }
     if args.chroot {
         return refused("--chroot", "an overlay is mounted in a mount name space");
     }
