@@ -272,21 +272,21 @@ ROWS = [
 
 # The remarks on tests of a suite, by name and output; the first that fits counts.
 REASONS = [
-    (r"Try ACL HELP|no users here", "there are no access lists: one user, `default`"),
+    (r"Try ACL HELP|no users here", "KVFS has no access lists and one user, `default`"),
     (r"'debug' is not possible", "`DEBUG` is not taken between `MULTI` and `EXEC`"),
     (r"Try DEBUG HELP", "a subcommand of `DEBUG` that is not there"),
     (
         r"test_client_kill(\[.*)?\n.*Connection closed",
-        "clients of a Unix socket have one address, and the test kills all of it",
+        "all clients of a Unix socket have the same address, and the test kills all clients of that address",
     ),
     (r"CONFIG SET - '([\w-]+)'", "a setting that is not there: `{0}`"),
-    (r"argument 'requirepass'", "a server on the network keeps a password"),
-    (r"argument '([\w-]+)'\) - can't set", "a setting that cannot be changed: `{0}`"),
+    (r"argument 'requirepass'", "a server on the network does not let clients remove its password"),
+    (r"argument '([\w-]+)'\) - can't set", "the setting `{0}` cannot be changed"),
     (r"hash-max-listpack-entries", "a setting that is not there: `hash-max-listpack-entries`"),
     (r"(?i)unknown command '(\w+)", "a command that is not there: `{0}`"),
     (r"(?i)for '([\w-]+)'\. Try (\w+)", "a subcommand that is not there: `{1} {0}`"),
     (r"COPY works within one dictionary", "keys are not copied to another database"),
-    (r"test_command_list\b", "there are fewer than 300 commands"),
+    (r"test_command_list\b", "KVFS has fewer than 300 commands"),
     (r"field or member of \d+ bytes is longer", "fields and members have at most 7 MiB"),
     (r"key of \d+ bytes is longer", "keys have at most 16 KiB"),
 ]
