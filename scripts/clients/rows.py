@@ -277,7 +277,7 @@ REASONS = [
     (r"Try DEBUG HELP", "a subcommand of `DEBUG` that is not there"),
     (
         r"test_client_kill(\[.*)?\n.*Connection closed",
-        "all clients of a Unix socket have the same address, and the test kills all clients of that address",
+        "all clients of a Unix socket have one address, and the test kills all of that address",
     ),
     (r"CONFIG SET - '([\w-]+)'", "a setting that is not there: `{0}`"),
     (r"argument 'requirepass'", "a server on the network does not let clients remove its password"),
