@@ -106,12 +106,12 @@ def page(done, redis_version):
         "```",
         "",
         wrap(
-            f"{len(same)} of {len(ran)} lines pass all checks on KVFS that they pass on Redis. Each "
-            "line had its own empty servers, which it reached over TCP on the loopback interface "
-            "with a password. Suites use no password, and reach the store's Unix socket by a relay. "
-            "KVFS is a mounted store on disk with its defaults; Redis runs without persistence. The "
-            "numbers count checks or tests that pass on at least one of the two servers; tests that "
-            "a suite skips by itself are not counted. Times were not compared."
+            f"{len(same)} of {len(ran)} lines pass all checks on KVFS that they pass on Redis. "
+            "Each line had its own empty servers, which it reached over TCP on the loopback "
+            "interface with a password. Suites use no password, and reach the store's Unix socket "
+            "by a relay. KVFS is a mounted store on disk with its defaults; Redis runs without "
+            "persistence. The numbers count checks or tests that pass on at least one of the two "
+            "servers; tests that a suite skips by itself are not counted. Times were not compared."
         ),
         "",
         "| program or library | language | what was run | KVFS | Redis |",
