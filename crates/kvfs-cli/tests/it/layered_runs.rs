@@ -462,6 +462,32 @@ fn a_run_that_is_killed_leaves_nothing_in_the_store() {
 }
 
 #[test]
+fn a_fold_that_is_killed_leaves_all_of_it_or_nothing() {
+    const FILES: usize = 3000;
+    let Some(layers) = Layers::new() else { return };
+    let root = layers.mount.root();
+    let script = format!("mkdir new; for n in $(seq {FILES}); do echo $n > new/$n; done");
+    let mut command = layers.run(&[], &script);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it runs");
+    let mut id = String::new();
+    until("the transaction has begun", || {
+        let list = succeeds(kvfs(&["--json", "txn", "list"]).arg(&root));
+        let list: serde_json::Value = serde_json::from_str(&list).expect("JSON");
+        id = list[0]["id"].to_string();
+        id != "null" || child.try_wait().expect("it is waited for").is_some()
+    });
+    let folded = layers.path(&format!(".kvfs/txn/{id}/new"));
+    until("the fold has begun", || {
+        folded.exists() || child.try_wait().expect("it is waited for").is_some()
+    });
+    let _ = child.kill();
+    child.wait().expect("it ends");
+    until("the transaction has ended", || layers.open().is_empty());
+    let there = fs::read_dir(layers.path("new")).map_or(0, |entries| entries.count());
+    assert!(there == 0 || there == FILES, "{there} files");
+}
+
+#[test]
 fn a_full_scratch_directory_is_a_full_disk_for_the_program_and_is_named() {
     let Some(layers) = Layers::new() else { return };
     let small = layers.scratch().join("small");
