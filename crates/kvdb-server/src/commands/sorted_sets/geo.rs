@@ -201,13 +201,16 @@ struct Sought {
     by_box: bool,
 }
 
+/// Looks up the place of a member.
+type PlaceOf<'a> = dyn Fn(&[u8]) -> Result<Option<Place>, Failure> + 'a;
+
 impl Sought {
     /// Takes the option of a search at argument `at`. Returns the number of its arguments.
     fn take(
         &mut self,
         args: Arguments<'_>,
         at: usize,
-        of_member: &dyn Fn(&[u8]) -> Result<Option<Place>, Failure>,
+        of_member: &PlaceOf<'_>,
     ) -> Result<usize, Failure> {
         let rest = args.len() - at - 1;
         match args.at(at) {

@@ -107,7 +107,7 @@ pub fn of_undo(now: &Layer, before: &Layer, log: &Log) -> Outcome<Changes> {
         let (file, after) = (Some(file), Some(after));
         rows.push((path, row(path, &file, &after, compare(&file, &after))));
     }
-    rows.sort_by(|(a, _), (b, _)| a.cmp(b));
+    rows.sort_by_key(|row| row.0);
     let rows = rows.into_iter().map(|(_, row)| row).collect();
     Changes::between(Reply::Array(rows), Reply::Array(Vec::new()), None)
 }
