@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use rustix::fs::{CWD, FileType, Mode, XattrFlags};
+use rustix::fs::{CWD, FileType, Mode, RenameFlags, XattrFlags};
 
 use crate::asked::Asked;
 use crate::place::{Place, fails, kvfs, succeeds, text};
@@ -210,6 +210,9 @@ fn links_attributes_devices_and_holes_are_as_without_an_overlay() {
     ] {
         lab.is_as_without(script);
     }
+    fs::hard_link(lab.path("file"), lab.path("d/name")).expect("a link");
+    lab.is_as_without("rm file d/name");
+    fs::remove_file(lab.path("d/name")).expect("removed");
     let set = "python3 -c 'import os; os.setxattr(\"file\", \"user.b\", b\"2\"); \
                os.setxattr(\"d\", \"user.c\", b\"3\"); os.removexattr(\"file\", \"user.a\")'";
     if Command::new("python3").arg("--version").output().is_ok() {
@@ -367,6 +370,14 @@ fn of_several_runs_the_last_one_can_be_undone() {
     fails(2, &mut lab.undo(&["--commit", "7"]));
 }
 
+/// Lets a run begin after all that was done, as if the renames of a test were from before it.
+fn begun_last(log: &Path) {
+    let read = fs::read(log).expect("a log");
+    let mut log_of_run: serde_json::Value = serde_json::from_slice(&read).expect("JSON");
+    log_of_run["started"] = serde_json::json!([i64::MAX, 0]);
+    fs::write(log, log_of_run.to_string()).expect("a log");
+}
+
 /// The log of a run that was killed while it was applied, after its first step.
 #[test]
 fn an_interrupted_apply_is_completed_by_the_next_command() {
@@ -381,12 +392,69 @@ fn an_interrupted_apply_is_completed_by_the_next_command() {
     fs::rename(applied.join("upper/b"), lab.path("b")).expect("the swap of b is not done");
     fs::rename(lab.path("c"), applied.join("upper/c")).expect("the swap of c is not done");
     fs::rename(&applied, &run).expect("it is not the last run yet");
+    begun_last(&run.join("log"));
     let ended = lab.undo(&["--dry-run"]).output().expect("kvfs runs");
     assert!(ended.status.success(), "{}", text(&ended.stderr));
     assert!(text(&ended.stderr).contains("interrupted"), "{}", text(&ended.stderr));
     assert_eq!(lab.seen(), after);
     succeeds(&mut lab.undo(&[]));
     assert_eq!(lab.seen(), before);
+}
+
+/// Takes the swap of a file back, so that the apply of a run is in the middle.
+fn swap_back(lab: &Lab, of_run: &Path, name: &str) {
+    let (here, there) = (lab.path(name), of_run.join("upper").join(name));
+    rustix::fs::renameat_with(CWD, here, CWD, there, RenameFlags::EXCHANGE).expect("swapped");
+}
+
+#[test]
+fn what_others_write_into_a_file_before_an_interrupted_apply_is_completed_stays() {
+    let Some(lab) = Lab::new() else { return };
+    lab.write(&[("a", "old\n"), ("b", "old\n")]);
+    succeeds(&mut lab.run(&[], "echo new > a; echo new > b"));
+    let (applied, run) = (lab.state().join("applied"), lab.state().join("run-killed"));
+    fs::remove_file(applied.join("seen")).expect("removed");
+    fs::rename(&applied, &run).expect("it is not the last run yet");
+    swap_back(&lab, &run, "b");
+    fs::write(lab.path("b"), "theirs\n").expect("a file");
+    let ended = lab.run(&["--abort"], "cat a b").output().expect("kvfs runs");
+    assert_eq!(text(&ended.stdout), "old\ntheirs\n", "{}", text(&ended.stderr));
+    assert!(text(&ended.stderr).contains("is taken back"), "{}", text(&ended.stderr));
+}
+
+#[test]
+fn what_others_write_after_a_swap_is_not_thrown_away_by_an_undo() {
+    let Some(lab) = Lab::new() else { return };
+    lab.write(&[("a", "old\n"), ("b", "old\n")]);
+    succeeds(&mut lab.run(&[], "echo new > a; echo new > b"));
+    // The run was killed before it noted what it has made of the folder.
+    let (applied, run) = (lab.state().join("applied"), lab.state().join("run-killed"));
+    fs::remove_file(applied.join("seen")).expect("removed");
+    fs::rename(&applied, &run).expect("it is not the last run yet");
+    fs::write(lab.path("a"), "theirs\n").expect("a file");
+    let said = fails(8, &mut lab.undo(&[]));
+    assert!(said.contains("interrupted") && said.contains("have changed since"), "{said}");
+    assert_eq!((lab.read("a"), lab.read("b")), (Some("theirs\n".into()), Some("new\n".into())));
+}
+
+#[test]
+fn an_interrupted_undo_leaves_what_others_have_written_since() {
+    let Some(lab) = Lab::new() else { return };
+    lab.write(&[("a", "old\n"), ("b", "old\n"), ("c", "old\n")]);
+    succeeds(&mut lab.run(&[], "echo new > a; echo new > b; echo new > c"));
+    // An undo was killed after its first swap.
+    let applied = lab.state().join("applied");
+    fs::copy(applied.join("log"), applied.join("undoing")).expect("a log");
+    swap_back(&lab, &applied, "c");
+    fs::write(lab.path("a"), "theirs\n").expect("a file");
+    let ended = lab.undo(&[]).output().expect("kvfs runs");
+    let said = text(&ended.stderr);
+    assert!(said.contains("a stays as others have made it"), "{said}");
+    assert_eq!((lab.read("a"), lab.read("b")), (Some("theirs\n".into()), Some("old\n".into())));
+    assert_eq!(lab.read("c").as_deref(), Some("old\n"));
+    let kept = said.split(" as in ").nth(1).and_then(|rest| rest.lines().next());
+    let kept = Path::new(kept.expect("a place").trim()).join("a");
+    assert_eq!(fs::read_to_string(kept).expect("the old version"), "old\n");
 }
 
 #[test]

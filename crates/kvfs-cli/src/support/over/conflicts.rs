@@ -6,7 +6,7 @@
 
 use std::io;
 
-use crate::support::layers::layer::{Layer, Time, join, split};
+use crate::support::layers::layer::{Attributes, Layer, Time, join, split};
 use crate::support::layers::reader::{Change, Layers};
 use crate::support::over::plan::{Left, for_each_separable};
 use crate::support::terminal::output::Outcome;
@@ -28,12 +28,12 @@ fn theirs(layers: &Layers, change: &Change, started: Time) -> io::Result<Option<
     let path = &change.path;
     if change.is_of_directory() {
         // Others may have changed its entries: only attributes are changed here.
-        let is_theirs = change.before.is_some_and(|before| before.ctime > started);
+        let is_theirs = change.before.is_some_and(|before| is_later(&before, started));
         let is_own = change.access() || change.xattrs;
         return Ok((is_theirs && is_own).then(|| path.clone()));
     }
     match &change.before {
-        Some(_) => later(&layers.lower, path, started),
+        Some(_) => later(&layers.lower, path, &|file| is_later(file, started)),
         // The overlay has copied the file, so it was there.
         None if change.is_copy => {
             let directory = layers.lower.attributes(split(path).0)?;
@@ -44,12 +44,21 @@ fn theirs(layers: &Layers, change: &Change, started: Time) -> io::Result<Option<
     }
 }
 
-/// Returns a path at or beneath this one that was changed later.
-fn later(layer: &Layer, path: &[u8], started: Time) -> io::Result<Option<Vec<u8>>> {
+/// Returns whether a file was changed after a time.
+pub fn is_later(file: &Attributes, started: Time) -> bool {
+    file.ctime > started
+}
+
+/// Returns a path at or beneath this one that is gone, or whose file was changed later.
+pub fn later(
+    layer: &Layer,
+    path: &[u8],
+    is_theirs: &dyn Fn(&Attributes) -> bool,
+) -> io::Result<Option<Vec<u8>>> {
     let mut todo = vec![path.to_vec()];
     while let Some(path) = todo.pop() {
         let Some(file) = layer.attributes(&path)? else { return Ok(Some(path)) };
-        if file.ctime > started {
+        if is_theirs(&file) {
             return Ok(Some(path));
         }
         if file.is_directory() {

@@ -8,7 +8,7 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::support::layers::layer::{Attributes, Time, Xattr};
+use crate::support::layers::layer::{Attributes, Layer, Time, Xattr, join};
 
 /// The version of the log that this program writes, and the only one that it reads.
 pub const VERSION: u32 = 1;
@@ -49,6 +49,9 @@ pub struct Log {
     pub version: u32,
     /// The program and its arguments, for people.
     pub label: String,
+    /// The beginning of the run, by the clock of the file system. What others have changed later is
+    /// not replaced.
+    pub started: Time,
     /// Sorted by path. No path of one lies beneath that of another.
     pub swaps: Vec<Swap>,
     /// Sorted by path, so that a directory comes before those in it.
@@ -106,6 +109,8 @@ pub struct Seen {
     pub size: u64,
     pub mtime: Time,
     pub ctime: Time,
+    /// True for a file with several names.
+    pub is_linked: bool,
 }
 
 impl Seen {
@@ -117,8 +122,29 @@ impl Seen {
             size: if file.is_directory() { 0 } else { file.size },
             mtime: file.mtime,
             ctime: file.ctime,
+            is_linked: file.is_linked && !file.is_directory(),
         }
     }
+
+    /// Returns whether a file is as it was noted. A move of one name of a file with several sets the
+    /// ctime of all of them, so that does not count for those.
+    pub fn is_still(&self, now: &Seen) -> bool {
+        (self.inode, self.size, self.mtime) == (now.inode, now.size, now.mtime)
+            && (self.is_linked || self.ctime == now.ctime)
+    }
+}
+
+/// Adds the files at and beneath a path of a folder.
+pub fn see(folder: &Layer, path: &[u8], all: &mut Vec<Seen>) -> io::Result<()> {
+    let mut todo = vec![path.to_vec()];
+    while let Some(path) = todo.pop() {
+        let Some(file) = folder.attributes(&path)? else { continue };
+        if file.is_directory() {
+            todo.extend(folder.names(&path)?.iter().map(|name| join(&path, name)));
+        }
+        all.push(Seen::of(&path, &file));
+    }
+    Ok(())
 }
 
 /// Writes a file of the state as a whole, and syncs it and its directory.
@@ -158,6 +184,7 @@ mod tests {
         let log = Log {
             version: VERSION,
             label: "sh".into(),
+            started: (7, 8),
             swaps: names.iter().map(swap).collect(),
             directories: Vec::new(),
         };

@@ -83,7 +83,7 @@ pub fn plan(layers: &Layers, left: &Left, started: Time, label: &str) -> Outcome
         }
         directories.push(Directory { path: Name(path.clone()), before, after });
     }
-    Ok(Log { version: VERSION, label: label.to_owned(), swaps, directories })
+    Ok(Log { version: VERSION, label: label.to_owned(), started, swaps, directories })
 }
 
 /// Makes the upper layer ready for the swaps: removes the marks of removed paths, whose places get

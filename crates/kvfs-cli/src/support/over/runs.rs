@@ -1,6 +1,7 @@
 //! One run over a folder, from its empty upper layer to its end: applied, kept or thrown away. An
 //! apply that was interrupted is completed, or taken back where others have changed its files since.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -11,14 +12,14 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, XattrFlags};
 
 use crate::support::layers::OPTIONS;
-use crate::support::layers::layer::{Layer, Marks, Time, join};
+use crate::support::layers::layer::{Layer, Marks, Time};
 use crate::support::layers::reader::Layers;
 use crate::support::machine::sandbox::Namespace;
 use crate::support::over::conflicts::conflicts;
 use crate::support::over::folder::{Folder, Locked, remove_all};
-use crate::support::over::log::{self, Log, Seen, VERSION};
+use crate::support::over::log::{self, Log, Name, Seen, VERSION};
 use crate::support::over::plan::{self, Left};
-use crate::support::over::steps::{ALL, Sides, Stopped, Way};
+use crate::support::over::steps::{ALL, Check, Sides, Stopped, Way};
 use crate::support::over::undo;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::text::{Shown, show};
@@ -27,6 +28,8 @@ use crate::support::terminal::text::{Shown, show};
 pub const LOG: &str = "log";
 /// The file with the state of the folder's files after the apply.
 pub const SEEN: &str = "seen";
+/// The file with the state of the files of the run before the apply.
+const MADE: &str = "made";
 /// The folder of the last run that was applied.
 pub const APPLIED: &str = "applied";
 /// The upper layer in the folder of a run.
@@ -35,6 +38,8 @@ const WORK: &str = "work";
 /// Names of folders of runs, and of what is to be removed, begin so.
 const RUN: &str = "run-";
 pub const DROPPED: &str = "dropped-";
+/// Names of folders that are kept for the user begin so.
+const KEPT: &str = "kept-";
 
 /// A run that has begun.
 pub struct Run<'a> {
@@ -156,8 +161,11 @@ impl Run<'_> {
         plan::prepare(&self.layers, &log)?;
         // The files of the run are on disk before the log says that the folder gets them.
         rustix::fs::syncfs(&self.layers.upper).map_err(|e| failed(e.into()))?;
+        let made = seen(&self.layers.upper, &log).map_err(&failed)?;
+        log::write(&self.place, MADE, &made).map_err(&failed)?;
         log::write(&self.place, LOG, &log).map_err(&failed)?;
-        let sides = Sides { folder: &self.layers.lower, other: &self.layers.upper };
+        let check = Check::Since(log.started);
+        let sides = Sides { folder: &self.layers.lower, other: &self.layers.upper, check };
         match sides.carry(&log, Way::Apply, ALL) {
             Ok(()) => {
                 finish(&locked, &self.place, &sides, &log).map_err(|why| {
@@ -166,7 +174,7 @@ impl Run<'_> {
                 Ok(Applied::Done)
             }
             Err(stopped) => {
-                let foreign = sides.take_back(&log).map_err(failure)?;
+                let foreign = sides.carry_rest(&log, Way::TakeBack).map_err(failure)?;
                 rustix::fs::syncfs(&locked).map_err(|e| failed(e.into()))?;
                 log::remove(&self.place, LOG).map_err(&failed)?;
                 match stopped {
@@ -213,8 +221,18 @@ impl Run<'_> {
 /// Renames the folder of a run, so that it stays. Returns where its upper layer is then.
 fn keep(place: &Path) -> Outcome<PathBuf> {
     let name = place.file_name().unwrap_or_default().to_string_lossy();
-    let kept = place.with_file_name(format!("kept-{}", name.trim_start_matches(RUN)));
+    let kept = place.with_file_name(format!("{KEPT}{}", name.trim_start_matches(RUN)));
     fs::rename(place, &kept).map_err(cannot("keep", place))?;
+    Ok(kept.join(UPPER))
+}
+
+/// Renames the folder of the last run, so that it stays. Returns where its upper layer is then.
+pub fn keep_applied(locked: &Locked) -> Outcome<PathBuf> {
+    let kept = tempfile::Builder::new().prefix(KEPT).tempdir_in(&locked.state);
+    let kept = kept.map_err(cannot("make a folder in", &locked.state))?.keep();
+    let place = locked.state.join(APPLIED);
+    fs::rename(&place, &kept).map_err(cannot("keep", &place))?;
+    rustix::fs::fsync(locked).map_err(|e| cannot("sync", &locked.state)(e.into()))?;
     Ok(kept.join(UPPER))
 }
 
@@ -270,7 +288,8 @@ pub fn failure(stopped: Stopped) -> Failure {
 /// one, in place of the one before.
 pub fn finish(locked: &Locked, place: &Path, sides: &Sides<'_>, log: &Log) -> Outcome {
     let failed = cannot("end the run in", place);
-    let seen = seen(sides.folder, log).map_err(&failed)?;
+    let made: Vec<Seen> = log::read(place, MADE).map_err(&failed)?.unwrap_or_default();
+    let seen = as_noted(made, seen(sides.folder, log).map_err(&failed)?, log);
     rustix::fs::syncfs(locked).map_err(|e| failed(e.into()))?;
     log::write(place, SEEN, &seen).map_err(&failed)?;
     let applied = locked.state.join(APPLIED);
@@ -297,17 +316,28 @@ pub fn drop_folder(locked: &Locked, place: &Path) -> Outcome {
 pub fn seen(folder: &Layer, log: &Log) -> io::Result<Vec<Seen>> {
     let mut all = Vec::new();
     for swap in log.swaps.iter().filter(|swap| swap.after.is_some()) {
-        let mut todo = vec![swap.path.0.clone()];
-        while let Some(path) = todo.pop() {
-            let Some(file) = folder.attributes(&path)? else { continue };
-            if file.is_directory() {
-                todo.extend(folder.names(&path)?.iter().map(|name| join(&path, name)));
-            }
-            all.push(Seen::of(&path, &file));
-        }
+        log::see(folder, &swap.path.0, &mut all)?;
     }
     all.sort_unstable_by(|a, b| a.path.cmp(&b.path));
     Ok(all)
+}
+
+/// Returns files that were noted before swaps as they are now, after these have set their ctime.
+/// What others have changed is returned as it was noted, so that an undo sees that it differs.
+pub fn as_noted(noted: Vec<Seen>, now: Vec<Seen>, log: &Log) -> Vec<Seen> {
+    let swapped: BTreeSet<&Name> = log.swaps.iter().map(|swap| &swap.path).collect();
+    let mut now: BTreeMap<Name, Seen> =
+        now.into_iter().map(|one| (one.path.clone(), one)).collect();
+    let is_same = |noted: &Seen, now: &Seen| {
+        // Some file systems set the time of a directory that a swap moves.
+        let is_moved = noted.size == 0 && swapped.contains(&noted.path);
+        (noted.inode, noted.size) == (now.inode, now.size) && (is_moved || noted.mtime == now.mtime)
+    };
+    let as_now = |noted: Seen| match now.remove(&noted.path) {
+        Some(now) if is_same(&noted, &now) => now,
+        _ => noted,
+    };
+    noted.into_iter().map(as_now).collect()
 }
 
 /// Reads a log of a run.
@@ -350,7 +380,7 @@ fn recover_run(folder: &Folder, locked: &Locked, place: &Path, output: &Output) 
         return Ok(());
     };
     let (dir, other) = (Layer::open(&folder.path)?, Layer::open(&place.join(UPPER))?);
-    let sides = Sides { folder: &dir, other: &other };
+    let sides = Sides { folder: &dir, other: &other, check: Check::Since(log.started) };
     let Err(stopped) = sides.carry(&log, Way::Apply, ALL) else {
         output.note(format!(
             "a run over {} was interrupted, and is completed: {}",
@@ -359,7 +389,7 @@ fn recover_run(folder: &Folder, locked: &Locked, place: &Path, output: &Output) 
         ));
         return finish(locked, place, &sides, &log);
     };
-    let foreign = sides.take_back(&log).map_err(failure)?;
+    let foreign = sides.carry_rest(&log, Way::TakeBack).map_err(failure)?;
     rustix::fs::syncfs(locked).map_err(|e| cannot("sync", place)(e.into()))?;
     log::remove(place, LOG).map_err(cannot("end the log in", place))?;
     let kept = keep(place)?;

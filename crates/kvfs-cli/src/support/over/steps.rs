@@ -2,13 +2,15 @@
 //! from its result: a swap by the inode numbers on both sides. So a log that was interrupted
 //! anywhere is carried out again from its beginning, in either direction.
 
+use std::collections::BTreeMap;
 use std::io;
 
 use rustix::fs::{Gid, Mode, RenameFlags, Timespec, Timestamps, UTIME_OMIT, Uid, XattrFlags};
 use rustix::io::Errno;
 
-use crate::support::layers::layer::{Attributes, Layer, split};
-use crate::support::over::log::{Log, Name, State, Swap};
+use crate::support::layers::layer::{Attributes, Layer, Time, join, split};
+use crate::support::over::conflicts::{is_later, later};
+use crate::support::over::log::{self, Log, Name, Seen, State, Swap};
 use crate::support::terminal::output::Failure;
 
 /// The direction in which a log is carried out.
@@ -25,8 +27,8 @@ pub enum Way {
 pub enum Stopped {
     /// As many steps as were allowed are done.
     Limit,
-    /// The folder has a file at this path that is neither the one of before nor that of the run:
-    /// others have put it there.
+    /// The folder has a file at this path that is neither the one of before nor that of the run, or
+    /// that others have changed.
     Foreign(Vec<u8>),
     Failed(Failure),
 }
@@ -34,10 +36,20 @@ pub enum Stopped {
 /// The limit for carrying out all steps.
 pub const ALL: usize = usize::MAX;
 
+/// The way to tell that others have changed a file in place, before it is moved out of the folder.
+#[derive(Clone, Copy)]
+pub enum Check<'a> {
+    /// An apply moves no file that was changed after this time.
+    Since(Time),
+    /// A log is taken back from files that are as they were noted.
+    Noted(&'a BTreeMap<Name, Seen>),
+}
+
 /// A folder, and the upper layer that has the other side of each swap.
 pub struct Sides<'a> {
     pub folder: &'a Layer,
     pub other: &'a Layer,
+    pub check: Check<'a>,
 }
 
 impl Sides<'_> {
@@ -56,18 +68,18 @@ impl Sides<'_> {
         self.attributes(log, way, &mut step)
     }
 
-    /// Takes a log back as far as its files are still there. Returns the paths at which others have
+    /// Carries out a log as far as its files are still there. Returns the paths at which others have
     /// put something else, which stays.
-    pub fn take_back(&self, log: &Log) -> Result<Vec<Vec<u8>>, Stopped> {
+    pub fn carry_rest(&self, log: &Log, way: Way) -> Result<Vec<Vec<u8>>, Stopped> {
         let mut foreign = Vec::new();
         self.open_up(log);
-        for swap in in_order(log, Way::TakeBack) {
-            match self.swap(swap, Way::TakeBack) {
+        for swap in in_order(log, way) {
+            match self.swap(swap, way) {
                 Err(Stopped::Foreign(path)) => foreign.push(path),
                 done => done?,
             }
         }
-        self.attributes(log, Way::TakeBack, &mut || Ok(()))?;
+        self.attributes(log, way, &mut || Ok(()))?;
         Ok(foreign)
     }
 
@@ -128,6 +140,9 @@ impl Sides<'_> {
             both if both == (from, to) => {}
             _ => return Err(Stopped::Foreign(path.clone())),
         }
+        if from.is_some() && self.is_changed(path, way).map_err(failed)? {
+            return Err(Stopped::Foreign(path.clone()));
+        }
         match self.exchange(path, from.is_some(), to.is_some()) {
             Ok(()) => {}
             Err(e) => {
@@ -145,6 +160,30 @@ impl Sides<'_> {
         // Others have replaced the file after the look at it. They get theirs back.
         self.exchange(path, to.is_some(), from.is_some()).map_err(failed)?;
         Err(Stopped::Foreign(path.clone()))
+    }
+
+    /// Returns whether others have changed the file in place that is to be moved out of the folder.
+    fn is_changed(&self, path: &[u8], way: Way) -> io::Result<bool> {
+        match (self.check, way) {
+            (Check::Since(started), Way::Apply) => {
+                let is_theirs = |file: &Attributes| {
+                    // An earlier swap of another name of the file has set its ctime.
+                    let is_linked = file.is_linked && !file.is_directory();
+                    is_later(file, started) && (!is_linked || file.mtime > started)
+                };
+                Ok(later(self.folder, path, &is_theirs)?.is_some())
+            }
+            (Check::Noted(noted), Way::TakeBack) => {
+                let mut now = Vec::new();
+                log::see(self.folder, path, &mut now)?;
+                // The names in a directory lie between these two.
+                let inside = Name(join(path, b""))..Name([path, b"0"].concat());
+                let is_other =
+                    |now: &Seen| noted.get(&now.path).is_none_or(|one| !one.is_still(now));
+                Ok(now.len() != 1 + noted.range(inside).count() || now.iter().any(is_other))
+            }
+            _ => Ok(false),
+        }
     }
 
     /// Exchanges a path of the folder with the same path of the other side. The arguments say which
@@ -213,7 +252,6 @@ fn in_order(log: &Log, way: Way) -> Box<dyn Iterator<Item = &Swap> + '_> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
     use std::fs;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
     use std::path::Path;
@@ -289,6 +327,7 @@ mod tests {
             let log = Log {
                 version: VERSION,
                 label: "sh".into(),
+                started: (i64::MAX, 0),
                 swaps: paths.map(swap).into(),
                 directories: vec![around(b"", None), around(b"d", Some(0o700))],
             };
@@ -304,7 +343,8 @@ mod tests {
         fn carry(&self, way: Way, limit: usize) -> Result<(), Stopped> {
             let [folder, other] = ["folder", "other"]
                 .map(|name| Layer::open(&self.directory.path().join(name)).expect("it opens"));
-            Sides { folder: &folder, other: &other }.carry(&self.log, way, limit)
+            let check = Check::Since(self.log.started);
+            Sides { folder: &folder, other: &other, check }.carry(&self.log, way, limit)
         }
     }
 
@@ -355,6 +395,53 @@ mod tests {
         }
     }
 
+    /// Returns the present time of the file system, after which the next change is later.
+    fn time_after(lab: &Lab) -> Time {
+        let path = lab.directory.path().join("clock");
+        fs::write(&path, "").expect("a file");
+        let meta = path.metadata().expect("a file");
+        std::thread::sleep(std::time::Duration::from_millis(30));
+        (meta.ctime(), meta.ctime_nsec() as u32)
+    }
+
+    #[test]
+    fn a_file_that_others_have_written_to_is_not_moved() {
+        let mut lab = Lab::new();
+        lab.log.started = time_after(&lab);
+        let folder = lab.directory.path().join("folder");
+        lab.carry(Way::Apply, 1).expect_err("one step");
+        fs::write(folder.join("d/gone/x"), "theirs").expect("a file");
+        let stopped = lab.carry(Way::Apply, ALL);
+        assert!(
+            matches!(&stopped, Err(Stopped::Foreign(path)) if path == b"d/gone"),
+            "{stopped:?}"
+        );
+        assert_eq!(fs::read_to_string(folder.join("d/gone/x")).expect("text"), "theirs");
+        assert_eq!(fs::read_to_string(folder.join("file")).expect("text"), "old");
+    }
+
+    #[test]
+    fn what_others_have_written_to_is_not_taken_back() {
+        let lab = Lab::new();
+        lab.carry(Way::Apply, ALL).expect("applied");
+        let [folder, other] = ["folder", "other"].map(|name| lab.directory.path().join(name));
+        let (now, before) = (Layer::open(&folder).expect("it"), Layer::open(&other).expect("it"));
+        let mut seen = Vec::new();
+        for swap in lab.log.swaps.iter().filter(|swap| swap.after.is_some()) {
+            log::see(&now, &swap.path.0, &mut seen).expect("a look");
+        }
+        let noted = seen.into_iter().map(|one| (one.path.clone(), one)).collect();
+        fs::write(folder.join("made/a/more"), "theirs").expect("a file");
+        fs::write(folder.join("d/changed"), "of theirs").expect("a file");
+        let sides = Sides { folder: &now, other: &before, check: Check::Noted(&noted) };
+        let foreign = sides.carry_rest(&lab.log, Way::TakeBack).expect("taken back");
+        assert_eq!(foreign, [b"made".to_vec(), b"d/changed".to_vec()]);
+        let read = |name: &str| fs::read_to_string(folder.join(name)).expect("text");
+        assert_eq!((read("made/a/more"), read("made/a/b")), ("theirs".into(), "new".into()));
+        assert_eq!((read("d/changed"), read("d/gone/x")), ("of theirs".into(), "old".into()));
+        assert_eq!(read("file"), "old");
+    }
+
     #[test]
     fn a_file_that_others_have_put_there_is_not_moved() {
         let lab = Lab::new();
@@ -365,7 +452,9 @@ mod tests {
         assert!(matches!(&stopped, Err(Stopped::Foreign(path)) if path == b"file"), "{stopped:?}");
         let layers = ["folder", "other"]
             .map(|name| Layer::open(&lab.directory.path().join(name)).expect("it opens"));
-        let foreign = Sides { folder: &layers[0], other: &layers[1] }.take_back(&lab.log);
+        let check = Check::Since(lab.log.started);
+        let sides = Sides { folder: &layers[0], other: &layers[1], check };
+        let foreign = sides.carry_rest(&lab.log, Way::TakeBack);
         assert_eq!(foreign.expect("taken back"), [b"file".to_vec()]);
         assert_eq!(fs::read_to_string(folder.join("file")).expect("text"), "theirs");
         assert_eq!(fs::read_to_string(folder.join("d/changed")).expect("text"), "old");

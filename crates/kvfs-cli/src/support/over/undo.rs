@@ -1,15 +1,16 @@
 //! Takes the last run back that was applied to a folder, unless others have changed its files since.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::support::layers::layer::{Attributes, Layer};
 use crate::support::over::folder::{Folder, Locked};
 use crate::support::over::log::{self, Log, Name, Seen};
 use crate::support::over::runs::{
-    APPLIED, LOG, SEEN, UPPER, cannot, drop_folder, failure, read_log, recover, seen,
+    APPLIED, LOG, SEEN, UPPER, as_noted, cannot, drop_folder, failure, keep_applied, read_log,
+    recover, seen,
 };
-use crate::support::over::steps::{ALL, Sides, Way};
+use crate::support::over::steps::{ALL, Check, Sides, Way};
 use crate::support::review::proposed;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::text::{Shown, show};
@@ -23,8 +24,20 @@ pub struct Last<'a> {
     locked: Locked,
     place: PathBuf,
     pub log: Log,
+    /// The files that the run has put into the folder, as they were then.
+    noted: BTreeMap<Name, Seen>,
     pub now: Layer,
     pub before: Layer,
+}
+
+fn by_path(all: Vec<Seen>) -> BTreeMap<Name, Seen> {
+    all.into_iter().map(|one| (one.path.clone(), one)).collect()
+}
+
+/// Reads the state of the files that a run has put into the folder.
+fn read_noted(place: &Path) -> Outcome<BTreeMap<Name, Seen>> {
+    let noted: Option<Vec<Seen>> = log::read(place, SEEN).map_err(cannot("read", place))?;
+    Ok(by_path(noted.unwrap_or_default()))
 }
 
 /// Returns the first of these paths for a sentence.
@@ -46,7 +59,8 @@ impl Last<'_> {
         };
         let log = read_log(&place, LOG)?.ok_or_else(nothing)?;
         let (now, before) = (Layer::open(&folder.path)?, Layer::open(&place.join(UPPER))?);
-        let last = Last { folder, locked, place, log, now, before };
+        let noted = read_noted(&place)?;
+        let last = Last { folder, locked, place, log, noted, now, before };
         let changed = last.changed()?;
         match changed.is_empty() {
             true => Ok(last),
@@ -67,11 +81,7 @@ impl Last<'_> {
     /// Returns the paths that are not as the run has left them.
     fn changed(&self) -> Outcome<Vec<Vec<u8>>> {
         let failed = cannot("read", &self.folder.path);
-        let noted: Option<Vec<Seen>> = log::read(&self.place, SEEN).map_err(&failed)?;
-        let by_path = |all: Vec<Seen>| -> BTreeMap<Name, Seen> {
-            all.into_iter().map(|one| (one.path.clone(), one)).collect()
-        };
-        let mut noted = by_path(noted.unwrap_or_default());
+        let mut noted = self.noted.clone();
         let now = by_path(seen(&self.now, &self.log).map_err(&failed)?);
         let mut changed: Vec<Vec<u8>> = Vec::new();
         for (path, one) in now {
@@ -114,12 +124,15 @@ impl Last<'_> {
             }
         }
         log::write(&self.place, UNDOING, &log).map_err(&failed)?;
-        let sides = Sides { folder: &self.now, other: &self.before };
+        let check = Check::Noted(&self.noted);
+        let sides = Sides { folder: &self.now, other: &self.before, check };
         if let Err(stopped) = sides.carry(&log, Way::TakeBack, ALL) {
-            // The folder is made as it was before the undo.
-            let again = sides.carry(&self.log, Way::Apply, ALL);
-            again.map_err(failure)?;
+            // The folder is made as it was before the undo. What others have put there stays.
+            sides.carry_rest(&self.log, Way::Apply).map_err(failure)?;
+            let now = seen(&self.now, &self.log).map_err(&failed)?;
+            let noted = as_noted(self.noted.values().cloned().collect(), now, &self.log);
             rustix::fs::syncfs(&self.locked).map_err(|e| failed(e.into()))?;
+            log::write(&self.place, SEEN, &noted).map_err(&failed)?;
             log::remove(&self.place, UNDOING).map_err(&failed)?;
             return Err(failure(stopped));
         }
@@ -133,12 +146,22 @@ pub fn complete(folder: &Folder, locked: &Locked, output: &Output) -> Outcome {
     let place = locked.state.join(APPLIED);
     let Some(log) = read_log(&place, UNDOING)? else { return Ok(()) };
     let (now, before) = (Layer::open(&folder.path)?, Layer::open(&place.join(UPPER))?);
-    let foreign = Sides { folder: &now, other: &before }.take_back(&log).map_err(failure)?;
+    let noted = read_noted(&place)?;
+    let sides = Sides { folder: &now, other: &before, check: Check::Noted(&noted) };
+    let foreign = sides.carry_rest(&log, Way::TakeBack).map_err(failure)?;
     rustix::fs::syncfs(locked).map_err(|e| cannot("sync", &place)(e.into()))?;
-    drop_folder(locked, &place)?;
-    output.note(format!("an undo in {} was interrupted, and is completed", folder.path.shown()));
-    if !foreign.is_empty() {
-        output.note(format!("{} stays as others have made it", some_paths(&foreign)));
+    let note = format!("an undo in {} was interrupted, and is completed", folder.path.shown());
+    if foreign.is_empty() {
+        drop_folder(locked, &place)?;
+        output.note(note);
+        return Ok(());
     }
+    // The old versions of what stays are kept.
+    let kept = keep_applied(locked)?;
+    output.note(format!(
+        "{note}; {} stays as others have made it, and was before as in {}",
+        some_paths(&foreign),
+        kept.shown()
+    ));
     Ok(())
 }
