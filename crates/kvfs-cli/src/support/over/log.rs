@@ -126,8 +126,8 @@ impl Seen {
         }
     }
 
-    /// Returns whether a file is as it was noted. A move of one name of a file with several sets the
-    /// ctime of all of them, so that does not count for those.
+    /// Returns whether a file is as it was noted. A move of one name of a file with several sets
+    /// the ctime of all of them, so that does not count for those.
     pub fn is_still(&self, now: &Seen) -> bool {
         (self.inode, self.size, self.mtime) == (now.inode, now.size, now.mtime)
             && (self.is_linked || self.ctime == now.ctime)

@@ -68,8 +68,8 @@ impl Sides<'_> {
         self.attributes(log, way, &mut step)
     }
 
-    /// Carries out a log as far as its files are still there. Returns the paths at which others have
-    /// put something else, which stays.
+    /// Carries out a log as far as its files are still there. Returns the paths at which others
+    /// have put something else, which stays.
     pub fn carry_rest(&self, log: &Log, way: Way) -> Result<Vec<Vec<u8>>, Stopped> {
         let mut foreign = Vec::new();
         self.open_up(log);
