@@ -233,6 +233,18 @@ fn links_attributes_devices_and_holes_are_as_without_an_overlay() {
 }
 
 #[test]
+fn a_folder_that_was_itself_an_upper_layer_keeps_its_files() {
+    let Some(lab) = Lab::new() else { return };
+    lab.write(&[("file", "old\n"), ("d/x", "old\n")]);
+    let set =
+        |name: &str| rustix::fs::setxattr(lab.folder(), name, b"y", XattrFlags::empty()).is_ok();
+    // One of the two is the note of the overlay that is mounted here.
+    let is_set = (set("trusted.overlay.opaque"), set("user.overlay.opaque"));
+    assert!(is_set.0 || is_set.1, "{is_set:?}");
+    lab.is_as_without("echo new > new; echo new > d/y");
+}
+
+#[test]
 fn a_program_that_fails_changes_nothing_and_its_exit_code_passes_through() {
     let Some(lab) = Lab::new() else { return };
     lab.write(&[("file", "old\n"), ("d/x", "old\n")]);

@@ -258,6 +258,11 @@ fn make_alike(layers: &Layers, upper: &Path) -> io::Result<()> {
         std::os::unix::fs::chown(upper, Some(folder.uid), Some(folder.gid))?;
     }
     for (name, value) in layers.lower.xattrs(b"")? {
+        // Notes that another overlay has left in the folder say nothing of this one: `opaque` would
+        // remove everything.
+        if layers.marks.seen(&name).as_ref() != Some(&name) {
+            continue;
+        }
         // Some are given by the system, and cannot be set.
         let _ = layers.upper.set_xattr(b"", &name, Some(&value));
     }
