@@ -279,6 +279,23 @@ fn others_see_nothing_of_it_before_the_end_and_what_still_runs_is_ended() {
 }
 
 #[test]
+fn a_process_whose_first_thread_has_ended_still_runs_and_is_ended() {
+    let Some(lab) = Lab::new() else { return };
+    if Command::new("python3").arg("--version").output().is_err() {
+        return;
+    }
+    let script = "python3 -c 'import ctypes, threading, time; \
+                  threading.Thread(target=time.sleep, args=(1000,)).start(); \
+                  open(\"begun\", \"w\").close(); \
+                  ctypes.CDLL(None).pthread_exit(None)' & \
+                  until grep -q '^State:.Z' /proc/$!/status; do sleep 0.01; done; echo new > file";
+    let ended = lab.run(&[], script).output().expect("kvfs runs");
+    let said = text(&ended.stderr);
+    assert!(ended.status.success() && said.contains("ended what the program has left"), "{said}");
+    assert_eq!(lab.read("file").as_deref(), Some("new\n"));
+}
+
+#[test]
 fn what_others_have_changed_is_a_conflict_and_stays() {
     let Some(lab) = Lab::new() else { return };
     lab.write(&[("file", "old\n"), ("other", "old\n"), ("d/x", "old\n"), ("d/y", "old\n")]);

@@ -54,6 +54,9 @@ pub fn all_but(one: Option<i32>) -> Vec<Running> {
     found
 }
 
+/// The fields of `/proc/PID/stat` between the parent and the number of threads.
+const THREADS_AFTER_PARENT: usize = 15;
+
 /// Returns the parent and the name of a process that has not ended.
 fn stat(process: i32) -> Option<(i32, Vec<u8>)> {
     let stat = fs::read(format!("/proc/{process}/stat")).ok()?;
@@ -62,8 +65,10 @@ fn stat(process: i32) -> Option<(i32, Vec<u8>)> {
     let name = stat.get(begin + 1..end)?.to_vec();
     let mut fields = std::str::from_utf8(&stat[end + 1..]).ok()?.split_ascii_whitespace();
     let state = fields.next()?;
-    (!matches!(state, "Z" | "X")).then_some(())?;
-    Some((fields.next()?.parse().ok()?, name))
+    let parent = fields.next()?.parse().ok()?;
+    // The first thread of a process may have ended, which makes it a zombie, while others run.
+    let threads: u64 = fields.nth(THREADS_AFTER_PARENT)?.parse().ok()?;
+    (!matches!(state, "Z" | "X") || threads > 1).then_some((parent, name))
 }
 
 /// The time limit of waiting for killed processes to end.
