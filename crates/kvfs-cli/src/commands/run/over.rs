@@ -51,7 +51,8 @@ pub fn run(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
     let label = args.how.label.clone().unwrap_or_else(|| words.join(" "));
     let run = Run::begin(&folder, output)?;
     descendants::keep_together()?;
-    let code = match sandbox::run(&run.namespace(), &args.command, &[], None, output) {
+    let namespace = run.namespace()?;
+    let code = match sandbox::run(&namespace, &args.command, &[], None, output) {
         Ok(code) => code,
         Err(failure) => {
             run.discard()?;

@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use kvfs_fuse::mounts::{self, MountEntry};
 use rustix::fs::{
-    Access, AtFlags, CWD, FileType, FlockOperation, Mode, StatVfsMountFlags, Timespec, Timestamps,
-    UTIME_OMIT, XattrFlags,
+    Access, AtFlags, CWD, FileType, FlockOperation, Mode, Timespec, Timestamps, UTIME_OMIT,
+    XattrFlags,
 };
 
 use crate::support::layered_runs::items;
@@ -25,7 +25,7 @@ use crate::support::layered_runs::plan::HIDDEN;
 use crate::support::layers::layer::{Attributes, Layer, Marks};
 use crate::support::layers::reader::Layers;
 use crate::support::machine::paths;
-use crate::support::machine::sandbox::Overlay;
+use crate::support::machine::sandbox::{Overlay, flags_above};
 use crate::support::terminal::output::{Exit, Failure, Outcome};
 use crate::support::terminal::text::Shown;
 
@@ -137,14 +137,7 @@ impl Scratch {
         }
         let cannot = |e: io::Error| Failure::io(format!("cannot find {}", view.shown()), &e);
         let there = rustix::fs::statvfs(view).map_err(|e| cannot(e.into()))?.f_flag;
-        // Programs that the mount of the store does not allow are not allowed above it either.
-        let flags = [
-            (StatVfsMountFlags::NOSUID, libc::MS_NOSUID),
-            (StatVfsMountFlags::NODEV, libc::MS_NODEV),
-            (StatVfsMountFlags::NOEXEC, libc::MS_NOEXEC),
-        ];
-        let flags = flags.into_iter().filter(|(flag, _)| there.contains(*flag));
-        let flags = flags.fold(0, |all, (_, flag)| all | flag);
+        let flags = flags_above(there);
         let options = OsString::from_vec(options);
         Ok(Overlay { merged: self.path("merged"), options, flags })
     }

@@ -29,6 +29,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use kvfs_fuse::mounts;
+use rustix::fs::StatVfsMountFlags;
 
 use crate::support::layered_runs::inside_layer;
 use crate::support::machine::descendants;
@@ -53,9 +54,21 @@ pub enum Namespace {
     Root { view: PathBuf },
     /// All is where it is, and `view` is the working directory.
     Directory { view: PathBuf },
-    /// The entry `name` of the directory `parent` is covered by an overlay with these options. Paths
-    /// in the options begin at `parent`.
-    Layered { parent: PathBuf, name: OsString, options: Vec<u8> },
+    /// The entry `name` of the directory `parent` is covered by an overlay with these options and
+    /// flags of mount(2). Paths in the options begin at `parent`.
+    Layered { parent: PathBuf, name: OsString, options: Vec<u8>, flags: libc::c_ulong },
+}
+
+/// Returns flags of mount(2) for an overlay above files of a mount: programs that the mount does not
+/// allow are not allowed above it either.
+pub fn flags_above(mount: StatVfsMountFlags) -> libc::c_ulong {
+    let flags = [
+        (StatVfsMountFlags::NOSUID, libc::MS_NOSUID),
+        (StatVfsMountFlags::NODEV, libc::MS_NODEV),
+        (StatVfsMountFlags::NOEXEC, libc::MS_NOEXEC),
+    ];
+    let flags = flags.into_iter().filter(|(flag, _)| mount.contains(*flag));
+    flags.fold(0, |all, (_, flag)| all | flag)
 }
 
 /// A kernel overlay that only the child mounts.
@@ -250,6 +263,7 @@ struct Layered {
     parent: CString,
     name: CString,
     options: CString,
+    flags: libc::c_ulong,
 }
 
 /// Everything that the child needs to enter the view, prepared before the fork.
@@ -324,13 +338,14 @@ impl Inside {
                 directory: Some(c_string(view)?),
                 maps,
             },
-            Namespace::Layered { parent, name, options } => {
+            Namespace::Layered { parent, name, options, flags } => {
                 // The same path leads into the overlay once that is mounted.
                 let directory = c_string(here.as_deref().unwrap_or(parent))?;
                 let layered = Layered {
                     parent: c_string(parent)?,
                     name: c_string(Path::new(name))?,
                     options: c_string(Path::new(OsStr::from_bytes(options)))?,
+                    flags: *flags,
                 };
                 Inside {
                     overlay: None,
@@ -433,7 +448,7 @@ impl Inside {
             let (kind, name) = (c"overlay".as_ptr(), layered.name.as_ptr());
             // SAFETY: see above.
             step(LAYER, unsafe {
-                libc::mount(kind, name, kind, 0, layered.options.as_ptr().cast())
+                libc::mount(kind, name, kind, layered.flags, layered.options.as_ptr().cast())
             })?;
         }
         if let Some(root) = &self.root {

@@ -14,7 +14,7 @@ use rustix::fs::{FlockOperation, XattrFlags};
 use crate::support::layers::OPTIONS;
 use crate::support::layers::layer::{Layer, Marks, Time};
 use crate::support::layers::reader::Layers;
-use crate::support::machine::sandbox::Namespace;
+use crate::support::machine::sandbox::{Namespace, flags_above};
 use crate::support::over::conflicts::conflicts;
 use crate::support::over::folder::{Folder, Locked, remove_all};
 use crate::support::over::log::{self, Log, Name, Seen, VERSION};
@@ -110,7 +110,7 @@ impl Run<'_> {
     }
 
     /// Returns the name space of the program.
-    pub fn namespace(&self) -> Namespace {
+    pub fn namespace(&self) -> Outcome<Namespace> {
         let run =
             Path::new(self.folder.state_name()).join(self.place.file_name().unwrap_or_default());
         let escaped: Vec<u8> = (self.folder.name.as_bytes().iter())
@@ -132,11 +132,14 @@ impl Run<'_> {
             b",",
             OPTIONS.as_bytes(),
         ];
-        Namespace::Layered {
+        let mount = rustix::fs::fstatvfs(&self.layers.lower);
+        let mount = mount.map_err(|e| cannot("look at", &self.folder.path)(e.into()))?;
+        Ok(Namespace::Layered {
             parent: self.folder.parent.clone(),
             name: self.folder.name.clone(),
             options: [options.concat().as_slice(), notes.as_bytes()].concat(),
-        }
+            flags: flags_above(mount.f_flag),
+        })
     }
 
     /// Applies the run without what was left out. Unless this returns `Done`, the folder is as it
