@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::support::layers::layer::{Attributes, Layer};
 use crate::support::over::folder::{Folder, Locked};
-use crate::support::over::log::{self, Log, Name, Seen};
+use crate::support::over::log::{self, Log, Name, Seen, State};
 use crate::support::over::runs::{
     APPLIED, LOG, SEEN, UPPER, as_noted, cannot, drop_folder, failure, keep_applied, read_log,
     recover, seen,
@@ -97,14 +97,22 @@ impl Last<'_> {
             }
         }
         for directory in &self.log.directories {
+            let (path, after) = (&directory.path.0, &directory.after);
             let is_as_left = |now: Attributes| {
-                let after = &directory.after;
                 now.is_directory()
                     && (now.mode, now.uid, now.gid) == (after.mode, after.uid, after.gid)
             };
-            let now = self.now.attributes(&directory.path.0).map_err(&failed)?;
-            if !now.is_some_and(is_as_left) {
-                changed.push(directory.path.0.clone());
+            let now = self.now.attributes(path).map_err(&failed)?.filter(|now| is_as_left(*now));
+            let is_left = match (now, &after.xattrs) {
+                (None, _) => false,
+                (Some(_), None) => true,
+                (Some(now), xattrs) => {
+                    let has = self.now.xattrs(path).map_err(&failed)?;
+                    State::of(&now, Some(has)).xattrs == *xattrs
+                }
+            };
+            if !is_left {
+                changed.push(path.clone());
             }
         }
         changed.sort_unstable();
