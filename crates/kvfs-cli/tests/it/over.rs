@@ -583,6 +583,8 @@ fn an_ordinary_user_runs_over_a_folder_in_a_name_space_of_its_own() {
         return;
     }
     lab.write(&[("file", "old\n"), ("d/x", "old\n"), ("read-only", "old\n")]);
+    fs::create_dir(lab.path("closed")).expect("a directory");
+    fs::set_permissions(lab.path("closed"), fs::Permissions::from_mode(0o555)).expect("a mode");
     let program = lab.directory.path().join("kvfs");
     crate::place::install_program(&program);
     fs::set_permissions(lab.path("read-only"), fs::Permissions::from_mode(0o444)).expect("a mode");
@@ -596,7 +598,8 @@ fn an_ordinary_user_runs_over_a_folder_in_a_name_space_of_its_own() {
     };
     let mut run = by_user(&["run", "--over"]);
     run.arg(lab.folder());
-    let script = "echo new > file; rm -r d; mkdir d n; echo 1 > n/x; mv read-only moved";
+    let script = "echo new > file; rm -r d; mkdir d n; echo 1 > n/x; mv read-only moved; \
+                  rmdir closed; mkdir -p new-closed/in; chmod 555 new-closed";
     let ended = run.args(["--", "sh", "-ec", script]).output().expect("kvfs runs");
     if has_no_overlay(&ended) {
         return;
@@ -604,6 +607,8 @@ fn an_ordinary_user_runs_over_a_folder_in_a_name_space_of_its_own() {
     assert!(ended.status.success(), "{}", text(&ended.stderr));
     assert_eq!((lab.read("file"), lab.read("d/x")), (Some("new\n".into()), None));
     assert!(xattrs(&lab.path("moved")).is_empty(), "notes of the overlay stay away");
+    assert_eq!(lab.path("new-closed").metadata().expect("made").mode() & 0o777, 0o555);
+    assert!(!lab.path("closed").exists());
     succeeds(by_user(&["undo"]).arg(lab.folder()));
     assert_eq!(lab.seen(), before);
 }

@@ -66,6 +66,9 @@ pub struct Swap {
     pub before: Option<u64>,
     /// The inode number of the file that the run has made, unless it has removed the path.
     pub after: Option<u64>,
+    /// The permissions of either, if it is a directory that its owner may not change. Only root
+    /// moves such a directory to another one without changing that.
+    pub closed: (Option<u32>, Option<u32>),
 }
 
 /// A directory of the folder that stays, and gets other attributes.
@@ -180,7 +183,12 @@ mod tests {
     fn a_log_has_every_byte_of_a_name() {
         let directory = tempfile::tempdir().expect("a directory");
         let names = [&b"a\n\x1b[2J"[..], b"\xff\xfe", b"", "gr\u{fc}n".as_bytes()];
-        let swap = |path: &&[u8]| Swap { path: Name(path.to_vec()), before: Some(7), after: None };
+        let swap = |path: &&[u8]| Swap {
+            path: Name(path.to_vec()),
+            before: Some(7),
+            after: None,
+            closed: (Some(0o500), None),
+        };
         let log = Log {
             version: VERSION,
             label: "sh".into(),

@@ -47,8 +47,11 @@ pub fn plan(layers: &Layers, left: &Left, started: Time, label: &str) -> Outcome
         }
         parents.insert(split(&change.path).0.to_vec());
         let inode = |file: Option<Attributes>| file.map(|file| file.inode);
+        let is_closed = |file: &Attributes| file.is_directory() && file.mode & 0o200 == 0;
+        let mode = |file: Option<Attributes>| file.filter(is_closed).map(|file| file.mode);
         let (before, after) = (inode(change.before), inode(change.after));
-        swaps.push(Swap { path: Name(change.path), before, after });
+        let closed = (mode(change.before), mode(change.after));
+        swaps.push(Swap { path: Name(change.path), before, after, closed });
         Ok(())
     })?;
     // The entries of a directory that were left out have changed its time.

@@ -136,14 +136,15 @@ impl Sides<'_> {
             Ok((inode(self.folder)?, inode(self.other)?))
         };
         match now().map_err(failed)? {
-            both if both == (to, from) => return Ok(()),
+            // An interruption may have left a directory open.
+            both if both == (to, from) => return self.set_closed(swap, 0).map_err(failed),
             both if both == (from, to) => {}
             _ => return Err(Stopped::Foreign(path.clone())),
         }
         if from.is_some() && self.is_changed(path, way).map_err(failed)? {
             return Err(Stopped::Foreign(path.clone()));
         }
-        match self.exchange(path, from.is_some(), to.is_some()) {
+        match self.exchange_closed(swap, from.is_some(), to.is_some()) {
             Ok(()) => {}
             Err(e) => {
                 return Err(match e.raw_os_error().map(Errno::from_raw_os_error) {
@@ -154,12 +155,47 @@ impl Sides<'_> {
                 });
             }
         }
+        self.set_closed(swap, 0).map_err(failed)?;
         if now().map_err(failed)? == (to, from) {
             return Ok(());
         }
         // Others have replaced the file after the look at it. They get theirs back.
-        self.exchange(path, to.is_some(), from.is_some()).map_err(failed)?;
+        self.exchange_closed(swap, to.is_some(), from.is_some()).map_err(failed)?;
+        self.set_closed(swap, 0).map_err(failed)?;
         Err(Stopped::Foreign(path.clone()))
+    }
+
+    /// Exchanges the files of a swap. A directory that its owner may not change is opened for that,
+    /// and stays so.
+    fn exchange_closed(&self, swap: &Swap, folder_has: bool, other_has: bool) -> io::Result<()> {
+        let path = &swap.path.0;
+        match self.exchange(path, folder_has, other_has) {
+            Err(e)
+                if e.kind() == io::ErrorKind::PermissionDenied && swap.closed != (None, None) =>
+            {
+                self.set_closed(swap, 0o200)?;
+                self.exchange(path, folder_has, other_has)
+            }
+            done => done,
+        }
+    }
+
+    /// Gives directories that their owner may not change their permissions, with `more` added.
+    fn set_closed(&self, swap: &Swap, more: u32) -> io::Result<()> {
+        if swap.closed == (None, None) {
+            return Ok(());
+        }
+        let path = &swap.path.0;
+        let both = [(swap.before, swap.closed.0), (swap.after, swap.closed.1)];
+        for layer in [self.folder, self.other] {
+            let Some(file) = layer.attributes(path)? else { continue };
+            for (inode, mode) in both.iter().filter_map(|(inode, mode)| inode.zip(*mode)) {
+                if file.inode == inode && file.mode != mode | more {
+                    layer.set_mode(path, mode | more)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Returns whether others have changed the file in place that is to be moved out of the folder.
@@ -310,6 +346,7 @@ mod tests {
                 path: Name(path.into()),
                 before: inode(&now, path),
                 after: inode(&then, path),
+                closed: (None, None),
             };
             let paths = ["d/changed", "d/gone", "file", "made", "to"];
             let state = |path: &[u8], mode: Option<u32>, time: Option<i64>| {
@@ -409,7 +446,7 @@ mod tests {
         let mut lab = Lab::new();
         lab.log.started = time_after(&lab);
         let folder = lab.directory.path().join("folder");
-        lab.carry(Way::Apply, 1).expect_err("one step");
+        assert!(matches!(lab.carry(Way::Apply, 1), Err(Stopped::Limit)));
         fs::write(folder.join("d/gone/x"), "theirs").expect("a file");
         let stopped = lab.carry(Way::Apply, ALL);
         assert!(
