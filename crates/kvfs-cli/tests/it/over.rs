@@ -406,12 +406,12 @@ fn of_several_runs_the_last_one_can_be_undone() {
     fails(2, &mut lab.undo(&["--commit", "7"]));
 }
 
-/// Lets a run begin after all that was done, as if the renames of a test were from before it.
-fn begun_last(log: &Path) {
+/// Sets a time in a log.
+fn set_time(log: &Path, name: &str, time: (i64, u32)) {
     let read = fs::read(log).expect("a log");
-    let mut log_of_run: serde_json::Value = serde_json::from_slice(&read).expect("JSON");
-    log_of_run["started"] = serde_json::json!([i64::MAX, 0]);
-    fs::write(log, log_of_run.to_string()).expect("a log");
+    let mut fields: serde_json::Value = serde_json::from_slice(&read).expect("JSON");
+    fields[name] = serde_json::json!(time);
+    fs::write(log, fields.to_string()).expect("a log");
 }
 
 /// The log of a run that was killed while it was applied, after its first step.
@@ -428,13 +428,33 @@ fn an_interrupted_apply_is_completed_by_the_next_command() {
     fs::rename(applied.join("upper/b"), lab.path("b")).expect("the swap of b is not done");
     fs::rename(lab.path("c"), applied.join("upper/c")).expect("the swap of c is not done");
     fs::rename(&applied, &run).expect("it is not the last run yet");
-    begun_last(&run.join("log"));
+    // The renames of this test are no changes since the run began.
+    set_time(&run.join("log"), "started", (i64::MAX, 0));
     let ended = lab.undo(&["--dry-run"]).output().expect("kvfs runs");
     assert!(ended.status.success(), "{}", text(&ended.stderr));
     assert!(text(&ended.stderr).contains("interrupted"), "{}", text(&ended.stderr));
     assert_eq!(lab.seen(), after);
     succeeds(&mut lab.undo(&[]));
     assert_eq!(lab.seen(), before);
+}
+
+#[test]
+fn a_folder_with_the_number_of_one_that_was_removed_gets_nothing_of_its_runs() {
+    let Some(lab) = Lab::new() else { return };
+    lab.write(&[("gone", "old\n")]);
+    succeeds(&mut lab.run(&[], "echo new > added; rm gone"));
+    let applied = lab.state().join("applied");
+    // The folder was born at another time.
+    set_time(&applied.join("log"), "born", (1, 2));
+    fails(NOT_FOUND, &mut lab.undo(&[]));
+    assert_eq!(lab.read("gone"), None);
+    // The same in the middle of the apply.
+    let run = lab.state().join("run-killed");
+    fs::rename(lab.path("added"), applied.join("upper/added")).expect("the swap is not done");
+    fs::rename(&applied, &run).expect("it is not the last run yet");
+    let ended = lab.run(&["--abort"], "ls").output().expect("kvfs runs");
+    assert!(text(&ended.stderr).contains("a folder that is gone"), "{}", text(&ended.stderr));
+    assert_eq!((text(&ended.stdout), lab.read("added")), (String::new(), None));
 }
 
 /// Takes the swap of a file back, so that the apply of a run is in the middle.

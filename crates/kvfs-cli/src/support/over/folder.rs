@@ -11,11 +11,13 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 use kvfs_fuse::mounts;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::support::layers::layer::Time;
 use crate::support::machine::paths;
 use crate::support::terminal::output::{Exit, Failure, Outcome};
 use crate::support::terminal::text::Shown;
@@ -30,6 +32,9 @@ pub struct Folder {
     pub parent: PathBuf,
     /// Its name there.
     pub name: OsString,
+    /// The time of its birth, if the file system knows it. Another folder that gets the inode number
+    /// of one that was removed has another time.
+    pub born: Option<Time>,
     state: PathBuf,
 }
 
@@ -63,7 +68,7 @@ impl Folder {
             let what = format!("{} is no directory", path.shown());
             return Err(Failure::new(Exit::Usage, what).hint("name the folder to run over"));
         }
-        let folder = Folder::at(full, meta.ino()).ok_or_else(|| no_room(path))?;
+        let folder = Folder::at(full, &meta).ok_or_else(|| no_room(path))?;
         match folder.parent.metadata().map_err(cannot)?.dev() == meta.dev() {
             true => Ok(folder),
             false => Err(no_room(path)),
@@ -77,14 +82,17 @@ impl Folder {
         if mounts::mount_of(&full).ok()?.is_some_and(|mount| mount.fs_type == KVFS) {
             return None;
         }
-        let folder = Folder::at(full.clone(), full.symlink_metadata().ok()?.ino())?;
+        let meta = full.symlink_metadata().ok().filter(fs::Metadata::is_dir)?;
+        let folder = Folder::at(full, &meta)?;
         folder.state.symlink_metadata().is_ok().then_some(folder)
     }
 
-    fn at(path: PathBuf, inode: u64) -> Option<Folder> {
+    fn at(path: PathBuf, meta: &fs::Metadata) -> Option<Folder> {
         let (parent, name) = (path.parent()?.to_owned(), path.file_name()?.to_owned());
-        let state = parent.join(format!(".kvfs-over-{inode}"));
-        Some(Folder { path, parent, name, state })
+        let state = parent.join(format!(".kvfs-over-{}", meta.ino()));
+        let born = meta.created().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        let born = born.map(|since| (since.as_secs() as i64, since.subsec_nanos()));
+        Some(Folder { path, parent, name, born, state })
     }
 
     /// Returns the name of the state folder, from the directory that both are in.

@@ -52,6 +52,8 @@ pub struct Log {
     /// The beginning of the run, by the clock of the file system. What others have changed later is
     /// not replaced.
     pub started: Time,
+    /// The birth of the folder, if the file system knows it.
+    pub born: Option<Time>,
     /// Sorted by path. No path of one lies beneath that of another.
     pub swaps: Vec<Swap>,
     /// Sorted by path, so that a directory comes before those in it.
@@ -193,6 +195,7 @@ mod tests {
             version: VERSION,
             label: "sh".into(),
             started: (7, 8),
+            born: Some((5, 6)),
             swaps: names.iter().map(swap).collect(),
             directories: Vec::new(),
         };

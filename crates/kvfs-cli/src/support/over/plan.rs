@@ -37,7 +37,7 @@ pub fn for_each_separable(
 }
 
 /// Returns the log of a run whose changes are applied, without those that were left out. `started`
-/// is when the run began.
+/// is when the run began. The log does not have the birth of the folder.
 pub fn plan(layers: &Layers, left: &Left, started: Time, label: &str) -> Outcome<Log> {
     let (mut swaps, mut own, mut parents) = (Vec::new(), BTreeMap::new(), BTreeSet::new());
     for_each_separable(layers, left, &mut |change| {
@@ -86,7 +86,7 @@ pub fn plan(layers: &Layers, left: &Left, started: Time, label: &str) -> Outcome
         }
         directories.push(Directory { path: Name(path.clone()), before, after });
     }
-    Ok(Log { version: VERSION, label: label.to_owned(), started, swaps, directories })
+    Ok(Log { version: VERSION, label: label.to_owned(), started, born: None, swaps, directories })
 }
 
 /// Makes the upper layer ready for the swaps: removes the marks of removed paths, whose places get

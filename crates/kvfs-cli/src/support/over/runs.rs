@@ -158,6 +158,7 @@ impl Run<'_> {
             return Ok(Applied::Conflict(theirs));
         }
         let log = plan::plan(&self.layers, left, self.started, label)?;
+        let log = Log { born: self.folder.born, ..log };
         if log.swaps.is_empty() && log.directories.is_empty() {
             return Ok(Applied::Nothing);
         }
@@ -387,6 +388,15 @@ fn recover_run(folder: &Folder, locked: &Locked, place: &Path, output: &Output) 
         let _ = remove_all(place);
         return Ok(());
     };
+    if log.born != folder.born {
+        let kept = keep(place)?;
+        output.note(format!(
+            "a run over a folder that is gone was interrupted: {}; what it did is in {}",
+            log.label,
+            kept.shown()
+        ));
+        return Ok(());
+    }
     let (dir, other) = (Layer::open(&folder.path)?, Layer::open(&place.join(UPPER))?);
     let sides = Sides { folder: &dir, other: &other, check: Check::Since(log.started) };
     let Err(stopped) = sides.carry(&log, Way::Apply, ALL) else {

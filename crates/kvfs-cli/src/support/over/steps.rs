@@ -365,6 +365,7 @@ mod tests {
                 version: VERSION,
                 label: "sh".into(),
                 started: (i64::MAX, 0),
+                born: None,
                 swaps: paths.map(swap).into(),
                 directories: vec![around(b"", None), around(b"d", Some(0o700))],
             };

@@ -57,7 +57,8 @@ impl Last<'_> {
             let what = format!("no run over {} can be undone", folder.path.shown());
             Failure::new(Exit::NotFound, what).hint("only the last one that was applied can be")
         };
-        let log = read_log(&place, LOG)?.ok_or_else(nothing)?;
+        let log = read_log(&place, LOG)?.filter(|log| log.born == folder.born);
+        let log = log.ok_or_else(nothing)?;
         let (now, before) = (Layer::open(&folder.path)?, Layer::open(&place.join(UPPER))?);
         let noted = read_noted(&place)?;
         let last = Last { folder, locked, place, log, noted, now, before };
@@ -152,7 +153,8 @@ impl Last<'_> {
 /// Completes an undo that was interrupted. What others have changed since stays.
 pub fn complete(folder: &Folder, locked: &Locked, output: &Output) -> Outcome {
     let place = locked.state.join(APPLIED);
-    let Some(log) = read_log(&place, UNDOING)? else { return Ok(()) };
+    let log = read_log(&place, UNDOING)?.filter(|log| log.born == folder.born);
+    let Some(log) = log else { return Ok(()) };
     let (now, before) = (Layer::open(&folder.path)?, Layer::open(&place.join(UPPER))?);
     let noted = read_noted(&place)?;
     let sides = Sides { folder: &now, other: &before, check: Check::Noted(&noted) };
