@@ -167,7 +167,11 @@ impl Run<'_> {
         rustix::fs::syncfs(&self.layers.upper).map_err(|e| failed(e.into()))?;
         let made = seen(&self.layers.upper, &log).map_err(&failed)?;
         log::write(&self.place, MADE, &made).map_err(&failed)?;
-        log::write(&self.place, LOG, &log).map_err(&failed)?;
+        if let Err(e) = log::write(&self.place, LOG, &log) {
+            // The next command must not carry out what was said to have failed.
+            let _ = log::remove(&self.place, LOG);
+            return Err(failed(e));
+        }
         let check = Check::Since(log.started);
         let sides = Sides { folder: &self.layers.lower, other: &self.layers.upper, check };
         match sides.carry(&log, Way::Apply, ALL) {

@@ -132,7 +132,11 @@ impl Last<'_> {
                 directory.before.mtime = None;
             }
         }
-        log::write(&self.place, UNDOING, &log).map_err(&failed)?;
+        if let Err(e) = log::write(&self.place, UNDOING, &log) {
+            // The next command must not carry out what was said to have failed.
+            let _ = log::remove(&self.place, UNDOING);
+            return Err(failed(e));
+        }
         let check = Check::Noted(&self.noted);
         let sides = Sides { folder: &self.now, other: &self.before, check };
         if let Err(stopped) = sides.carry(&log, Way::TakeBack, ALL) {
