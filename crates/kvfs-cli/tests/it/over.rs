@@ -286,6 +286,18 @@ fn others_see_nothing_of_it_before_the_end_and_what_still_runs_is_ended() {
 }
 
 #[test]
+fn what_a_shell_has_started_before_it_became_the_run_goes_on() {
+    let Some(lab) = Lab::new() else { return };
+    let script = "sleep 1000 > /dev/null 2>&1 & echo $!; exec \"$0\" run --over \"$1\" -- true";
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script, env!("CARGO_BIN_EXE_kvfs")]).arg(lab.folder());
+    let process = succeeds(shell.stdin(Stdio::null()));
+    let process = process.trim();
+    assert!(Path::new("/proc").join(process).exists(), "{process}");
+    succeeds(Command::new("kill").arg(process));
+}
+
+#[test]
 fn a_process_whose_first_thread_has_ended_still_runs_and_is_ended() {
     let Some(lab) = Lab::new() else { return };
     if Command::new("python3").arg("--version").output().is_err() {

@@ -51,6 +51,9 @@ pub fn run(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
     let label = args.how.label.clone().unwrap_or_else(|| words.join(" "));
     let run = Run::begin(&folder, output)?;
     descendants::keep_together()?;
+    // A shell that has become this process may have left its own children to it.
+    let others: Vec<i32> =
+        descendants::all_but(None).iter().map(|running| running.process).collect();
     let namespace = run.namespace()?;
     let code = match sandbox::run(&namespace, &args.command, &[], None, output) {
         Ok(code) => code,
@@ -60,11 +63,11 @@ pub fn run(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
         }
     };
     // What still ran could write to files after they have come into the folder.
-    let running = descendants::all_but(None);
+    let running = descendants::all_without(&others);
     if !running.is_empty() {
         output.note(format!("ended what the program has left: {}", descendants::told(&running)));
     }
-    let survivors = descendants::end_all();
+    let survivors = descendants::end_all_without(&others);
     if !survivors.is_empty() {
         let what = format!("cannot end what still runs: {}", descendants::told(&survivors));
         return Err(run.keep_after(Failure::new(Exit::Failed, what)));

@@ -28,6 +28,11 @@ pub fn keep_together() -> Outcome {
 
 /// Returns all descendants that run now, without one process and what that has started.
 pub fn all_but(one: Option<i32>) -> Vec<Running> {
+    all_without(one.as_slice())
+}
+
+/// Returns all descendants that run now, without some processes and what those have started.
+pub fn all_without(some: &[i32]) -> Vec<Running> {
     let mut of: HashMap<i32, Vec<Running>> = HashMap::new();
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     for entry in entries.flatten() {
@@ -44,7 +49,7 @@ pub fn all_but(one: Option<i32>) -> Vec<Running> {
     let mut todo = vec![std::process::id() as i32];
     while let Some(parent) = todo.pop() {
         for child in of.remove(&parent).unwrap_or_default() {
-            if Some(child.process) != one && seen.insert(child.process) {
+            if !some.contains(&child.process) && seen.insert(child.process) {
                 todo.push(child.process);
                 found.push(child);
             }
@@ -82,9 +87,14 @@ pub fn end_all() -> Vec<Running> {
 
 /// Does the same, but for one process and what that has started.
 pub fn end_all_but(one: Option<i32>) -> Vec<Running> {
+    end_all_without(one.as_slice())
+}
+
+/// Does the same, but for some processes and what those have started.
+pub fn end_all_without(some: &[i32]) -> Vec<Running> {
     let until = Instant::now() + PATIENCE;
     loop {
-        let running = all_but(one);
+        let running = all_without(some);
         for one in running.iter().filter_map(|one| Pid::from_raw(one.process)) {
             let _ = rustix::process::kill_process(one, Signal::KILL);
         }
