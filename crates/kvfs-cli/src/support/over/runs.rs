@@ -231,6 +231,9 @@ fn keep(place: &Path) -> Outcome<PathBuf> {
     let name = place.file_name().unwrap_or_default().to_string_lossy();
     let kept = place.with_file_name(format!("{KEPT}{}", name.trim_start_matches(RUN)));
     fs::rename(place, &kept).map_err(cannot("keep", place))?;
+    // Under its old name the next command would remove it.
+    let state = place.parent().unwrap_or(place);
+    File::open(state).and_then(|state| state.sync_all()).map_err(cannot("keep", place))?;
     Ok(kept.join(UPPER))
 }
 
@@ -413,7 +416,7 @@ fn recover_run(folder: &Folder, locked: &Locked, place: &Path, output: &Output) 
     };
     let foreign = sides.carry_rest(&log, Way::TakeBack).map_err(failure)?;
     rustix::fs::syncfs(locked).map_err(|e| cannot("sync", place)(e.into()))?;
-    log::remove(place, LOG).map_err(cannot("end the log in", place))?;
+    // The log goes with it: a folder that is kept is not carried out.
     let kept = keep(place)?;
     output.note(format!(
         "a run over {} was interrupted, and is taken back, since {}: {}; what it did is in {}",
