@@ -77,6 +77,8 @@ pub struct Swap {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Directory {
     pub path: Name,
+    /// The inode number of the directory. Another one in its place is of others.
+    pub inode: u64,
     pub before: State,
     pub after: State,
 }

@@ -84,7 +84,8 @@ pub fn plan(layers: &Layers, left: &Left, started: Time, label: &str) -> Outcome
             after.mtime = after.mtime.max(before.mtime);
             before.mtime = None;
         }
-        directories.push(Directory { path: Name(path.clone()), before, after });
+        let (path, inode) = (Name(path.clone()), lower.inode);
+        directories.push(Directory { path, inode, before, after });
     }
     Ok(Log { version: VERSION, label: label.to_owned(), started, born: None, swaps, directories })
 }

@@ -98,7 +98,7 @@ impl Sides<'_> {
                 Way::TakeBack => &directory.before,
             };
             let path = &directory.path.0;
-            self.set(path, state)
+            self.set(path, directory.inode, state)
                 .map_err(|e| self.failed("cannot set the attributes of", path, e))?;
         }
         Ok(())
@@ -107,10 +107,12 @@ impl Sides<'_> {
     /// Lets the owner of the directories change what is in them, until they get their attributes.
     fn open_up(&self, log: &Log) {
         const OWNER: u32 = 0o700;
-        for path in log.directories.iter().map(|directory| &directory.path.0) {
-            for layer in [self.folder, self.other] {
+        for directory in &log.directories {
+            let path = &directory.path.0;
+            for (layer, inode) in [(self.folder, Some(directory.inode)), (self.other, None)] {
                 // If this user may not do so, a step says what it cannot do.
                 if let Ok(Some(now)) = layer.attributes(path)
+                    && inode.is_none_or(|inode| now.inode == inode)
                     && now.mode & OWNER != OWNER
                 {
                     let _ = layer.set_mode(path, now.mode | OWNER);
@@ -238,9 +240,10 @@ impl Sides<'_> {
 
     /// Gives a directory of the folder these attributes, as far as it has others. One that others
     /// have removed or replaced gets none.
-    fn set(&self, path: &[u8], state: &State) -> io::Result<()> {
+    fn set(&self, path: &[u8], inode: u64, state: &State) -> io::Result<()> {
         let now = || self.folder.attributes(path);
-        let Some(before) = now()?.filter(Attributes::is_directory) else { return Ok(()) };
+        let is_same = |now: &Attributes| now.is_directory() && now.inode == inode;
+        let Some(before) = now()?.filter(is_same) else { return Ok(()) };
         let directory = self.folder.listing(path)?;
         if (before.uid, before.gid) != (state.uid, state.gid) {
             let (user, group) = (Uid::from_raw(state.uid), Gid::from_raw(state.gid));
@@ -358,6 +361,7 @@ mod tests {
             };
             let around = |path: &[u8], mode: Option<u32>| Directory {
                 path: Name(path.to_vec()),
+                inode: now.attributes(path).expect("a look").expect("a directory").inode,
                 before: state(path, None, None),
                 after: state(path, mode, Some(1_000)),
             };
@@ -440,6 +444,24 @@ mod tests {
         let meta = path.metadata().expect("a file");
         std::thread::sleep(std::time::Duration::from_millis(30));
         (meta.ctime(), meta.ctime_nsec() as u32)
+    }
+
+    #[test]
+    fn a_directory_of_others_in_the_place_of_one_keeps_its_attributes() {
+        let lab = Lab::new();
+        lab.carry(Way::Apply, ALL).expect("applied");
+        let folder = lab.directory.path().join("folder");
+        fs::rename(folder.join("d"), folder.join("old")).expect("renamed");
+        fs::create_dir(folder.join("d")).expect("a directory");
+        fs::set_permissions(folder.join("d"), fs::Permissions::from_mode(0o711)).expect("mode");
+        let layers = ["folder", "other"]
+            .map(|name| Layer::open(&lab.directory.path().join(name)).expect("it opens"));
+        let check = Check::Since(lab.log.started);
+        let sides = Sides { folder: &layers[0], other: &layers[1], check };
+        let foreign = sides.carry_rest(&lab.log, Way::TakeBack).expect("taken back");
+        assert_eq!(foreign, [b"d/changed".to_vec()]);
+        let mode = folder.join("d").metadata().expect("theirs").mode();
+        assert_eq!(mode & 0o7777, 0o711);
     }
 
     #[test]

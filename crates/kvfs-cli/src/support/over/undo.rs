@@ -100,8 +100,8 @@ impl Last<'_> {
         for directory in &self.log.directories {
             let (path, after) = (&directory.path.0, &directory.after);
             let is_as_left = |now: Attributes| {
-                now.is_directory()
-                    && (now.mode, now.uid, now.gid) == (after.mode, after.uid, after.gid)
+                let as_left = (directory.inode, after.mode, after.uid, after.gid);
+                now.is_directory() && (now.inode, now.mode, now.uid, now.gid) == as_left
             };
             let now = self.now.attributes(path).map_err(&failed)?.filter(|now| is_as_left(*now));
             let is_left = match (now, &after.xattrs) {
