@@ -532,13 +532,14 @@ impl Report {
 }
 
 /// Blocks signals, so that they can be accepted synchronously, until this is dropped.
-struct Blocked {
+pub struct Blocked {
     taken: libc::sigset_t,
     before: libc::sigset_t,
 }
 
 impl Blocked {
-    fn signals() -> io::Result<Blocked> {
+    /// Blocks those that are forwarded to a child, and those that tell of its end.
+    pub fn signals() -> io::Result<Blocked> {
         // SAFETY: both sets are initialised by the calls that are given them.
         unsafe {
             let mut taken = std::mem::zeroed();

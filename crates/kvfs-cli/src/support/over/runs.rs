@@ -14,7 +14,7 @@ use rustix::fs::{FlockOperation, XattrFlags};
 use crate::support::layers::OPTIONS;
 use crate::support::layers::layer::{Layer, Marks, Time};
 use crate::support::layers::reader::Layers;
-use crate::support::machine::sandbox::{Namespace, flags_above};
+use crate::support::machine::sandbox::{Blocked, Namespace, flags_above};
 use crate::support::over::conflicts::conflicts;
 use crate::support::over::folder::{Folder, Locked, remove_all};
 use crate::support::over::log::{self, Log, Name, Seen, VERSION};
@@ -165,6 +165,8 @@ impl Run<'_> {
         plan::prepare(&self.layers, &log)?;
         // The files of the run are on disk before the log says that the folder gets them.
         rustix::fs::syncfs(&self.layers.upper).map_err(|e| failed(e.into()))?;
+        // Ctrl-C does not leave a half of it: it ends this process after the last step.
+        let _held = Blocked::signals().map_err(&failed)?;
         let made = seen(&self.layers.upper, &log).map_err(&failed)?;
         log::write(&self.place, MADE, &made).map_err(&failed)?;
         if let Err(e) = log::write(&self.place, LOG, &log) {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use crate::support::layers::layer::{Attributes, Layer};
+use crate::support::machine::sandbox::Blocked;
 use crate::support::over::folder::{Folder, Locked};
 use crate::support::over::log::{self, Log, Name, Seen, State};
 use crate::support::over::runs::{
@@ -132,6 +133,8 @@ impl Last<'_> {
                 directory.before.mtime = None;
             }
         }
+        // Ctrl-C does not leave a half of it: it ends this process after the last step.
+        let _held = Blocked::signals().map_err(&failed)?;
         if let Err(e) = log::write(&self.place, UNDOING, &log) {
             // The next command must not carry out what was said to have failed.
             let _ = log::remove(&self.place, UNDOING);
