@@ -97,7 +97,6 @@ impl Run<'_> {
         let (lower, upper) = (Layer::open(&folder.path)?, Layer::open(&place.join(UPPER))?);
         let marks = marks(&lock);
         let layers = Layers { lower, upper, marks };
-        make_alike(&layers, &place.join(UPPER)).map_err(&failed)?;
         // Changes of the folder from now on are later than this time.
         let started = time_in(&place).map_err(&failed)?;
         for _ in 0..1_000 {
@@ -106,6 +105,8 @@ impl Run<'_> {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
+        // Only now, so that what others then do to the folder itself counts as theirs.
+        make_alike(&layers, &place.join(UPPER)).map_err(&failed)?;
         Ok(Run { folder, place, layers, started, _lock: lock })
     }
 
