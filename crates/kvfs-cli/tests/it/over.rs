@@ -418,6 +418,19 @@ fn of_several_runs_the_last_one_can_be_undone() {
     fails(2, &mut lab.undo(&["--commit", "7"]));
 }
 
+#[test]
+fn a_run_that_changes_nothing_leaves_the_last_one_to_be_undone() {
+    let Some(lab) = Lab::new() else { return };
+    lab.write(&[("file", "old\n")]);
+    succeeds(&mut lab.run(&[], "echo new > file"));
+    // Others make a file in the folder, so its time is not the one that the program sees.
+    let around = format!("/proc/{}/root{}", std::process::id(), lab.folder().display());
+    succeeds(&mut lab.run(&[], &format!("cat file; echo theirs > {around}/theirs")));
+    succeeds(&mut lab.undo(&[]));
+    assert_eq!(lab.read("file").as_deref(), Some("old\n"));
+    assert_eq!(lab.read("theirs").as_deref(), Some("theirs\n"));
+}
+
 /// Sets a time in a log.
 fn set_time(log: &Path, name: &str, time: (i64, u32)) {
     let read = fs::read(log).expect("a log");

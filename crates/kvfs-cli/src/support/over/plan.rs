@@ -69,6 +69,11 @@ pub fn plan(layers: &Layers, left: &Left, started: Time, label: &str) -> Outcome
             continue;
         };
         let change = own.get(path);
+        let is_own = change.is_some_and(|change| change.access() || change.xattrs);
+        if lower.ctime > started && !is_own && !parents.contains(path) {
+            // Only its time differs, since others have changed its entries.
+            continue;
+        }
         let (mut before, mut after) = match change.is_some_and(|change| change.xattrs) {
             true => (
                 State::of(&lower, Some(layers.lower.xattrs(path).map_err(failed)?)),
