@@ -59,8 +59,8 @@ pub enum Namespace {
     Layered { parent: PathBuf, name: OsString, options: Vec<u8>, flags: libc::c_ulong },
 }
 
-/// Returns flags of mount(2) for an overlay above files of a mount: programs that the mount does not
-/// allow are not allowed above it either.
+/// Returns flags of mount(2) for an overlay above files of a mount: programs that the mount does
+/// not allow are not allowed above it either.
 pub fn flags_above(mount: StatVfsMountFlags) -> libc::c_ulong {
     let flags = [
         (StatVfsMountFlags::NOSUID, libc::MS_NOSUID),

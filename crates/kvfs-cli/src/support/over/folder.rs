@@ -32,8 +32,8 @@ pub struct Folder {
     pub parent: PathBuf,
     /// Its name there.
     pub name: OsString,
-    /// The time of its birth, if the file system knows it. Another folder that gets the inode number
-    /// of one that was removed has another time.
+    /// The time of its birth, if the file system knows it. Another folder that gets the inode
+    /// number of one that was removed has another time.
     pub born: Option<Time>,
     state: PathBuf,
 }
