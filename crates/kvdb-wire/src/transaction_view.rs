@@ -73,7 +73,6 @@ impl ServedTransaction {
             && read_ahead(&self.state, dict, (key, asked), |page| self.page_there(dict, page))
     }
 
-    /// Returns a page in the state that the server has.
     /// Returns the page if it is kept. If it is not, the files and directories next to it are read
     /// ahead, which may have it, unless keys alone are read.
     fn kept_page(&self, dict: DictionaryId, page: &PageRequest<'_>) -> Option<TuplePage> {
@@ -92,6 +91,7 @@ impl ServedTransaction {
         (state.overlay(dict, page), state.made)
     }
 
+    /// Returns a page in the state that the server has.
     fn page_there(&self, dict: DictionaryId, page: &PageRequest<'_>) -> kvdb::Result<TuplePage> {
         let asked = self.ask(|view| Request::page(view, dict, page)).map_err(|e| self.told(e))?;
         match asked {

@@ -320,6 +320,7 @@ impl Replay<'_> {
         }
         (part + reader.part(), reader.offset(), records.position())
     }
+
     fn record(&mut self, record: Record) -> Result<()> {
         match record {
             Record::Mark | Record::Snapshot { .. } => Ok(()),

@@ -97,7 +97,7 @@ impl Batch {
         self.slots.push(BatchItem { key, seq, body: BatchBody::DeleteRange(from, to) });
     }
 
-    /// Ends the batch. Items can be read from then on, and added only after `clear`.
+    /// Ends the batch. Items can be read from then on, and added only after `begin`.
     pub fn seal(&mut self) {
         self.bytes = self.filling.split().freeze();
     }

@@ -305,6 +305,7 @@ impl Journal {
             from = to;
         }
     }
+
     /// Takes the next record, which is valid.
     fn take(
         &mut self,
