@@ -516,6 +516,13 @@ impl TreeCursor {
         self.go(Direction::Forward)
     }
 
+    /// Moves as [`TreeCursor::advance`] does, but not beyond `end`: returns `false` if no live tuple
+    /// lies before it. Nothing at `end` or after it is passed, so that tombstones there cost
+    /// nothing. An empty `end` is the end of all keys.
+    pub fn advance_below(&mut self, end: &[u8]) -> Result<bool> {
+        self.go_below(Direction::Forward, (!end.is_empty()).then_some(end))
+    }
+
     /// Moves before the previous live tuple, which is then [`TreeCursor::current`]; returns `false`
     /// at the start.
     pub fn retreat(&mut self) -> Result<bool> {

@@ -205,7 +205,7 @@ enum Step {
 /// Moves the tree by one step within the range. At the end of the range the tree is left there.
 fn walk(tree: &mut TreeCursor, start: &[u8], end: &[u8], forward: bool) -> Result<bool> {
     let inside = match forward {
-        true => tree.advance()? && (end.is_empty() || tree.current().is_some_and(|t| t.key < end)),
+        true => tree.advance_below(end)?,
         false => tree.retreat()? && tree.current().is_some_and(|t| t.key >= start),
     };
     if !inside {

@@ -301,9 +301,8 @@ impl View {
             out[at].1 = update.map_or_else(|| value.clone(), |update| update.apply(Some(&value)));
         };
         while out.len() < limit
-            && cursor.advance()?
+            && cursor.advance_below(end)?
             && let Some(tuple) = cursor.current()
-            && (end.is_empty() || tuple.key < end)
         {
             let TreeTuple { key, value, .. } = tuple.to_tuple();
             let value = match value {

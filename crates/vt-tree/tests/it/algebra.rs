@@ -157,7 +157,8 @@ fn compare_visits(
             loop {
                 let moved = match backward {
                     true => c.retreat(),
-                    false => c.advance(),
+                    false if r.next(2) == 0 => c.advance(),
+                    false => c.advance_below(&end),
                 };
                 let tuple = if moved.expect("reads") { c.current() } else { None };
                 let Some(tuple) = tuple.filter(|t| t.key >= &start[..] && t.key < &end[..]) else {

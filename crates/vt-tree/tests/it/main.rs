@@ -3,6 +3,7 @@
 
 mod algebra;
 mod difference;
+mod ends_of_ranges;
 mod faults;
 mod merge_read_ahead;
 mod page_index;
