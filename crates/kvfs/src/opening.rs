@@ -7,6 +7,7 @@ mod served;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::Duration;
 
 use env::Env;
 use kvdb::{Batch, Durability, Kvdb, Scope};
@@ -22,6 +23,11 @@ use crate::inode_allocator::Counter;
 use crate::layout::{self, Attributes, Body, Layout, Super};
 use crate::name_order::lay_by_name;
 use crate::orphans::empty_orphans;
+
+/// The longest pause between two ticks over a wire. A tick is also the sign that this process is
+/// alive: without it the server ends the transaction, or lends the main branch to another client,
+/// after the time of the lease, which is a minute.
+const HEARD_WITHIN: Duration = Duration::from_secs(5);
 
 impl Fs {
     /// Opens the file system in `db`, or makes one with an empty root directory if there is none.
@@ -129,7 +135,7 @@ impl Fs {
         }
         // Commits every half interval the changes older than half the interval: no change gets
         // older than the interval.
-        let pause = self.core.options.flush_interval / 2;
+        let pause = pause_of(self.core.options.flush_interval, self.core.scope.is_served());
         let tick = |core: Arc<Core>| {
             let db = core.db.clone();
             let Err(e) = (Fs { core }).tick() else { return ControlFlow::Continue(()) };
@@ -152,6 +158,12 @@ impl Fs {
             );
         }
     }
+}
+
+/// Returns the pause between the ticks of a file system.
+fn pause_of(flush_interval: Duration, is_served: bool) -> Duration {
+    let half = flush_interval / 2;
+    if is_served { half.min(HEARD_WITHIN) } else { half }
 }
 
 /// Returns the record of the file system in these dictionaries, which is made if there is none, and
@@ -250,6 +262,15 @@ mod tests {
             assert!(matches!(again, Err(Error::Corrupt { .. })), "{ino}");
             assert_eq!(root_and_record(&db), (Some(1), true), "{ino}");
         }
+    }
+
+    #[test]
+    fn a_server_hears_of_a_mount_with_a_long_flush_interval_within_the_time_of_a_lease() {
+        let (usual, long) = (Duration::from_secs(1), Duration::from_secs(300));
+        assert_eq!(pause_of(usual, true), usual / 2);
+        assert_eq!(pause_of(long, false), long / 2);
+        // A lease is renewed by the first tick after a quarter of its minute.
+        assert!(pause_of(long, true) < Duration::from_secs(15));
     }
 
     #[test]

@@ -105,7 +105,8 @@ impl Fs {
 
     /// Commits changes that have waited for half the flush interval, removes the orphans that could
     /// not be removed before, and syncs the store. The file system's own thread calls this every
-    /// half interval; if the environment runs inline, the owner does.
+    /// half interval, and over a wire at least every few seconds; if the environment runs inline,
+    /// the owner does.
     pub fn tick(&self) -> Result<()> {
         if self.core.options.read_only {
             return Ok(());
