@@ -16,6 +16,9 @@ use crate::signals::Signals;
 
 /// The maximum number of zones that are returned to the host at an interval under load.
 const GIVE_BACK: usize = 16;
+/// The longest time after which transactions are ended that were idle for longer than their limit.
+/// They may hold locks for which others wait, so a long flush interval must not keep them open.
+const LOOK_FOR_IDLE: Duration = Duration::from_secs(1);
 
 /// The threads of a store.
 pub(crate) struct Threads {
@@ -91,19 +94,25 @@ impl Database {
     }
 
     fn clock_loop(&self) {
+        let interval = self.engine.options.flush_interval;
+        let mut waited = Duration::ZERO;
         loop {
+            let step = interval.saturating_sub(waited).min(LOOK_FOR_IDLE);
             let mut wanted = self.engine.signals.wanted.lock();
             if self.engine.signals.stopping() {
                 return;
             }
-            self.engine
-                .signals
-                .wake_clock
-                .wait_for(&mut wanted, self.engine.options.flush_interval);
+            let timed_out = self.engine.signals.wake_clock.wait_for(&mut wanted, step).timed_out();
             drop(wanted);
             if self.engine.signals.stopping() {
                 return;
             }
+            waited += step;
+            if timed_out && waited < interval {
+                self.transactions.end_idle(self.engine.env.monotonic());
+                continue;
+            }
+            waited = Duration::ZERO;
             if let Err(e) = self.tick() {
                 tracing::warn!("work at the interval failed: {e}");
             }
@@ -239,7 +248,9 @@ mod tests {
     use zones::{Fault, FaultDevice, FaultKind, MemoryDevice, Operation, Purpose};
 
     use super::*;
-    use crate::{CreateOptions, DictionaryOptions, Durability, Kvdb, OpenOptions};
+    use crate::{
+        CreateOptions, DictionaryOptions, Durability, Kvdb, OpenOptions, TransactionOptions,
+    };
 
     fn options() -> CreateOptions {
         // The store's clock does nothing for the duration of a test.
@@ -274,6 +285,17 @@ mod tests {
         device.clear();
         db.sync().unwrap();
         until("it has found space", || !signals.blocked());
+    }
+
+    #[test]
+    fn a_transaction_that_is_idle_for_too_long_ends_within_a_long_flush_interval() {
+        let device = Arc::new(MemoryDevice::new());
+        let db = Kvdb::create(device, Arc::new(Machine::default()), options()).unwrap();
+        let idle_limit = Some(Duration::ZERO);
+        let begun =
+            TransactionOptions { detached: true, idle_limit, ..TransactionOptions::default() };
+        drop(db.begin_with(begun).unwrap());
+        until("it was aborted", || db.transactions().is_empty());
     }
 
     #[test]
