@@ -2,9 +2,10 @@
 //! commands of RESP that `redis-cli --pipe` takes. Input is not trusted: of a record that has no
 //! end no more is held than the longest one may have.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, Read};
 
-use serde_json::Value;
+use serde_json::value::RawValue;
 
 use crate::support::terminal::output::{Exit, Failure, Outcome};
 
@@ -12,6 +13,9 @@ use crate::support::terminal::output::{Exit, Failure, Outcome};
 const LONGEST: usize = 32 << 20;
 /// Limit of the words of one command.
 const MOST_WORDS: usize = 64 << 10;
+
+/// An object of JSON, with its values as they are written.
+type Object<'a> = BTreeMap<String, &'a RawValue>;
 
 /// The form of the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -141,7 +145,7 @@ impl<R: BufRead> Entries<R> {
             if line.is_empty() {
                 continue;
             }
-            let object: Value = serde_json::from_slice(line)
+            let object: Object<'_> = serde_json::from_slice(line)
                 .map_err(|e| self.wrong(&format!("this is no JSON object: {e}")))?;
             let part = |name: &str| bytes_of(&object, name);
             return match (part("key"), part("value")) {
@@ -230,12 +234,16 @@ fn fields(mut rest: &[u8]) -> Option<Vec<Vec<u8>>> {
 }
 
 /// Returns the bytes that an object has under a name: a text, a number as it is written, or base64.
-fn bytes_of(object: &Value, name: &str) -> Option<Vec<u8>> {
-    match object.get(name) {
-        Some(Value::String(text)) => Some(text.clone().into_bytes()),
-        Some(Value::Number(number)) => Some(number.to_string().into_bytes()),
-        Some(_) => None,
-        None => from_base64(object.get(format!("{name}_base64"))?.as_str()?),
+fn bytes_of(object: &Object<'_>, name: &str) -> Option<Vec<u8>> {
+    let text = |value: &RawValue| serde_json::from_str::<String>(value.get()).ok();
+    let Some(value) = object.get(name) else {
+        return from_base64(&text(object.get(format!("{name}_base64").as_str())?)?);
+    };
+    match value.get().as_bytes() {
+        [b'"', ..] => text(value).map(String::into_bytes),
+        // A number that is parsed may lose digits.
+        number @ [b'-' | b'0'..=b'9', ..] => Some(number.to_vec()),
+        _ => None,
     }
 }
 
@@ -330,6 +338,8 @@ mod tests {
             Entry::Put(b"b".to_vec(), vec![0, 1]),
         ];
         assert_eq!(all(Format::Jsonl, input), Ok(want.into()));
+        let numbers = b"{\"key\":12345678901234567890123, \"value\": -1.10 }";
+        assert_eq!(all(Format::Jsonl, numbers), Ok(vec![put("12345678901234567890123", "-1.10")]));
         for input in [&b"{\"key\":\"a\"}"[..], b"{\"key\":\"a\",\"value\":null}", b"7", b"{\"key\""]
         {
             let said = all(Format::Jsonl, input);

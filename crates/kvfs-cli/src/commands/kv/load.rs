@@ -81,16 +81,24 @@ pub fn load(
     }
     let id = integer(connection.call(&[b"TXN", b"BEGIN", b"LABEL", b"kv load", b"ATTACHED"])?)?;
     connection.call(&[b"TXN", b"JOIN", id.to_string().as_bytes()])?;
-    let done = all(connection, &mut entries, output).and_then(|loaded| {
-        connection.call(&[b"TXN", b"COMMIT"])?;
-        Ok(loaded)
-    });
-    let loaded = done.map_err(|failure| {
+    let loaded = all(connection, &mut entries, output).map_err(|failure| {
         // The transaction is attached: if this fails, it ends with the connection.
         let _ = connection.call(&[b"TXN", b"ABORT"]);
         failure.with("nothing was loaded")
     })?;
+    let committed = connection.call(&[b"TXN", b"COMMIT"]);
+    committed.map_err(|failure| uncommitted(connection, failure))?;
     said(loaded, output)
+}
+
+/// Completes the failure of the commit: after an error of the connection or of a sync, the commit
+/// may have been made.
+fn uncommitted(connection: &mut Connection, failure: Failure) -> Failure {
+    let is_open = connection.call(&[b"TXN", b"ABORT"]).is_ok();
+    match is_open || failure.exit == Exit::Conflict {
+        true => failure.with("nothing was loaded"),
+        false => failure.with("all of it was loaded, or nothing"),
+    }
 }
 
 fn said(loaded: u64, output: &Output) -> Outcome {
