@@ -26,6 +26,9 @@ use crate::scripts::Scripts;
 use crate::session::Shared;
 use crate::transactions::Transactions;
 
+/// Arguments of one command of a client over another host.
+const MOST_WORDS: usize = 4 << 20;
+
 enum Transport {
     Socket(BufReader<UnixStream>),
     Local { conversation: Box<Conversation>, replies: Arc<Mutex<Vec<u8>>> },
@@ -73,12 +76,14 @@ impl Client {
     }
 
     /// Makes a client of `db` in this process with another host of transactions and files, and with
-    /// a function that describes keys.
+    /// a function that describes keys. A request may have as many arguments as fit into its bytes:
+    /// a client elsewhere takes any number of paths out of its transaction at once.
     pub fn local_over<H>(db: Kvdb, host: Arc<H>, describe: Describe) -> Client
     where
         H: Transactions + Files + 'static,
     {
-        let mut shared = Shared::new(db, Limits::default(), None, false, commands::metrics());
+        let limits = Limits { arguments: MOST_WORDS, ..Limits::default() };
+        let mut shared = Shared::new(db, limits, None, false, commands::metrics());
         shared.owner = Owner::of_store(&shared.db)
             .hosted_by(Some(host.clone()), None, Some(host))
             .with_describe(Some(describe));

@@ -1,9 +1,10 @@
 //! Programs that were written for Redis.
 
 use std::process::Command;
+use std::sync::Arc;
 
 use crate::served::{Served, serve};
-use kvdb_server::{Client, ServerOptions};
+use kvdb_server::{Client, Reply, ServerOptions};
 use redis::{Commands, ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
 
 fn connection(served: &Served, protocol: ProtocolVersion) -> redis::Connection {
@@ -215,4 +216,14 @@ fn a_reply_in_this_process_comes_as_its_bytes_where_that_is_asked() {
     assert!(bytes(&[b"NOSUCHCOMMAND"]).starts_with(b"-ERR unknown command"));
     let mut other = Client::connect(&served.path).expect("connected");
     assert!(other.call_unparsed(&[b"PING"]).is_err(), "a socket has no end of a reply");
+}
+
+#[test]
+fn a_client_over_another_host_takes_as_many_words_as_a_server_of_a_wire_passes_on() {
+    let db = kvdb::Kvdb::in_memory();
+    let mut client = Client::local_over(db.clone(), Arc::new(db.clone()), Arc::new(|_, _, _| None));
+    // A frame of a wire has room for more words than a client of a socket may send.
+    let mut words: Vec<&[u8]> = vec![b"EXISTS"];
+    words.resize(300_000, b"none");
+    assert_eq!(client.call(&words).expect("a reply"), Reply::Integer(0));
 }
