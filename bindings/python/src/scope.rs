@@ -231,7 +231,8 @@ impl Scope {
         })
     }
 
-    /// Writes a part of a value without reading it: from an offset on, or `None`: at its end.
+    /// Writes a part of a value without reading it: from an offset on, or `None`: at its end. Fails
+    /// if the value would be longer than one may be.
     fn write_part(
         &self,
         py: Python<'_>,
@@ -256,10 +257,15 @@ impl Scope {
                 }
                 None => Update::append(&data),
             };
-            let update = update.ok_or_else(|| {
+            let too_long = || {
                 Failure::Invalid(format!("a value has at most {MAX_VALUE} bytes: this ends beyond"))
-            })?;
+            };
+            let update = update.ok_or_else(too_long)?;
             let dict = place.dictionary_to_write(&scope, dictionary)?;
+            // The update itself would leave the value as it is, and not say so.
+            if offset.is_none() && length(&scope, dict, &key)? + data.len() > MAX_VALUE {
+                return Err(too_long());
+            }
             let mut batch = Batch::new();
             batch.update(dict, Bytes::copy_from_slice(&key), update);
             Ok(scope.apply(batch, place.durability())?)
@@ -595,6 +601,17 @@ fn contains(scope: &kvdb::Scope, dict: DictionaryId, key: &[u8]) -> Outcome<bool
         kvdb::Scope::Mainline(_) | kvdb::Scope::Frozen(_) => {}
     }
     Ok(scope.view()?.contains(dict, key)?)
+}
+
+/// The length of a value, 0 if there is none. It is not read where the store is.
+fn length(scope: &kvdb::Scope, dict: DictionaryId, key: &[u8]) -> Outcome<usize> {
+    if let kvdb::Scope::Served(_) = scope {
+        return Ok(value(scope, dict, key)?.map_or(0, |value| value.len()));
+    }
+    if let kvdb::Scope::Transaction(transaction) = scope {
+        transaction.lock_key(dict, key, true)?;
+    }
+    Ok(scope.view()?.value_len(dict, key)?.unwrap_or(0))
 }
 
 /// A walk over `[start, stop)` of a view that a server holds; an empty stop is the end.

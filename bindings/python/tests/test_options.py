@@ -58,6 +58,17 @@ def test_a_part_of_a_value_is_written(store: kvfs.Store) -> None:
     assert d[b"other"] == b"yz"
 
 
+def test_a_value_takes_no_append_beyond_its_longest_length(embedded: kvfs.Store) -> None:
+    d = embedded["d"]
+    d.patch(b"k", (7 << 20) - 2, b"x")
+    d.append(b"k", b"y")
+    with pytest.raises(kvfs.Invalid):
+        d.append(b"k", b"z")
+    with embedded.transaction() as t, pytest.raises(kvfs.Invalid):
+        t["d"].append(b"k", b"z")
+    assert len(d[b"k"]) == 7 << 20
+
+
 def test_a_serializable_transaction_locks_ahead_of_time(store: kvfs.Store) -> None:
     store["d"][b"k"] = b"v"
     store.fs.mkdir("/dir")

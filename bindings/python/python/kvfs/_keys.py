@@ -213,7 +213,8 @@ class Dictionary(MutableMapping[bytes, bytes]):
         self._scope.add(self.name, key, number)
 
     def append(self, key: bytes, data: bytes) -> None:
-        """Writes ``data`` at the end of the value of ``key``, which is not read for it."""
+        """Writes ``data`` at the end of the value of ``key``, which is not read for it. ``Invalid``
+        if that makes it longer than a value may be."""
         if data:
             self._scope.write_part(self.name, key, None, data)
 
