@@ -45,7 +45,11 @@ struct Layers {
 impl Layers {
     /// `None`, with the reason printed, where there are no mounts or no overlays.
     fn new() -> Option<Layers> {
-        let layers = Layers { mount: Mount::new()? };
+        Layers::of(Mount::new()?)
+    }
+
+    fn of(mount: Mount) -> Option<Layers> {
+        let layers = Layers { mount };
         fs::create_dir(layers.scratch()).expect("mkdir");
         let (code, _, said) = ends(&mut layers.run(&[], "true"));
         if code != Some(0) && (said.contains("an overlay") || said.contains("scratch directory")) {
@@ -374,6 +378,22 @@ fn a_program_that_fails_leaves_nothing_and_an_undo_takes_back_one_that_did_not()
     is_as_before();
     layers.has_no_scratch();
     assert_eq!(layers.open(), "");
+}
+
+#[test]
+fn a_fold_beyond_the_limit_fails_as_a_whole_however_the_mount_writes() {
+    for write_back in [false, true] {
+        let Some(layers) = Mount::in_mode(write_back).and_then(Layers::of) else { return };
+        fs::write(layers.path("large"), vec![1_u8; 4 << 20]).expect("written");
+        // Of the same size, so that nothing but its pages needs space.
+        let script = "dd if=/dev/urandom of=large bs=1M count=4 conv=notrunc 2> /dev/null";
+        let (code, _, said) = ends(&mut layers.run(&["--limit", "1M"], script));
+        assert_eq!(code, Some(125), "write back: {write_back}: {said}");
+        assert!(said.contains("cannot be put into the transaction"), "{said}");
+        assert!(fs::read(layers.path("large")).expect("read") == vec![1; 4 << 20]);
+        layers.has_no_scratch();
+        assert_eq!(layers.open(), "");
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use rustix::fs::{
@@ -39,7 +39,9 @@ fn write_differences(
 ) -> io::Result<u64> {
     let place = format!("/proc/self/fd/{}", into.as_raw_fd());
     if copy.kind == FileType::RegularFile {
-        content(&items::open(layers, path)?, &open(&place)?, copy.size)?;
+        let lower = open(&place)?;
+        content(&items::open(layers, path)?, &lower, copy.size)?;
+        close(lower)?;
     }
     // A change of owner clears bits of the mode and capabilities, and so comes first. The time
     // comes last, since all others change it.
@@ -81,6 +83,15 @@ fn open(place: &str) -> io::Result<File> {
         opened => opened?,
     };
     Ok(opened.into())
+}
+
+/// Closes a lower file. A mount with `cache=back` writes only now, and tells here of what failed.
+fn close(file: File) -> io::Result<()> {
+    // SAFETY: the descriptor is owned here, and not used afterwards.
+    match unsafe { libc::close(file.into_raw_fd()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Makes extended attributes of a lower file those of the upper one: removes others, and sets those
