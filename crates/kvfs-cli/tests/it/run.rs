@@ -1009,6 +1009,15 @@ fn users_without_any_privilege_run_programs_in_layers() {
     assert_eq!(user.sees("file").as_deref(), Some("new\nmore\n"));
     assert_eq!(owner("file"), (65534, inode, 0o640));
     assert_eq!((user.sees("d/x"), user.sees("d/y").as_deref()), (None, Some("y\n")));
+    // Without handles of files the layer does not keep the names of a file together.
+    succeeds(&mut run("set -e; echo b > b; ln b b2; echo a > a; echo c > c; ln c c2"));
+    succeeds(&mut run("set -e; mv a b; echo more >> c; chmod 600 c; touch c2"));
+    let has = |name: &str| user.sees(name);
+    assert_eq!(
+        (has("a"), has("b").as_deref(), has("b2").as_deref()),
+        (None, Some("a\n"), Some("b\n"))
+    );
+    assert_eq!((has("c").as_deref(), has("c2").as_deref()), (Some("c\nmore\n"), Some("c\n")));
     let (code, ..) = ends(&mut run("rm file; exit 3"));
     assert_eq!(code, Some(3));
     assert_eq!(user.sees("file").as_deref(), Some("new\nmore\n"), "nothing was changed");

@@ -10,13 +10,13 @@ use std::io;
 use std::os::fd::AsFd;
 
 use indicatif::ProgressBar;
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 
 use crate::support::archives::import_items::Item;
 use crate::support::archives::import_mounted;
 use crate::support::archives::sources::Source;
 use crate::support::layered_runs::held::Held;
-use crate::support::layered_runs::plan::{Copied, Plan, access};
+use crate::support::layered_runs::plan::{Copied, Name, Plan, access};
 use crate::support::layered_runs::{in_place, items, origin};
 use crate::support::layers::layer::{Attributes, split};
 use crate::support::layers::reader::Layers;
@@ -99,9 +99,8 @@ fn write_copied(layers: &Layers, plan: &mut Plan, held: &mut Held) -> Outcome<u6
             }
             continue;
         }
-        // The kernel has not noted which file it is. If one is there, it is taken for it.
-        let is_there = |below: &Attributes| below.kind == file.kind;
-        let at = names.iter().position(|name| name.below.as_ref().is_some_and(is_there));
+        // It is not known which file it is. If one is there, it is taken for it.
+        let at = names.iter().position(|name| is_taken_for(name, &file));
         let mut names = names;
         let source = names.swap_remove(at.unwrap_or(0)).path;
         if at.is_some() {
@@ -115,6 +114,15 @@ fn write_copied(layers: &Layers, plan: &mut Plan, held: &mut Held) -> Outcome<u6
         names.into_iter().for_each(|name| plan.link(name.path, source.clone()));
     }
     Ok(skipped)
+}
+
+/// Returns whether a copy is taken for the lower file at one of its names. One with other names is
+/// not, unless the content is the same: the layer does not keep them together, and the copy may
+/// have been moved there in place of one of them. Nothing but a regular file can have got another
+/// content.
+fn is_taken_for(name: &Name, copy: &Attributes) -> bool {
+    let is_alone = |below: Attributes| below.kind == copy.kind && !below.is_linked;
+    !name.differs || copy.kind == FileType::RegularFile && name.below.is_some_and(is_alone)
 }
 
 /// Removes a file of the lower layer.

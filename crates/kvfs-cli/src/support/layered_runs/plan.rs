@@ -16,6 +16,8 @@ pub struct Name {
     pub path: Vec<u8>,
     /// The file of the lower layer at this path, if there is one.
     pub below: Option<Attributes>,
+    /// True if that one is of another kind, or has another content or target.
+    pub differs: bool,
 }
 
 /// A file that was copied up, with its names.
@@ -92,7 +94,8 @@ impl Plan {
             self.removed.push((change.path.clone(), true));
         }
         if change.is_copy {
-            let name = Name { path: change.path, below: change.before };
+            let (below, differs) = (change.before, change.content);
+            let name = Name { path: change.path, below, differs };
             let identity = (after.device, after.inode);
             let at = several.get(&identity).copied();
             if let Some(copied) = at.and_then(|at| self.copied.get_mut(at)) {
