@@ -63,14 +63,24 @@ pub fn open(layers: &Layers, path: &[u8], copy: &Attributes) -> io::Result<Optio
     // says, and lives until the call returns; the returned descriptor is owned only here.
     let file = unsafe {
         match libc::open_by_handle_at(lower, (&raw mut handle).cast(), flags) {
-            // The user may not open files by their handles, or the handle leads nowhere.
-            -1 => return Ok(None),
+            -1 => return unknown(io::Error::last_os_error()),
             fd => OwnedFd::from_raw_fd(fd),
         }
     };
     let stat = rustix::fs::fstat(&file)?;
     let is_it = FileType::from_raw_mode(stat.st_mode) == copy.kind && stat.st_nlink > 0;
     Ok(is_it.then_some(Origin { file, device: stat.st_dev, inode: stat.st_ino }))
+}
+
+/// Returns that the lower file is not known, if that is what an error of open_by_handle_at(2) says:
+/// the user may not open files by their handles, or the handle leads nowhere.
+fn unknown(error: io::Error) -> io::Result<Option<Origin>> {
+    match error.raw_os_error() {
+        Some(libc::EPERM | libc::ESTALE | libc::ENOENT | libc::EOPNOTSUPP | libc::ENOSYS) => {
+            Ok(None)
+        }
+        _ => Err(error),
+    }
 }
 
 #[cfg(test)]
@@ -89,6 +99,15 @@ mod tests {
         let handle = handle(&note(&id)).expect("a handle");
         assert_eq!((handle.bytes, handle.kind), (12, 0x81));
         assert_eq!(handle.id[..12], id);
+    }
+
+    #[test]
+    fn an_error_that_says_nothing_of_the_handle_is_one() {
+        for (number, is_unknown) in [(libc::EPERM, true), (libc::ESTALE, true), (libc::EIO, false)]
+        {
+            let error = io::Error::from_raw_os_error(number);
+            assert_eq!(unknown(error).is_ok_and(|origin| origin.is_none()), is_unknown);
+        }
     }
 
     #[test]

@@ -46,8 +46,10 @@ const MOST_OPTIONS: usize = 4096;
 /// An extended attribute that the scratch directory's file system has to take.
 const TRIED: &str = "user.kvfs.layer";
 
-/// Number of the capability by which a process may mount (CAP_SYS_ADMIN).
+/// Numbers of the capabilities by which a process may mount (CAP_SYS_ADMIN), and may open files by
+/// their handles (CAP_DAC_READ_SEARCH).
 const MAY_MOUNT: u32 = 21;
+const MAY_OPEN_HANDLES: u32 = 2;
 
 pub struct Scratch {
     directory: tempfile::TempDir,
@@ -116,9 +118,12 @@ impl Scratch {
     /// Returns the overlay above `view`.
     pub fn overlay(&self, view: &Path) -> Outcome<Overlay> {
         // An index keeps the names of a lower file together when it is copied up. It takes handles
-        // of files, which a user name space may not open.
+        // of files, which not every process may open, and none in a user name space.
         let how: &[u8] = match self.marks {
-            Marks::Trusted => b"redirect_dir=nofollow,metacopy=off,xino=off,index=on,volatile",
+            Marks::Trusted if has_capability(MAY_OPEN_HANDLES) => {
+                b"redirect_dir=nofollow,metacopy=off,xino=off,index=on,volatile"
+            }
+            Marks::Trusted => b"redirect_dir=nofollow,metacopy=off,xino=off,index=off,volatile",
             Marks::User => {
                 b"userxattr,redirect_dir=nofollow,metacopy=off,xino=off,index=off,volatile"
             }
@@ -221,12 +226,17 @@ fn dress(upper: &Path, view: &Path) -> Outcome {
 /// Returns whether this process may mount with the kernel's own attributes (`trusted.`). Otherwise
 /// the overlay is mounted in a user name space, and keeps its notes in attributes of the user.
 fn may_mount() -> bool {
-    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-    let status = read("/proc/self/status");
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let is_first = map.split_ascii_whitespace().eq(["0", "0", "4294967295"]);
+    is_first && has_capability(MAY_MOUNT)
+}
+
+/// Returns whether this process has a capability in its user name space.
+fn has_capability(number: u32) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let effective = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
-    let is_first = read("/proc/self/uid_map").split_ascii_whitespace().eq(["0", "0", "4294967295"]);
-    is_first && effective.is_some_and(|bits| bits & (1 << MAY_MOUNT) != 0)
+    effective.is_some_and(|bits| bits & (1 << number) != 0)
 }
 
 /// Removes the scratch directories of runs that were killed.
