@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use crate::support::archives::sources::data_from;
 use crate::support::layered_runs::items;
-use crate::support::layers::layer::{self, Attributes};
+use crate::support::layers::layer::{self, Attributes, Xattr};
 use crate::support::layers::reader::Layers;
 use crate::support::terminal::output::Outcome;
 
@@ -97,18 +97,30 @@ fn close(file: File) -> io::Result<()> {
 /// Makes extended attributes of a lower file those of the upper one: removes others, and sets those
 /// that differ if `set` is true. Returns the number of those that the lower file does not take.
 pub fn xattrs(layers: &Layers, path: &[u8], into: &OwnedFd, set: bool) -> io::Result<u64> {
-    let (wanted, there) = (items::xattrs(layers, path)?, layer::xattrs_of(into)?);
+    let wanted = items::xattrs(layers, path)?;
+    // The name in the store, and the attribute as the layer shows it. The notes of another overlay,
+    // whose layer is in the store, are not shown, and they stay.
+    let there: Vec<(Vec<u8>, Xattr)> = layer::xattrs_of(into)?
+        .into_iter()
+        .filter_map(|(name, value)| Some((layers.marks.seen(&name)?, name, value)))
+        .filter(|(seen, ..)| items::is_kept(seen))
+        .map(|(seen, name, value)| (name, (seen, value)))
+        .collect();
     let place = format!("/proc/self/fd/{}", into.as_raw_fd());
-    let gone = there.iter().filter(|(name, _)| items::is_kept(name));
-    for (name, _) in gone.filter(|(name, _)| !wanted.iter().any(|(other, _)| other == name)) {
+    for (name, (seen, _)) in &there {
+        if wanted.iter().any(|(wanted, _)| wanted == seen) {
+            continue;
+        }
         match rustix::fs::removexattr(&*place, name.as_slice()) {
             Ok(()) | Err(Errno::NODATA) => {}
             Err(e) => return Err(e.into()),
         }
     }
     let mut skipped = 0;
-    for one in wanted.iter().filter(|one| set && !there.contains(*one)) {
-        match rustix::fs::setxattr(&*place, one.0.as_slice(), &one.1, XattrFlags::empty()) {
+    for one in wanted.iter().filter(|one| set && !there.iter().any(|(_, shown)| shown == *one)) {
+        let known = there.iter().find(|(_, (seen, _))| *seen == one.0);
+        let name = known.map_or(&one.0, |(name, _)| name);
+        match rustix::fs::setxattr(&*place, name.as_slice(), &one.1, XattrFlags::empty()) {
             Ok(()) => {}
             Err(Errno::NOTSUP | Errno::PERM | Errno::INVAL | Errno::TOOBIG) => skipped += 1,
             Err(e) => return Err(e.into()),
@@ -200,6 +212,7 @@ fn read(file: &File, buffer: &mut [u8], at: u64) -> io::Result<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::support::layers::layer::{Layer, Marks};
 
     fn files(upper: &[u8], lower: &[u8]) -> (File, File) {
         let make = |bytes: &[u8]| {
@@ -229,6 +242,32 @@ mod tests {
             let count = read(&file, &mut got, 0).expect("read");
             assert!(got[..count] == *upper, "{} bytes over {}", upper.len(), lower.len());
         }
+    }
+
+    #[test]
+    fn attributes_become_those_of_the_copy_but_notes_of_an_overlay_in_the_store_stay() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let [lower, upper] = ["lower", "upper"].map(|name| {
+            let path = directory.path().join(name);
+            std::fs::create_dir(&path).expect("a layer");
+            std::fs::write(path.join("file"), "1").expect("a file");
+            Layer::open(&path).expect("it opens")
+        });
+        let set = |layer: &Layer, name: &str, value: &str| {
+            layer.set_xattr(b"file", name.as_bytes(), Some(value.as_bytes())).expect("set");
+        };
+        let of_store = [("user.old", "1"), ("user.both", "1"), ("user.overlay.opaque", "y")];
+        of_store.iter().for_each(|(name, value)| set(&lower, name, value));
+        let of_copy = [("user.both", "2"), ("user.new", "2"), ("user.overlay.origin", "")];
+        of_copy.iter().for_each(|(name, value)| set(&upper, name, value));
+        let layers = Layers { lower, upper, marks: Marks::User };
+        let file = layers.lower.file(b"file").expect("it opens");
+        xattrs(&layers, b"file", &file.into(), true).expect("set");
+        let mut has = layers.lower.xattrs(b"file").expect("attributes");
+        has.retain(|(name, _)| name.starts_with(b"user."));
+        let has: Vec<_> = has.iter().map(|(name, value)| (&name[..], &value[..])).collect();
+        let wanted = [("user.both", "2"), ("user.new", "2"), ("user.overlay.opaque", "y")];
+        assert_eq!(has, wanted.map(|(name, value)| (name.as_bytes(), value.as_bytes())));
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub fn xattrs(layers: &Layers, path: &[u8]) -> io::Result<Vec<Xattr>> {
 
 /// Returns whether the extended attributes of a file that both layers have differ.
 pub fn differ(layers: &Layers, path: &[u8]) -> io::Result<bool> {
-    let mut before = layers.lower.xattrs(path)?;
+    let mut before = layers.xattrs_before(path)?;
     before.retain(|(name, _)| is_kept(name));
     Ok(before != xattrs(layers, path)?)
 }

@@ -104,10 +104,10 @@ impl Scratch {
             fs::create_dir(directory.path().join(name)).map_err(cannot)?;
         }
         let upper = directory.path().join("upper");
-        dress(&upper, view)?;
+        let marks = if may_mount() { Marks::Trusted } else { Marks::User };
+        dress(&upper, view, marks)?;
         let found = Layer::open(&upper)?.attributes(b"").map_err(cannot)?;
         let start = found.ok_or_else(|| cannot(io::ErrorKind::NotFound.into()))?;
-        let marks = if may_mount() { Marks::Trusted } else { Marks::User };
         Ok(Scratch { directory, _lock: lock, marks, start })
     }
 
@@ -189,7 +189,7 @@ fn escape(path: &Path, options: &mut Vec<u8>) {
 
 /// Gives the root of an upper layer the attributes of the lower one's, which a program sees there,
 /// and hides the views.
-fn dress(upper: &Path, view: &Path) -> Outcome {
+fn dress(upper: &Path, view: &Path, marks: Marks) -> Outcome {
     let cannot = |e: io::Error| {
         let what = format!("cannot give {} the attributes of {}", upper.shown(), view.shown());
         Failure::io(what, &e)
@@ -205,8 +205,15 @@ fn dress(upper: &Path, view: &Path) -> Outcome {
     rustix::fs::setxattr(upper, TRIED, b"", XattrFlags::empty())
         .and_then(|()| rustix::fs::removexattr(upper, TRIED))
         .map_err(|e| cannot(e.into()))?;
-    for (name, value) in lower.xattrs(b"").map_err(cannot)? {
+    // The host may have given it some, such as the access list that new files get in its place.
+    for (name, _) in Layer::open(upper)?.xattrs(b"").map_err(cannot)? {
         if items::is_kept(&name) {
+            let _ = rustix::fs::removexattr(upper, name.as_slice());
+        }
+    }
+    for (name, value) in lower.xattrs(b"").map_err(cannot)? {
+        // The notes of another overlay, whose layer is in the store, do not belong to this one.
+        if items::is_kept(&name) && marks.seen(&name).is_some() {
             rustix::fs::setxattr(upper, name.as_slice(), &value, XattrFlags::empty())
                 .map_err(|e| cannot(e.into()))?;
         }
@@ -308,6 +315,34 @@ mod tests {
         }));
         scratch.remove().unwrap();
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn the_root_of_the_layer_has_no_attributes_of_its_place_and_no_notes_of_another_overlay() {
+        let (place, view) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        // Each entry has a kind, permissions and a user: all may do all, user 1234 among them.
+        let entries = [(1_u16, u32::MAX), (2, 1234), (4, u32::MAX), (16, u32::MAX), (32, u32::MAX)];
+        let mut list = 2_u32.to_le_bytes().to_vec();
+        for (kind, user) in entries {
+            list.extend([kind.to_le_bytes(), 7_u16.to_le_bytes()].concat());
+            list.extend(user.to_le_bytes());
+        }
+        let set = |path: &Path, name: &str, value: &[u8]| {
+            rustix::fs::setxattr(path, name, value, XattrFlags::empty())
+        };
+        if set(place.path(), "system.posix_acl_default", &list).is_err() {
+            eprintln!("SKIPPED: no access lists here");
+            return;
+        }
+        for name in ["user.own", "user.overlay.opaque", "trusted.overlay.opaque"] {
+            let _ = set(view.path(), name, b"y");
+        }
+        let Ok(scratch) = Scratch::make(place.path(), view.path()) else { return };
+        let xattrs = Layer::open(&scratch.path("upper")).unwrap().xattrs(b"").unwrap();
+        let has = |name: &str| xattrs.iter().any(|(one, _)| one == name.as_bytes());
+        assert!(has("user.own") && !has("system.posix_acl_default"), "{xattrs:?}");
+        let note = String::from_utf8(scratch.marks.name(b"opaque")).unwrap();
+        assert!(!has(&note), "{xattrs:?}");
     }
 
     #[test]
