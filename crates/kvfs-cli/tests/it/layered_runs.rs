@@ -467,6 +467,50 @@ fn what_the_program_leaves_running_is_ended_before_its_files_are_taken() {
 }
 
 #[test]
+fn threads_that_outlive_the_first_one_of_their_program_are_ended_too() {
+    let Some(layers) = Layers::new() else { return };
+    if ends(Command::new("python3").arg("--version")).0 != Some(0) {
+        eprintln!("SKIPPED: python3 is not installed");
+        return;
+    }
+    // The kernel calls such a process a zombie, although it goes on.
+    let program = "import ctypes, os, threading, time
+def write():
+    while True:
+        open('log', 'a').write('y')
+        time.sleep(0.001)
+threading.Thread(target=write).start()
+number = {'x86_64': 60, 'aarch64': 93}.get(os.uname().machine)
+number and ctypes.CDLL(None).syscall(number, 0)";
+    let wait = "while test ! -s log || ! grep -q ') Z' /proc/$!/stat; do
+                    n=$((n + 1)); test $n -lt 500 || exit 9; sleep 0.01; done";
+    let script = format!("python3 -c \"{program}\" > /dev/null 2>&1 & {wait}");
+    let (code, _, said) = ends(&mut layers.run(&[], &script));
+    if code == Some(9) {
+        eprintln!("SKIPPED: no thread is the last one of its program here");
+        return;
+    }
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("ended what the program had left running"), "{said}");
+}
+
+#[test]
+fn what_ran_before_the_program_is_not_ended() {
+    let Some(layers) = Layers::new() else { return };
+    // A shell makes such a child, too: kvfs run … > >(tee log)
+    let mut command = Command::new("sh");
+    command.args(["-c", "sleep 600 > /dev/null 2>&1 & echo $!; exec \"$@\"", "sh"]);
+    let run = layers.run(&[], "true");
+    command.arg(run.get_program()).args(run.get_args());
+    command.stdin(Stdio::null()).env_remove("KVFS_TXN").env_remove("KVFS_SOCKET");
+    let (code, out, said) = ends(&mut command);
+    let child = rustix::process::Pid::from_raw(out.trim().parse().expect("a process"));
+    let ended = rustix::process::kill_process(child.expect("one"), rustix::process::Signal::KILL);
+    assert!(ended.is_ok(), "it still runs: {said}");
+    assert_eq!((code, said.as_str()), (Some(0), ""));
+}
+
+#[test]
 fn a_run_that_is_killed_leaves_nothing_in_the_store() {
     let Some(layers) = Layers::new() else { return };
     layers.write(&[("file", "old")]);

@@ -46,6 +46,8 @@ pub struct Layered {
     /// The view of the transaction, which is the lower layer.
     view: PathBuf,
     id: u64,
+    /// The processes that ran already before the program.
+    others: Vec<i32>,
 }
 
 impl Layered {
@@ -57,7 +59,10 @@ impl Layered {
             scratch::place(record.map(|record| record.store).as_deref())
         });
         let view = mounted.view(id);
-        Ok(Layered { scratch: Scratch::make(&place, &view)?, view, id })
+        let scratch = Scratch::make(&place, &view)?;
+        // A shell that has become this process may have left its own children to it.
+        let others = descendants::all_but(None).iter().map(|running| running.process).collect();
+        Ok(Layered { scratch, view, id, others })
     }
 
     /// Returns the overlay in which the program runs.
@@ -68,10 +73,10 @@ impl Layered {
     /// Ends what the program has left running, since it would go on writing to the layer, and folds
     /// the layer into the transaction if that is `wanted`. The layer is removed in any case.
     pub fn end(self, mounted: &mut Mounted, wanted: bool, output: &Output) -> Outcome {
-        let running = descendants::all_but(None);
+        let running = descendants::all_without(&self.others);
         if !running.is_empty() {
             let told = descendants::told(&running);
-            let left = descendants::end_all();
+            let left = descendants::end_all_without(&self.others);
             if !left.is_empty() {
                 let what = format!(
                     "the program has left others running that cannot be ended, and that may change \
