@@ -1009,6 +1009,11 @@ fn users_without_any_privilege_run_programs_in_layers() {
     assert_eq!(user.sees("file").as_deref(), Some("new\nmore\n"));
     assert_eq!(owner("file"), (65534, inode, 0o640));
     assert_eq!((user.sees("d/x"), user.sees("d/y").as_deref()), (None, Some("y\n")));
+    // The directory is closed in the transaction, too, until its mode is set last.
+    succeeds(&mut run("set -e; mkdir w; echo x > w/x; echo y > w/y; chmod 555 w"));
+    succeeds(&mut run("set -e; chmod 755 w; rm w/x; echo z > w/z; echo y >> w/y; chmod 555 w"));
+    assert_eq!((user.sees("w/x"), user.sees("w/z").as_deref()), (None, Some("z\n")));
+    assert_eq!((user.sees("w/y").as_deref(), owner("w").2), (Some("y\ny\n"), 0o555));
     // Without handles of files the layer does not keep the names of a file together.
     succeeds(&mut run("set -e; echo b > b; ln b b2; echo a > a; echo c > c; ln c c2"));
     succeeds(&mut run("set -e; mv a b; echo more >> c; chmod 600 c; touch c2"));

@@ -41,7 +41,7 @@ pub fn fold(
     for (path, is_directory) in &plan.removed {
         match is_directory {
             true => remove_tree(mounted, id, path)?,
-            false => unlink(layers, path)?,
+            false => remove(mounted, id, layers, path)?,
         }
     }
     let Plan { made, links, mut directories, .. } = plan;
@@ -125,16 +125,20 @@ fn is_taken_for(name: &Name, copy: &Attributes) -> bool {
     !name.differs || copy.kind == FileType::RegularFile && name.below.is_some_and(is_alone)
 }
 
-/// Removes a file of the lower layer.
-fn unlink(layers: &Layers, path: &[u8]) -> Outcome {
+/// Removes a file of the lower layer. The directory has the mode that it had before the program,
+/// which may have let itself remove names there: then the store's daemon removes this one.
+fn remove(mounted: &mut Mounted, id: u64, layers: &Layers, path: &[u8]) -> Outcome {
     let (directory, name) = split(path);
     let removed = layers.lower.directory(directory).and_then(|directory| {
         rustix::fs::unlinkat(&directory, name, AtFlags::empty()).map_err(io::Error::from)
     });
-    removed.map_err(|e| layers.lower.failure("cannot remove", path, &e))
+    match removed {
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => remove_tree(mounted, id, path),
+        removed => removed.map_err(|e| layers.lower.failure("cannot remove", path, &e)),
+    }
 }
 
-/// Removes a directory of the transaction with everything in it.
+/// Removes a file of the transaction, or a directory with everything in it.
 fn remove_tree(mounted: &mut Mounted, id: u64, path: &[u8]) -> Outcome {
     let (path, number) = ([b"/", path].concat(), id.to_string());
     mounted.call(&[b"RMTREE", &path, b"TXN", number.as_bytes()]).map(drop)
