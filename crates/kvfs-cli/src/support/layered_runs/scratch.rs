@@ -20,8 +20,8 @@ use rustix::fs::{
     XattrFlags,
 };
 
-use crate::support::layered_runs::items;
 use crate::support::layered_runs::plan::HIDDEN;
+use crate::support::layered_runs::{inside_layer, items};
 use crate::support::layers::layer::{Attributes, Layer, Marks};
 use crate::support::layers::reader::Layers;
 use crate::support::machine::paths;
@@ -142,9 +142,13 @@ impl Scratch {
         }
         let cannot = |e: io::Error| Failure::io(format!("cannot find {}", view.shown()), &e);
         let there = rustix::fs::statvfs(view).map_err(|e| cannot(e.into()))?.f_flag;
-        let flags = flags_above(there);
-        let options = OsString::from_vec(options);
-        Ok(Overlay { merged: self.path("merged"), options, flags })
+        Ok(Overlay {
+            parent: None,
+            on: self.path("merged"),
+            source: inside_layer::SOURCE,
+            options: OsString::from_vec(options),
+            flags: flags_above(there),
+        })
     }
 
     /// Opens the layers of an overlay above `view` that is no longer in use.

@@ -20,7 +20,7 @@
 //! The waiting process blocks the signals that it forwards and accepts them one by one, together
 //! with SIGCHLD. So it needs neither a handler nor another thread.
 
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::{CStr, CString, OsString};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -31,7 +31,6 @@ use std::process::Command;
 use kvfs_fuse::mounts;
 use rustix::fs::StatVfsMountFlags;
 
-use crate::support::layered_runs::inside_layer;
 use crate::support::machine::descendants;
 use crate::support::mounts::mounted;
 use crate::support::mounts::place::{self, View};
@@ -42,7 +41,7 @@ use crate::support::terminal::text::Shown;
 pub enum Namespace {
     /// `view` replaces `of` (the store, a clone, or a transaction that is shown already) in all
     /// mounts of the file system that is mounted on `mount_point`. `place` is the path of `of`
-    /// itself. With `overlay` the merged directory of that replaces `of` instead.
+    /// itself. With `overlay` the directory on which that is mounted replaces `of` instead.
     Bound {
         view: PathBuf,
         of: View,
@@ -54,9 +53,8 @@ pub enum Namespace {
     Root { view: PathBuf },
     /// All is where it is, and `view` is the working directory.
     Directory { view: PathBuf },
-    /// The entry `name` of the directory `parent` is covered by an overlay with these options and
-    /// flags of mount(2). Paths in the options begin at `parent`.
-    Layered { parent: PathBuf, name: OsString, options: Vec<u8>, flags: libc::c_ulong },
+    /// A folder is covered by an overlay.
+    Covered { overlay: Overlay },
 }
 
 /// Returns flags of mount(2) for an overlay above files of a mount: programs that the mount does
@@ -74,11 +72,16 @@ pub fn flags_above(mount: StatVfsMountFlags) -> libc::c_ulong {
 /// A kernel overlay that only the child mounts.
 #[derive(Clone, Debug)]
 pub struct Overlay {
-    /// The directory on which it is mounted first, outside of the store.
-    pub merged: PathBuf,
+    /// The directory at which relative paths begin, those in the options too; without one they are
+    /// absolute.
+    pub parent: Option<PathBuf>,
+    /// The directory on which it is mounted.
+    pub on: PathBuf,
+    /// The source that the table of mounts shows.
+    pub source: &'static CStr,
     /// The options of overlayfs, which name the layers.
     pub options: OsString,
-    /// Flags of mount(2) that the mount of the store has, such as MS_NOSUID.
+    /// Flags of mount(2) that the mount of the lower layer has, such as MS_NOSUID.
     pub flags: libc::c_ulong,
 }
 
@@ -204,15 +207,15 @@ const BIND: u8 = 4;
 const CHROOT: u8 = 5;
 const CHDIR: u8 = 6;
 const AWAY: u8 = 7;
-const LAYER: u8 = 8;
-const OVERLAY: u8 = 9;
+const OVERLAY: u8 = 8;
 
 fn refused(namespace: &Namespace, step: u8, error: &io::Error) -> Failure {
     let (view, place) = match namespace {
         Namespace::Bound { view, place, .. } => (view, place),
         Namespace::Root { view } | Namespace::Directory { view } => (view, view),
-        Namespace::Layered { parent, .. } => (parent, parent),
+        Namespace::Covered { overlay } => (&overlay.on, &overlay.on),
     };
+    let is_folder = matches!(namespace, Namespace::Covered { .. });
     let what = match step {
         UNSHARE => "cannot make a private mount name space".to_string(),
         MAP => "cannot keep your user in a new user name space".to_string(),
@@ -223,13 +226,13 @@ fn refused(namespace: &Namespace, step: u8, error: &io::Error) -> Failure {
             place.shown()
         ),
         CHROOT => format!("cannot make {} the root", view.shown()),
-        LAYER => format!("cannot mount an overlay on a directory in {}", view.shown()),
+        OVERLAY if is_folder => format!("cannot mount an overlay on {}", view.shown()),
         OVERLAY => format!("cannot mount an overlay above {}", view.shown()),
         _ => "cannot go to the working directory".to_string(),
     };
     let failure = Failure::io(what, error);
     match step {
-        LAYER => failure.hint(
+        OVERLAY if is_folder => failure.hint(
             "the kernel needs overlayfs, and the file system must be able to have its upper layer, \
              as ext4, XFS, Btrfs and tmpfs are: import the files into a store, and use kvfs run there",
         ),
@@ -259,20 +262,28 @@ struct Replaced {
 }
 
 /// An overlay to be mounted.
-struct Layered {
-    parent: CString,
-    name: CString,
+struct Mounting {
+    parent: Option<CString>,
+    on: CString,
+    source: &'static CStr,
     options: CString,
     flags: libc::c_ulong,
 }
 
+impl Mounting {
+    fn of(overlay: &Overlay) -> Outcome<Mounting> {
+        let parent = overlay.parent.as_ref().map(|parent| c_string(parent)).transpose()?;
+        let (on, options) = (c_string(&overlay.on)?, c_string(Path::new(&overlay.options))?);
+        Ok(Mounting { parent, on, source: overlay.source, options, flags: overlay.flags })
+    }
+}
+
 /// Everything that the child needs to enter the view, prepared before the fork.
 struct Inside {
-    /// The overlay to mount first: its directory, its options, and flags of mount(2).
-    overlay: Option<(CString, CString, libc::c_ulong)>,
+    /// The overlay to mount first.
+    overlay: Option<Mounting>,
     /// The mounts to replace, in the order in which they were mounted.
     replaced: Vec<Replaced>,
-    layered: Option<Layered>,
     root: Option<CString>,
     directory: Option<CString>,
     /// The contents of `/proc/self/uid_map` and `gid_map`.
@@ -293,13 +304,9 @@ impl Inside {
         let here = std::env::current_dir().ok();
         Ok(match namespace {
             Namespace::Bound { view, of, mount_point, place: main, overlay } => {
-                let seen = overlay.as_ref().map_or(view, |overlay| &overlay.merged);
+                let seen = overlay.as_ref().map_or(view, |overlay| &overlay.on);
                 let places = places(seen, of, mount_point, main)?;
-                let overlay = overlay.as_ref().map(|overlay| -> Outcome<_> {
-                    let options = c_string(Path::new(&overlay.options))?;
-                    Ok((c_string(&overlay.merged)?, options, overlay.flags))
-                });
-                let overlay = overlay.transpose()?;
+                let overlay = overlay.as_ref().map(Mounting::of).transpose()?;
                 // The same path leads into the view once that is mounted.
                 let inside = |dir: &PathBuf| places.iter().any(|(_, place)| dir.starts_with(place));
                 let directory = here.filter(inside).map(|dir| c_string(&dir)).transpose()?;
@@ -320,12 +327,11 @@ impl Inside {
                         format!("the store is not mounted on {}", mount_point.shown()),
                     ));
                 }
-                Inside { overlay, replaced, layered: None, root: None, directory, maps }
+                Inside { overlay, replaced, root: None, directory, maps }
             }
             Namespace::Root { view } => Inside {
                 overlay: None,
                 replaced: Vec::new(),
-                layered: None,
                 root: Some(c_string(view)?),
                 directory: Some(c_string(Path::new("/"))?),
                 maps,
@@ -333,28 +339,16 @@ impl Inside {
             Namespace::Directory { view } => Inside {
                 overlay: None,
                 replaced: Vec::new(),
-                layered: None,
                 root: None,
                 directory: Some(c_string(view)?),
                 maps,
             },
-            Namespace::Layered { parent, name, options, flags } => {
+            Namespace::Covered { overlay } => {
+                let parent = overlay.parent.as_deref().unwrap_or(Path::new("/"));
                 // The same path leads into the overlay once that is mounted.
-                let directory = c_string(here.as_deref().unwrap_or(parent))?;
-                let layered = Layered {
-                    parent: c_string(parent)?,
-                    name: c_string(Path::new(name))?,
-                    options: c_string(Path::new(OsStr::from_bytes(options)))?,
-                    flags: *flags,
-                };
-                Inside {
-                    overlay: None,
-                    replaced: Vec::new(),
-                    layered: Some(layered),
-                    root: None,
-                    directory: Some(directory),
-                    maps,
-                }
+                let directory = Some(c_string(here.as_deref().unwrap_or(parent))?);
+                let overlay = Some(Mounting::of(overlay)?);
+                Inside { overlay, replaced: Vec::new(), root: None, directory, maps }
             }
         })
     }
@@ -364,7 +358,7 @@ impl Inside {
         let step = |step: u8, result: libc::c_int| {
             if result == 0 { Ok(()) } else { Err((step, io::Error::last_os_error())) }
         };
-        if !self.replaced.is_empty() || self.layered.is_some() {
+        if !self.replaced.is_empty() || self.overlay.is_some() {
             // SAFETY: here and below, system calls with strings that live as long as `self`, and
             // null where the call allows it.
             let plain = unsafe { libc::unshare(libc::CLONE_NEWNS) };
@@ -380,15 +374,19 @@ impl Inside {
             step(PRIVATE, unsafe {
                 libc::mount(none, c"/".as_ptr(), none, libc::MS_REC | libc::MS_PRIVATE, none.cast())
             })?;
-            if let Some((merged, options, flags)) = &self.overlay {
+            if let Some(overlay) = &self.overlay {
+                if let Some(parent) = &overlay.parent {
+                    // SAFETY: see above.
+                    step(CHDIR, unsafe { libc::chdir(parent.as_ptr()) })?;
+                }
                 // SAFETY: see above.
                 step(OVERLAY, unsafe {
                     libc::mount(
-                        inside_layer::SOURCE.as_ptr(),
-                        merged.as_ptr(),
+                        overlay.source.as_ptr(),
+                        overlay.on.as_ptr(),
                         c"overlay".as_ptr(),
-                        *flags,
-                        options.as_ptr().cast(),
+                        overlay.flags,
+                        overlay.options.as_ptr().cast(),
                     )
                 })?;
             }
@@ -407,11 +405,13 @@ impl Inside {
                     return Err((BIND, io::Error::last_os_error()));
                 }
             }
-            if let Some((merged, ..)) = &self.overlay {
+            if let Some(overlay) = self.overlay.as_ref().filter(|_| !self.replaced.is_empty()) {
                 // The overlay is to be seen in place of the store alone. If this fails, it is seen
                 // in the scratch directory, too, which does no harm.
                 // SAFETY: see above.
-                unsafe { libc::umount2(merged.as_ptr(), libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW) };
+                unsafe {
+                    libc::umount2(overlay.on.as_ptr(), libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW)
+                };
             }
             // A later mount may lie on an earlier one, so unmount in reverse.
             for replaced in self.replaced.iter_mut().rev() {
@@ -441,15 +441,6 @@ impl Inside {
                     return Err((AWAY, io::Error::last_os_error()));
                 }
             }
-        }
-        if let Some(layered) = &self.layered {
-            // SAFETY: see above.
-            step(CHDIR, unsafe { libc::chdir(layered.parent.as_ptr()) })?;
-            let (kind, name) = (c"overlay".as_ptr(), layered.name.as_ptr());
-            // SAFETY: see above.
-            step(LAYER, unsafe {
-                libc::mount(kind, name, kind, layered.flags, layered.options.as_ptr().cast())
-            })?;
         }
         if let Some(root) = &self.root {
             // SAFETY: see above.

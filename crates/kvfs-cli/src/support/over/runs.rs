@@ -2,9 +2,10 @@
 //! apply that was interrupted is completed, or taken back where others have changed its files since.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,7 +15,7 @@ use rustix::fs::{FlockOperation, XattrFlags};
 use crate::support::layers::OPTIONS;
 use crate::support::layers::layer::{Layer, Marks, Time};
 use crate::support::layers::reader::Layers;
-use crate::support::machine::sandbox::{Blocked, Namespace, flags_above};
+use crate::support::machine::sandbox::{Blocked, Namespace, Overlay, flags_above};
 use crate::support::over::conflicts::conflicts;
 use crate::support::over::folder::{Folder, Locked, remove_all};
 use crate::support::over::log::{self, Log, Name, Seen, VERSION};
@@ -135,12 +136,15 @@ impl Run<'_> {
         ];
         let mount = rustix::fs::fstatvfs(&self.layers.lower);
         let mount = mount.map_err(|e| cannot("look at", &self.folder.path)(e.into()))?;
-        Ok(Namespace::Layered {
-            parent: self.folder.parent.clone(),
-            name: self.folder.name.clone(),
-            options: [options.concat().as_slice(), notes.as_bytes()].concat(),
+        let options = [options.concat().as_slice(), notes.as_bytes()].concat();
+        let overlay = Overlay {
+            parent: Some(self.folder.parent.clone()),
+            on: self.folder.name.clone().into(),
+            source: c"kvfs-over",
+            options: OsString::from_vec(options),
             flags: flags_above(mount.f_flag),
-        })
+        };
+        Ok(Namespace::Covered { overlay })
     }
 
     /// Applies the run without what was left out. Unless this returns `Done`, the folder is as it
