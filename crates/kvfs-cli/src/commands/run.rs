@@ -86,7 +86,7 @@ pub struct Args {
     /// whole, or not at all.
     #[arg(long, conflicts_with_all = [
         "isolation", "idle", "no_check", "durable", "limit", "no_undo", "no_sync", "rebase",
-        "chroot",
+        "chroot", "layer",
     ])]
     over: bool,
     #[command(flatten)]

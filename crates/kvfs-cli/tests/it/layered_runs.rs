@@ -446,6 +446,9 @@ fn options_that_do_not_go_together_are_refused_before_the_program_runs() {
     let mut alone = kvfs(&["run", "--scratch", "/tmp"]);
     alone.arg(layers.mount.root()).args(["--", "true"]);
     assert_eq!(ends(&mut alone).0, Some(2));
+    let mut over = kvfs(&["run", "--layer", "--over"]);
+    over.arg(layers.scratch()).args(["--", "true"]);
+    assert_eq!(ends(&mut over).0, Some(2), "a folder has a layer of its own");
     // The layer cannot lie in the store itself.
     let mut inside = kvfs(&["run", "--layer", "--scratch"]);
     inside.arg(layers.mount.root()).arg(layers.mount.root()).args(["--", "echo", "ran"]);

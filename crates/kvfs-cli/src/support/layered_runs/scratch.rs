@@ -172,12 +172,18 @@ impl Scratch {
 
     /// Removes the directory.
     pub fn remove(self) -> Outcome {
-        let Scratch { directory, _lock, .. } = self;
-        let path = directory.path().to_owned();
-        open_up(&path);
-        directory.close().map_err(|e| {
+        let path = self.directory.path();
+        open_up(path);
+        fs::remove_dir_all(path).map_err(|e| {
             Failure::io(format!("cannot remove the scratch directory {}", path.shown()), &e)
         })
+    }
+}
+
+impl Drop for Scratch {
+    /// Lets the directory go after a failure, too.
+    fn drop(&mut self) {
+        open_up(self.directory.path());
     }
 }
 
