@@ -385,7 +385,7 @@ fn a_fold_beyond_the_limit_fails_as_a_whole_however_the_mount_writes() {
     for write_back in [false, true] {
         let Some(layers) = Mount::in_mode(write_back).and_then(Layers::of) else { return };
         fs::write(layers.path("large"), vec![1_u8; 4 << 20]).expect("written");
-        // Of the same size, so that nothing but its pages needs space.
+        // The size stays, so that nothing but the pages needs space.
         let script = "dd if=/dev/urandom of=large bs=1M count=4 conv=notrunc 2> /dev/null";
         let (code, _, said) = ends(&mut layers.run(&["--limit", "1M"], script));
         assert_eq!(code, Some(125), "write back: {write_back}: {said}");
