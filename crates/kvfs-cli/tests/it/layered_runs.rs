@@ -280,6 +280,35 @@ fn a_file_that_is_changed_keeps_its_inode_and_its_other_names() {
 }
 
 #[test]
+fn a_file_that_is_moved_over_another_one_is_that_file_also_where_handles_cannot_be_opened() {
+    let Some(layers) = Layers::new() else { return };
+    layers.write(&[("a", "a\n"), ("b", "b\n"), ("alone", "1\n")]);
+    fs::hard_link(layers.path("b"), layers.path("b2")).expect("a link");
+    for (name, target) in [("link1", "first"), ("link2", "second")] {
+        std::os::unix::fs::symlink(target, layers.path(name)).expect("a link");
+    }
+    let alone = layers.inode("alone");
+    let script = "set -e; mv a b; mv link1 link2; echo 2 >> alone";
+    let run = layers.run(&[], script);
+    let mut command = Command::new("setpriv");
+    command.arg("--bounding-set=-dac_read_search").arg(run.get_program()).args(run.get_args());
+    command.stdin(Stdio::null()).env_remove("KVFS_TXN").env_remove("KVFS_SOCKET");
+    let Ok(ended) = command.output() else {
+        eprintln!("SKIPPED: setpriv is not installed");
+        return;
+    };
+    assert_eq!(ended.status.code(), Some(0), "{}", text(&ended.stderr));
+    let read = |name: &str| layers.read(name);
+    assert_eq!(
+        (read("a"), read("b").as_deref(), read("b2").as_deref()),
+        (None, Some("a\n"), Some("b\n"))
+    );
+    assert_eq!(fs::read_link(layers.path("link2")).expect("a target"), Path::new("first"));
+    assert!(layers.path("link1").symlink_metadata().is_err());
+    assert_eq!((read("alone").as_deref(), layers.inode("alone")), (Some("1\n2\n"), alone));
+}
+
+#[test]
 fn attributes_that_change_are_changed_in_place() {
     let Some(layers) = Layers::new() else { return };
     layers.write(&[("file", "1"), ("directory/file", "1"), ("times", "1")]);

@@ -100,7 +100,8 @@ fn write_copied(layers: &Layers, plan: &mut Plan, held: &mut Held) -> Outcome<u6
             continue;
         }
         // It is not known which file it is. If one is there, it is taken for it.
-        let at = names.iter().position(|name| is_taken_for(name, &file));
+        let same = names.iter().position(|name| !name.differs);
+        let at = same.or_else(|| names.iter().position(|name| is_taken_for(name, &file)));
         let mut names = names;
         let source = names.swap_remove(at.unwrap_or(0)).path;
         if at.is_some() {
@@ -116,13 +117,12 @@ fn write_copied(layers: &Layers, plan: &mut Plan, held: &mut Held) -> Outcome<u6
     Ok(skipped)
 }
 
-/// Returns whether a copy is taken for the lower file at one of its names. One with other names is
-/// not, unless the content is the same: the layer does not keep them together, and the copy may
-/// have been moved there in place of one of them. Nothing but a regular file can have got another
-/// content.
+/// Returns whether a copy is taken for the lower file at one of its names, whose content differs.
+/// One with other names is not: the layer does not keep them together, and the copy may have been
+/// moved there in place of one of them. Nothing but a regular file can have got another content.
 fn is_taken_for(name: &Name, copy: &Attributes) -> bool {
     let is_alone = |below: Attributes| below.kind == copy.kind && !below.is_linked;
-    !name.differs || copy.kind == FileType::RegularFile && name.below.is_some_and(is_alone)
+    copy.kind == FileType::RegularFile && name.below.is_some_and(is_alone)
 }
 
 /// Removes a file of the lower layer. The directory has the mode that it had before the program,
