@@ -4,7 +4,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use crate::served::{Served, serve};
-use kvdb_server::{Client, Reply, ServerOptions};
+use kvdb_server::{Client, Describe, Reply, ServerOptions};
 use redis::{Commands, ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
 
 fn connection(served: &Served, protocol: ProtocolVersion) -> redis::Connection {
@@ -221,7 +221,8 @@ fn a_reply_in_this_process_comes_as_its_bytes_where_that_is_asked() {
 #[test]
 fn a_client_over_another_host_takes_as_many_words_as_a_server_of_a_wire_passes_on() {
     let db = kvdb::Kvdb::in_memory();
-    let mut client = Client::local_over(db.clone(), Arc::new(db.clone()), Arc::new(|_, _, _| None));
+    let describe: Describe = Arc::new(|_: &str, _: &[u8], _: &[u8]| None);
+    let mut client = Client::local_over(db.clone(), Arc::new(db.clone()), describe);
     // A frame of a wire has room for more words than a client of a socket may send.
     let mut words: Vec<&[u8]> = vec![b"EXISTS"];
     words.resize(300_000, b"none");
