@@ -230,7 +230,7 @@ impl From<DictionaryInfo> for Described {
 }
 
 /// Returns the name of the main branch, which is empty.
-pub(crate) fn main_branch() -> Arc<str> {
+fn main_branch() -> Arc<str> {
     static NAME: LazyLock<Arc<str>> = LazyLock::new(|| "".into());
     NAME.clone()
 }

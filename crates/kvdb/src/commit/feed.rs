@@ -101,7 +101,7 @@ struct FeedState {
 impl FeedState {
     /// Returns the list for the changes of a dictionary of this version.
     fn list_of(&self, version: &Version, dict: DictionaryId) -> Option<u64> {
-        let tree = version.trees.get(&dict)?;
+        let tree = version.get(dict)?;
         let info = tree.info();
         let feed = *self.branches.get(&*info.branch)?;
         let list = self.lists.get(&feed)?;

@@ -58,7 +58,7 @@ pub(crate) fn write_memtables(
     let mut seq = first;
     for of_one in changes.chunk_by(|a, b| a.0 == b.0) {
         let dict = of_one[0].0;
-        let Some(tree) = version.trees.get(&dict) else {
+        let Some(tree) = version.get(dict) else {
             seq += of_one.len() as u64;
             continue;
         };

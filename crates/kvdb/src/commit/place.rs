@@ -18,7 +18,7 @@ impl Committer {
         let mut total = 0;
         for (i, (dict, op)) in changes.iter().enumerate() {
             let Op::Put(_, Value::Inline(v)) = op else { continue };
-            let Some(tree) = version.trees.get(dict) else { continue };
+            let Some(tree) = version.get(*dict) else { continue };
             tree.short.committed(v.len());
             if v.len() >= tree.separate_at().max(1) as usize {
                 large.push(i);
@@ -124,10 +124,8 @@ impl Committer {
     /// Returns the compression of the large value of a key: that of its series, or of its
     /// dictionary.
     fn codec(&self, version: &Version, dict: DictionaryId, key: &[u8]) -> Compression {
-        let of_dictionary = version
-            .trees
-            .get(&dict)
-            .map_or(Compression::None, |t| t.info().options.compress_values);
+        let of_dictionary =
+            version.get(dict).map_or(Compression::None, |t| t.info().options.compress_values);
         self.engine.series.codec(dict, key, of_dictionary)
     }
 }

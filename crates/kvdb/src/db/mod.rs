@@ -131,18 +131,12 @@ impl Kvdb {
 
     /// Returns whether the main branch has a dictionary of this number now.
     pub fn has_dictionary(&self, dict: DictionaryId) -> bool {
-        self.db
-            .engine
-            .versions
-            .load()
-            .trees
-            .get(&dict)
-            .is_some_and(|tree| tree.info().branch.is_empty())
+        self.db.engine.versions.load().has_in_main(dict)
     }
 
     /// Returns the name and the options of a dictionary of any branch, if it exists.
     pub fn dictionary_info(&self, dict: DictionaryId) -> Option<DictionaryInfo> {
-        self.db.engine.versions.load().trees.get(&dict).map(|tree| tree.info().to_info())
+        self.db.engine.versions.load().get(dict).map(|tree| tree.info().to_info())
     }
 
     /// Returns the dictionary of that name, and makes it if it does not exist (durable before this

@@ -133,14 +133,14 @@ impl Snapshotter {
             return None;
         }
         let version = self.engine.versions.load();
-        let branch = &version.trees.get(&dict)?.info().branch;
+        let branch = &version.get(dict)?.info().branch;
         version.limits_of_files.get(&**branch).map(|&files| (branch.to_string(), files))
     }
 
     /// Returns the states that the branch of a dictionary has in common with others.
     pub(crate) fn states_beneath(&self, dict: DictionaryId) -> Option<Vec<View>> {
         let version = self.engine.versions.load_full();
-        let branch = &version.trees.get(&dict)?.info().branch;
+        let branch = &version.get(dict)?.info().branch;
         let states = || self.states_in_common(&version, branch).map(|state| self.open(&state));
         (!branch.is_empty()).then(|| states().collect())
     }
@@ -168,7 +168,7 @@ impl Snapshotter {
             return None;
         }
         let version = self.engine.versions.load();
-        let branch = &version.trees.get(&dict)?.info().branch;
+        let branch = &version.get(dict)?.info().branch;
         version.limits.contains_key(&**branch).then(|| branch.to_string())
     }
 

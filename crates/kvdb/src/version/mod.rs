@@ -45,9 +45,13 @@ pub(crate) type Trees = PersistentMap<DictionaryId, Arc<Tree>>;
 #[derive(Clone)]
 pub(crate) struct Version {
     pub trees: Trees,
-    /// The dictionaries of branches, from which snapshots of them are made. Those of clones that
-    /// have numbers only ([`BranchedDictionaries::has_numbers_only`]) are left out, and collected
-    /// when a snapshot is made. The version of a snapshot has none.
+    /// The dictionaries of the main branch once more. They are looked up here first
+    /// ([`Version::get`]), so that a commit to one of them costs the same however many clones there
+    /// are. The version of a snapshot has none.
+    main: Trees,
+    /// The dictionaries of other branches, from which snapshots of them are made. Those of clones
+    /// that have numbers only ([`BranchedDictionaries::has_numbers_only`]) are left out, and
+    /// collected when a snapshot is made. The version of a snapshot has none.
     by_branch: PersistentMap<Arc<str>, Trees>,
     /// The dictionaries that have layers.
     in_memory: PersistentMap<DictionaryId, ()>,
@@ -78,6 +82,7 @@ impl Version {
     pub(crate) fn empty(generation: Arc<Generation>) -> Version {
         Version {
             trees: Trees::default(),
+            main: Trees::default(),
             by_branch: PersistentMap::default(),
             in_memory: PersistentMap::default(),
             entries: BranchedDictionaries::default(),
@@ -126,6 +131,13 @@ impl Version {
         if let Some(before) = before.filter(|before| before.info().branch != branch) {
             self.remove_of_branch(&before.info().branch, id);
         }
+        if branch.is_empty() {
+            if self.main.is_empty() {
+                self.main = self.collected("");
+            }
+            self.main.insert(id, tree);
+            return;
+        }
         match self.by_branch.get_mut(&*branch) {
             Some(trees) => _ = trees.insert(id, tree),
             None if self.entries.has_numbers_only(&branch) => {}
@@ -145,7 +157,9 @@ impl Version {
     }
 
     fn remove_of_branch(&mut self, branch: &str, id: DictionaryId) {
-        if let Some(trees) = self.by_branch.get_mut(branch) {
+        if branch.is_empty() {
+            self.main.remove(&id);
+        } else if let Some(trees) = self.by_branch.get_mut(branch) {
             trees.remove(&id);
             if trees.is_empty() {
                 self.by_branch.remove(branch);
@@ -155,7 +169,11 @@ impl Version {
 
     /// Returns the dictionaries of a branch.
     pub(crate) fn of_branch(&self, branch: &str) -> Trees {
-        self.by_branch.get(branch).cloned().unwrap_or_else(|| self.collected(branch))
+        let known = match branch.is_empty() {
+            true => Some(&self.main).filter(|main| !main.is_empty()),
+            false => self.by_branch.get(branch),
+        };
+        known.cloned().unwrap_or_else(|| self.collected(branch))
     }
 
     /// Collects the dictionaries that a branch has in the manifest.
@@ -187,7 +205,7 @@ impl Version {
     /// Returns the layer that takes commits of the dictionary with this number, like
     /// [`Version::active`].
     pub(crate) fn active_of(&self, dict: DictionaryId) -> Option<&Layer> {
-        self.active(self.trees.get(&dict)?)
+        self.active(self.get(dict)?)
     }
 
     /// Returns whether there is a branch of this name. The main branch has the empty name.
@@ -266,8 +284,19 @@ impl Version {
         }
     }
 
+    /// Returns the dictionary with this number, of any branch. The dictionaries of the main branch
+    /// are found at the same cost however many clones there are.
+    pub(crate) fn get(&self, dict: DictionaryId) -> Option<&Arc<Tree>> {
+        self.main.get(&dict).or_else(|| self.trees.get(&dict))
+    }
+
+    /// Returns whether the main branch has a dictionary with this number.
+    pub(crate) fn has_in_main(&self, dict: DictionaryId) -> bool {
+        self.main.contains_key(&dict)
+    }
+
     pub(crate) fn tree(&self, dict: DictionaryId) -> Result<&Arc<Tree>> {
-        self.trees.get(&dict).ok_or_else(|| Error::NoDictionary(format!("{} (by number)", dict.0)))
+        self.get(dict).ok_or_else(|| Error::NoDictionary(format!("{} (by number)", dict.0)))
     }
 
     /// Changes one tree. Does nothing if the dictionary was dropped.
@@ -317,5 +346,58 @@ pub(crate) fn read(cache: &BlockCache, value: Value) -> Result<Bytes> {
     match value {
         Value::Inline(bytes) => Ok(bytes),
         extent => Ok(cache.read_value(&extent)?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::db::Kvdb;
+
+    /// Fails unless the main branch has exactly the dictionaries that name it as their branch.
+    fn check(db: &Kvdb, when: &str) {
+        let version = db.version_set().load_full();
+        let of_main = |tree: &&Arc<Tree>| tree.info().branch.is_empty();
+        let all: Vec<&Arc<Tree>> = version.trees.values().filter(of_main).collect();
+        assert_eq!(version.main.len(), all.len(), "{when}");
+        for tree in all {
+            let (id, name) = (tree.info().id, &tree.info().name);
+            let found = version.main.get(&id).is_some_and(|found| Arc::ptr_eq(found, tree));
+            assert!(found && db.has_dictionary(id), "{when}: {name}");
+            assert_eq!(version.find("", name), Some(id), "{when}: {name}");
+        }
+    }
+
+    #[test]
+    fn a_dictionary_of_the_main_branch_is_not_looked_up_among_those_of_clones() {
+        let db = Kvdb::in_memory();
+        let d = db.open_dictionary("d").unwrap();
+        d.insert("k", "old").unwrap();
+        check(&db, "written");
+        db.flush().unwrap();
+        db.snapshot("s").unwrap();
+        for n in 0..100 {
+            db.clone_snapshot("s", &format!("c{n}")).unwrap();
+        }
+        check(&db, "cloned");
+        assert_eq!(db.version_set().load().main.len(), 1, "the clones have 100 more");
+        let later = db.open_dictionary("later").unwrap();
+        let of_clone = db.open_dictionary_in("c3", "d").unwrap();
+        of_clone.insert("k", "of the clone").unwrap();
+        d.insert("k", "new").unwrap();
+        check(&db, "changed");
+        assert!(db.has_dictionary(later.id()) && !db.has_dictionary(of_clone.id()));
+        assert_eq!(of_clone.get("k").unwrap().unwrap(), "of the clone");
+        assert_eq!(d.get("k").unwrap().unwrap(), "new");
+        db.flush().unwrap();
+        check(&db, "flushed");
+        db.rollback("s").unwrap();
+        check(&db, "rolled back");
+        assert_eq!(d.get("k").unwrap().unwrap(), "old");
+        assert!(!db.has_dictionary(later.id()));
+        db.drop_branch("c3").unwrap();
+        db.drop_dictionary(d.id()).unwrap();
+        check(&db, "dropped");
+        assert!(!db.has_dictionary(d.id()) && db.dictionary("d").is_none());
     }
 }

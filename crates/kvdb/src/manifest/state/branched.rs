@@ -1,12 +1,14 @@
 //! The dictionaries of all branches by number, and those of each branch by number and by name. A
 //! snapshot of a branch shares the branch's maps. A clone has no maps: the numbers of its
-//! dictionaries follow each other, until a dictionary is created or dropped in it.
+//! dictionaries follow each other, until a dictionary is created or dropped in it. The dictionaries
+//! of the main branch are kept apart from those of the clones: most names are looked up there, with
+//! each command of a client, and the search must not take longer in a store with many clones.
 
 use std::ops::Deref;
 use std::sync::Arc;
 
 use super::{Dictionaries, DictionaryState};
-use crate::dictionary::{DictionaryId, main_branch};
+use crate::dictionary::DictionaryId;
 use crate::persistent_map::PersistentMap;
 
 /// The number of dictionaries up to which a name is looked up without an index. Most branches have
@@ -137,11 +139,10 @@ impl Numbers {
     }
 }
 
-/// The dictionaries of one branch.
+/// The dictionaries of one clone.
 #[derive(Clone, Debug)]
 enum Members {
-    /// The dictionaries that have these numbers in the map of all branches. The main branch has
-    /// maps, which its snapshots share.
+    /// The dictionaries that have these numbers in the map of all branches.
     Numbers(Numbers),
     Maps(OfBranch),
 }
@@ -150,8 +151,10 @@ enum Members {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BranchedDictionaries {
     all: Dictionaries,
-    /// The dictionaries of each branch by its name; no entry is empty.
-    branches: PersistentMap<Arc<str>, Members>,
+    /// The dictionaries of the main branch, which its snapshots share.
+    main: OfBranch,
+    /// The dictionaries of each clone by its name; no entry is empty.
+    clones: PersistentMap<Arc<str>, Members>,
 }
 
 impl PartialEq for BranchedDictionaries {
@@ -175,26 +178,30 @@ impl BranchedDictionaries {
     /// Returns the dictionaries of a snapshot, as those of the main branch.
     pub(crate) fn of_snapshot(of: OfBranch) -> BranchedDictionaries {
         let all = of.dictionaries.clone();
-        BranchedDictionaries {
-            all,
-            branches: [(main_branch(), Members::Maps(of))].into_iter().collect(),
-        }
+        BranchedDictionaries { all, main: of, clones: PersistentMap::default() }
     }
 
     /// Returns the dictionary of that name in a branch.
     pub(crate) fn find(&self, branch: &str, name: &str) -> Option<DictionaryId> {
-        match self.branches.get(branch)? {
-            Members::Numbers(numbers) => {
-                let is_it = |state: &Arc<DictionaryState>| state.info.name == name;
-                numbers.iter().find(|id| self.all.get(id).is_some_and(is_it))
-            }
-            Members::Maps(of) => of.named(name).map(|state| state.info.id),
-        }
+        let of = match branch.is_empty() {
+            true => &self.main,
+            false => match self.clones.get(branch)? {
+                Members::Numbers(numbers) => {
+                    let is_it = |state: &Arc<DictionaryState>| state.info.name == name;
+                    return numbers.iter().find(|id| self.all.get(id).is_some_and(is_it));
+                }
+                Members::Maps(of) => of,
+            },
+        };
+        of.named(name).map(|state| state.info.id)
     }
 
     /// Returns the dictionaries of a branch.
     pub(crate) fn of_branch(&self, branch: &str) -> OfBranch {
-        match self.branches.get(branch) {
+        if branch.is_empty() {
+            return self.main.clone();
+        }
+        match self.clones.get(branch) {
             Some(Members::Numbers(numbers)) => numbers.of_all(&self.all),
             Some(Members::Maps(of)) => of.clone(),
             None => OfBranch::default(),
@@ -204,7 +211,7 @@ impl BranchedDictionaries {
     /// Returns whether a branch has no maps of its own, so that its dictionaries are found by their
     /// numbers.
     pub(crate) fn has_numbers_only(&self, branch: &str) -> bool {
-        matches!(self.branches.get(branch), Some(Members::Numbers(_)))
+        matches!(self.clones.get(branch), Some(Members::Numbers(_)))
     }
 
     /// Returns the first number of the dictionaries of a branch, if a clone of a snapshot with
@@ -227,7 +234,19 @@ impl BranchedDictionaries {
         if let Some(there) = self.all.get(&info.id) {
             return Some(there.clone());
         }
-        match self.branches.get_mut(&info.branch) {
+        if info.branch.is_empty() {
+            self.main.insert(state.clone());
+        } else {
+            self.insert_in_clone(&state);
+        }
+        self.all.insert(info.id, state);
+        None
+    }
+
+    /// Adds a dictionary to the clone that it is in.
+    fn insert_in_clone(&mut self, state: &Arc<DictionaryState>) {
+        let info = &state.info;
+        match self.clones.get_mut(&info.branch) {
             Some(Members::Maps(of)) => of.insert(state.clone()),
             Some(members) => {
                 if let Members::Numbers(numbers) = *members {
@@ -242,21 +261,18 @@ impl BranchedDictionaries {
                 }
             }
             None => {
-                let members = match info.branch.is_empty() {
-                    true => Members::Maps([state.clone()].into_iter().collect()),
-                    false => Members::Numbers(Numbers::of(info.id)),
-                };
-                self.branches.insert(info.branch.clone(), members);
+                let members = Members::Numbers(Numbers::of(info.id));
+                self.clones.insert(info.branch.clone(), members);
             }
         }
-        self.all.insert(info.id, state.clone());
-        None
     }
 
     pub(crate) fn remove(&mut self, id: DictionaryId) -> Option<Arc<DictionaryState>> {
         let gone = self.all.remove(&id)?;
         let branch = &gone.info.branch;
-        if let Some(members) = self.branches.get_mut(branch) {
+        if branch.is_empty() {
+            self.main.remove(id);
+        } else if let Some(members) = self.clones.get_mut(branch) {
             let is_empty = match members {
                 Members::Numbers(numbers) => {
                     // Another branch may get the number if bytes are damaged.
@@ -271,7 +287,7 @@ impl BranchedDictionaries {
                 }
             };
             if is_empty {
-                self.branches.remove(branch);
+                self.clones.remove(branch);
             }
         }
         Some(gone)
@@ -279,8 +295,14 @@ impl BranchedDictionaries {
 
     /// Removes the dictionaries of a branch, and returns them.
     pub(crate) fn remove_branch(&mut self, branch: &str) -> Dictionaries {
-        let gone = self.of_branch(branch).dictionaries;
-        self.branches.remove(branch);
+        let gone = match branch.is_empty() {
+            true => std::mem::take(&mut self.main).dictionaries,
+            false => {
+                let gone = self.of_branch(branch).dictionaries;
+                self.clones.remove(branch);
+                gone
+            }
+        };
         gone.keys().for_each(|id| _ = self.all.remove(id));
         gone
     }
@@ -294,8 +316,10 @@ impl BranchedDictionaries {
     ) -> Option<T> {
         let mut state = self.all.get(&id)?.clone();
         let changed = change(Arc::make_mut(&mut state));
-        if !self.has_numbers_only(&state.info.branch)
-            && let Some(Members::Maps(of)) = self.branches.get_mut(&state.info.branch)
+        if state.info.branch.is_empty() {
+            self.main.dictionaries.insert(id, state.clone());
+        } else if !self.has_numbers_only(&state.info.branch)
+            && let Some(Members::Maps(of)) = self.clones.get_mut(&state.info.branch)
         {
             of.dictionaries.insert(id, state.clone());
         }
