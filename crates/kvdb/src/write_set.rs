@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use env::sync::Mutex;
 use vt_tree::{BodyRef, Input, ItemRef, Lookup, Memtable, RunCursor, Seq, Source, Value};
-use zones::ZonePin;
+use zones::{ZonePin, ZoneUse};
 
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
@@ -174,6 +174,17 @@ impl WriteSet {
             .flatten()
             .filter_map(|p| if let Part::Run(r) = p { Some(r.stats().bytes) } else { None });
         runs.sum()
+    }
+
+    /// Returns the bytes that its runs use of each zone, including data shared with other runs.
+    pub(crate) fn run_uses(&self) -> ZoneUse {
+        let mut all = ZoneUse::new();
+        for part in self.trees.values().flatten() {
+            if let Part::Run(run) = part {
+                all.merge(run.uses());
+            }
+        }
+        all
     }
 
     fn tree_mut(&mut self, dict: DictionaryId) -> &mut Parts {

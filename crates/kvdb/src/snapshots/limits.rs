@@ -3,7 +3,9 @@
 //!
 //! Runs are counted by zones: the bytes of each zone that the clone uses in excess of each of those
 //! states. They are counted again when the runs of the clone have changed. Memtables are counted
-//! with the large values that they refer to. If a change would exceed the limit, the clone is
+//! with the large values that they refer to. The runs of a transaction are counted as they will be
+//! after its commit, so values that a rebase puts by reference count as nothing: the state that the
+//! clone is rebased onto has them. If a change would exceed the limit, the clone is
 //! flushed and its own runs are merged, provided that data was deleted in it or it has grown by an
 //! eighth since the last time. A caller at the limit tries this with each change; the condition
 //! bounds the number of times that a byte is merged.
@@ -14,7 +16,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use vt_tree::Run;
-use zones::ZoneId;
+use zones::{ZoneId, ZoneUse};
 
 use super::Snapshotter;
 use crate::commit::batch::Batch;
@@ -217,6 +219,20 @@ impl Snapshotter {
         self.check_limit(branch, more)
     }
 
+    /// Fails if a commit of a transaction with `in_memory` bytes in memory and runs of these bytes
+    /// would exceed the limit of a branch even after merging.
+    pub(crate) fn admit_runs(&self, branch: &str, in_memory: u64, runs: &ZoneUse) -> Result<()> {
+        let check = || {
+            let alone = self.alone_in_addition(branch, runs);
+            self.check_limit(branch, in_memory.saturating_add(alone))
+        };
+        if check().is_ok() {
+            return Ok(());
+        }
+        self.make_room(branch)?;
+        check()
+    }
+
     /// Fails if `more` bytes would exceed the limit of a branch.
     pub(crate) fn check_limit(&self, branch: &str, more: u64) -> Result<()> {
         match self.branch_limit(branch) {
@@ -231,11 +247,14 @@ impl Snapshotter {
     /// hold no lock.
     pub(crate) fn make_room(&self, branch: &str) -> Result<()> {
         let Some(BranchLimit { taken, .. }) = self.branch_limit(branch) else { return Ok(()) };
+        // A state in common whose flush is pending has no runs yet, so what is shared with it
+        // counts until then.
+        let waits = self.engine.snapshots.next_pending().is_some();
         {
             let mut all = self.limits.found.lock();
             let found = all.entry(branch.into()).or_default();
             let grown = taken.saturating_sub(found.gathered);
-            if !found.removed && grown <= taken / 8 {
+            if !found.removed && grown <= taken / 8 && !waits {
                 return Ok(());
             }
             (found.removed, found.gathered) = (false, taken);
@@ -295,8 +314,24 @@ impl Snapshotter {
         origin.into_iter().chain(self.kept_of(branch))
     }
 
-    /// Returns the bytes in runs of a branch that no common state has.
-    fn alone_in_runs(&self, version: &Version, branch: &str, trees: &Trees) -> u64 {
+    /// Returns the bytes that a branch would use of its own in addition, if it got runs that use
+    /// these bytes.
+    pub(crate) fn alone_in_addition(&self, branch: &str, runs: &ZoneUse) -> u64 {
+        if runs.is_empty() {
+            return 0;
+        }
+        let version = self.engine.versions.load_full();
+        let shared = self.in_common(&version, branch);
+        let used = used_by(&version.of_branch(branch));
+        let of = |all: &HashMap<ZoneId, u64>, zone: ZoneId| all.get(&zone).copied().unwrap_or(0);
+        let alone = |(zone, bytes): (ZoneId, u64)| {
+            bytes.saturating_sub(of(&shared, zone).saturating_sub(of(&used, zone)))
+        };
+        runs.iter().map(alone).fold(0, u64::saturating_add)
+    }
+
+    /// Returns the bytes of each zone that a branch has in common with others.
+    fn in_common(&self, version: &Version, branch: &str) -> HashMap<ZoneId, u64> {
         let mut shared: HashMap<ZoneId, u64> = HashMap::new();
         for state in self.states_in_common(version, branch) {
             for (zone, bytes) in used_by(&state.version().trees) {
@@ -304,6 +339,12 @@ impl Snapshotter {
                 *most = bytes.max(*most);
             }
         }
+        shared
+    }
+
+    /// Returns the bytes in runs of a branch that no common state has.
+    fn alone_in_runs(&self, version: &Version, branch: &str, trees: &Trees) -> u64 {
+        let shared = self.in_common(version, branch);
         let alone = |(zone, bytes): (ZoneId, u64)| {
             bytes.saturating_sub(shared.get(&zone).copied().unwrap_or(0))
         };

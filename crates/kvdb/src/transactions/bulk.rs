@@ -16,6 +16,7 @@ use zones::Priority;
 
 use super::handle::Transaction;
 use super::registry::Transactions;
+use super::state::More;
 use crate::commit::{MAX_KEY, MAX_VALUE};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
@@ -219,7 +220,7 @@ impl Transaction {
         self.lock_range(dict, &first, &last, true)?;
         let mut state = self.write()?;
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.shared.id)) };
-        self.shared.admit(open, || run.stats().bytes)?;
+        self.shared.admit(open, || More::of(run.stats().bytes))?;
         open.write_set.adopt(dict, run);
         open.revision += 1;
         let kept = open.kept().get(&dict).copied();

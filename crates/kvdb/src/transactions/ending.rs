@@ -291,9 +291,11 @@ impl TransactionState {
         if open.write_set.is_empty() || !self.is_of_limited_clone() {
             return Ok(());
         }
-        let taken = open.write_set.estimate() as u64 + open.write_set.run_bytes();
-        match self.registry.parts.snapshotter.check_limit(&self.options.branch, taken) {
-            Err(_) if open.removed && taken <= SMALL => Ok(()),
+        let (in_memory, runs) = (open.write_set.estimate() as u64, open.write_set.run_uses());
+        let small = in_memory.saturating_add(runs.total_bytes()) <= SMALL;
+        let snapshotter = &self.registry.parts.snapshotter;
+        match snapshotter.admit_runs(&self.options.branch, in_memory, &runs) {
+            Err(_) if open.removed && small => Ok(()),
             checked => checked,
         }
     }

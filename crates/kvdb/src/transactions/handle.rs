@@ -11,7 +11,7 @@ use zones::ZonePin;
 use super::nested_batch::NestedBatch;
 use super::options::{CommitOptions, Isolation, TransactionInfo, TransactionOptions};
 use super::revision::Revision;
-use super::state::{Last, Open, OpenState, TransactionState};
+use super::state::{Last, More, Open, OpenState, TransactionState};
 use crate::commit::batch::{Batch, Durability};
 use crate::commit::{SpaceClaim, Valid, check_put};
 use crate::dictionary::DictionaryId;
@@ -160,6 +160,7 @@ impl Transaction {
                 return Err(Error::NoTransaction(self.shared.id));
             };
             self.shared.give_back(open)?;
+            self.shared.compare(open);
         }
         // The state must be released first: this flushes and merges.
         self.shared.registry.parts.snapshotter.make_room(&self.shared.options.branch)?;
@@ -426,8 +427,8 @@ impl Transaction {
         // The limit was checked when the space was promised.
         if !claim.removes && !claim.promised {
             let more = || match made {
-                Made::Put { bytes } => bytes,
-                Made::Each(changes) => changes.iter().map(|(_, op)| op.bytes() as u64).sum(),
+                Made::Put { bytes } => More::of(bytes),
+                Made::Each(changes) => More::of_changes(changes),
             };
             self.shared.admit(open, more)?;
         }

@@ -234,7 +234,9 @@ impl TransactionState {
         if changed.values().any(|parts| !parts.is_empty()) {
             // The limit was checked as if the nested transaction were the only one, so check it
             // again.
-            parent.check_limit(self.taken())?;
+            self.compare(open);
+            parent.compare(into);
+            parent.check_limit(self.more())?;
         }
         let others = Others::Around(&changed);
         if !open.write_set.is_empty()

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::sync::RwLock;
+use vt_tree::Value;
 
 use super::nested::{Nested, Within};
 use super::options::{TransactionInfo, TransactionOptions};
@@ -15,6 +16,7 @@ use crate::commit::CommitEnv;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::ids::TransactionId;
+use crate::journal::record::{Op, Ops};
 use crate::read::view::View;
 use crate::write_set::WriteSet;
 
@@ -68,6 +70,8 @@ pub(crate) struct TransactionState {
     pub(super) held: AtomicUsize,
     /// Bytes that its changes take, in memory and in runs.
     taken: AtomicU64,
+    /// Those of them that are not the own bytes of its clone, see [`TransactionState::compare`].
+    shared: AtomicU64,
     /// The reason why the transaction must not continue, if there is one. Every call checks it; it
     /// is set without waiting for a call in progress.
     pub(super) doomed: env::sync::Mutex<Option<String>>,
@@ -107,6 +111,36 @@ pub(super) struct Open {
     /// `gathered` is the number of bytes that they took after that merge.
     pub(super) removed: bool,
     pub(super) gathered: u64,
+    /// The version, by its number, and the bytes of runs that were compared last
+    /// ([`TransactionState::compare`]).
+    pub(super) compared: (u64, u64),
+}
+
+/// The bytes of changes.
+#[derive(Clone, Copy)]
+pub(super) struct More {
+    /// All bytes of keys and values.
+    all: u64,
+    /// The bytes without values that have a place already, which are put by reference.
+    written: u64,
+}
+
+impl More {
+    pub(super) fn of(bytes: u64) -> More {
+        More { all: bytes, written: bytes }
+    }
+
+    pub(super) fn of_changes(changes: &Ops) -> More {
+        let mut more = More::of(0);
+        for (_, op) in changes {
+            more.all += op.bytes() as u64;
+            more.written += match op {
+                Op::Put(key, Value::Extent(_)) => key.len() as u64,
+                _ => op.bytes() as u64,
+            };
+        }
+        more
+    }
 }
 
 /// A marked state, to roll back to or for a nested transaction to read.
@@ -132,6 +166,7 @@ impl Open {
             nested: Vec::new(),
             removed: false,
             gathered: 0,
+            compared: (0, 0),
         }
     }
 
@@ -231,6 +266,7 @@ impl TransactionState {
             size: env::sync::Mutex::default(),
             held: AtomicUsize::new(0),
             taken: AtomicU64::new(0),
+            shared: AtomicU64::new(0),
             doomed: env::sync::Mutex::default(),
             checked: env::sync::Mutex::default(),
         })
@@ -273,7 +309,32 @@ impl TransactionState {
         // The difference may be negative, and wraps then.
         self.registry.held.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
         if self.is_limited() {
-            self.taken.store(now as u64 + open.write_set.run_bytes(), Ordering::Relaxed);
+            let in_runs = open.write_set.run_bytes();
+            self.taken.store(now as u64 + in_runs, Ordering::Relaxed);
+            if in_runs != open.compared.1 {
+                // Other runs have to be compared again when the limit is reached.
+                open.compared = (0, 0);
+                self.shared.store(0, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Compares its runs with the states that its clone has in common with others. Values that the
+    /// transaction has put by reference from one of them take nothing of the clone's limit. This
+    /// visits the runs of the clone, so it is done when the limit seems to be reached, and once for
+    /// the same runs.
+    pub(super) fn compare(&self, open: &mut Open) {
+        if !self.is_of_limited_clone() {
+            return;
+        }
+        let registry = &self.registry;
+        let in_runs = open.write_set.run_bytes();
+        let now = (registry.engine.versions.load().installed, in_runs);
+        if open.compared != now {
+            let uses = open.write_set.run_uses();
+            let alone = registry.parts.snapshotter.alone_in_addition(&self.options.branch, &uses);
+            self.shared.store(in_runs.saturating_sub(alone), Ordering::Relaxed);
+            open.compared = now;
         }
     }
 
@@ -304,10 +365,17 @@ impl TransactionState {
         self.registry.parts.snapshotter.is_limited(&self.options.branch)
     }
 
+    /// Returns the bytes that its changes take, as its own limit and as that of its clone count
+    /// them.
+    pub(super) fn more(&self) -> More {
+        let all = self.taken();
+        More { all, written: all.saturating_sub(self.shared.load(Ordering::Relaxed)) }
+    }
+
     /// Returns the bytes that it and all enclosing transactions take, which are not yet counted in
     /// the clone.
     fn taken_in_all(&self) -> u64 {
-        self.and_around().map(|one| one.taken()).fold(0, u64::saturating_add)
+        self.and_around().map(|one| one.more().written).fold(0, u64::saturating_add)
     }
 
     /// Returns the bytes that its changes may still take, or `None` if no limit applies.
@@ -317,13 +385,13 @@ impl TransactionState {
         self.limits().map(|(_, limit, taken)| limit.saturating_sub(taken)).chain(of_clone).min()
     }
 
-    /// Fails if `more` bytes would exceed its limit, the limit of an enclosing transaction, or that
-    /// of the clone.
-    pub(super) fn check_limit(&self, more: u64) -> Result<()> {
-        match self.limits().find(|(_, limit, taken)| taken.saturating_add(more) > *limit) {
+    /// Fails if more bytes would exceed its limit, the limit of an enclosing transaction, or that
+    /// of the clone. Values that are put by reference count in the first two.
+    pub(super) fn check_limit(&self, more: More) -> Result<()> {
+        match self.limits().find(|(_, limit, taken)| taken.saturating_add(more.all) > *limit) {
             Some((id, limit, _)) => Err(Error::OverLimit { id, limit }),
             None => {
-                let more = self.taken_in_all().saturating_add(more);
+                let more = self.taken_in_all().saturating_add(more.written);
                 self.registry.parts.snapshotter.check_limit(&self.options.branch, more)
             }
         }
@@ -331,7 +399,7 @@ impl TransactionState {
 
     /// Fails if a change of `more` bytes would exceed a limit even after the changes so far have
     /// been merged.
-    pub(super) fn admit(&self, open: &mut Open, more: impl FnOnce() -> u64) -> Result<()> {
+    pub(super) fn admit(&self, open: &mut Open, more: impl FnOnce() -> More) -> Result<()> {
         if !self.is_limited() {
             return Ok(());
         }
@@ -339,7 +407,12 @@ impl TransactionState {
         if self.check_limit(more).is_ok() {
             return Ok(());
         }
+        self.compare(open);
+        if self.check_limit(more).is_ok() {
+            return Ok(());
+        }
         self.give_back(open)?;
+        self.compare(open);
         self.check_limit(more)
     }
 

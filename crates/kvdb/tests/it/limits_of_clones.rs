@@ -5,7 +5,7 @@ use std::sync::Arc;
 use env::Simulated;
 use kvdb::{
     Batch, BranchLimit, CreateOptions, Dictionary, DictionaryId, Durability, Error, Kvdb,
-    OpenOptions, TransactionOptions,
+    OpenOptions, Settled, Transaction, TransactionOptions,
 };
 use zones::{Device, MemoryDevice};
 
@@ -225,4 +225,77 @@ fn it_is_there_after_a_restart_and_ends_with_the_clone() {
             assert!(db.limit_files(no_clone, Some(1)).is_err(), "{no_clone}");
         }
     }
+}
+
+/// Begins a transaction in the clone that takes over the changes of the main branch, as a rebase
+/// does: its present state is kept, and its values are put by reference.
+fn rebased(db: &Kvdb, mark: u64) -> Transaction {
+    let main = db.dictionary("d").expect("there");
+    let here = db.dictionary_in("try", "d").expect("there");
+    let origin = db.lineage("try").expect("a clone").origin;
+    let state = db.keep_common_state("try", "", mark).expect("kept");
+    let options = TransactionOptions { branch: "try".into(), ..Default::default() };
+    let t = db.begin_with(options).expect("begun");
+    let (from, to) = ((&origin, main), (&state, main));
+    let clashes = t.carry(from, to, here, &mut |_| Settled::Conflict).expect("carried");
+    assert!(clashes.is_empty());
+    t
+}
+
+#[test]
+fn a_rebase_takes_what_it_writes_and_nothing_for_values_that_it_puts_by_reference() {
+    // Few large values, which are committed as changes, and keys that are bound as runs.
+    for (values, key, len) in [(12, 10, 1 << 20), (2_000, 800, 20_000)] {
+        let (device, db, d) = limited();
+        let main = db.open_dictionary("d").expect("there");
+        let name = |n: usize| format!("n{n:0key$}");
+        for n in 0..values {
+            main.insert(name(n), vec![n as u8; len]).expect("put");
+        }
+        db.flush().expect("flushed");
+        rebased(&db, 1).commit(Durability::Synced).expect("nothing of it is written for the clone");
+        assert_eq!(
+            d.get(name(values - 1)).expect("read"),
+            Some(vec![(values - 1) as u8; len].into())
+        );
+        db.flush().expect("flushed");
+        let counted = limit_of(&db).expect("limited").taken;
+        let most = (values * (key + 200)) as u64 + 200_000;
+        assert!(counted < most, "{counted} bytes of {values} values");
+        // The rest is still limited: what the clone writes itself counts as before.
+        let room = (LIMIT - counted) as usize / 10_000;
+        let taken = fill(&d, "own");
+        assert!(taken <= room + 20 && taken + 150 > room, "{taken} of {room}");
+        // The changes that a transaction of it writes are limited, too.
+        let options = TransactionOptions { branch: "try".into(), ..Default::default() };
+        let t = db.begin_with(options).expect("begun");
+        assert!(is_over(&t.put(d.id(), "more", value(1).repeat(20))));
+        drop(t);
+        db.close().expect("closed");
+        let db = open(device);
+        let after = limit_of(&db).expect("limited").taken;
+        assert!(after < LIMIT + 100_000, "{after} bytes after a restart");
+    }
+}
+
+/// What is left of a transaction's changes is a copy by reference each time, of a value that it has
+/// written itself.
+#[test]
+fn a_copy_by_reference_of_what_was_written_here_counts() {
+    let (_, db, d) = limited();
+    let options = TransactionOptions { branch: "try".into(), ..Default::default() };
+    let t = db.begin_with(options).expect("begun");
+    let copied = |n: usize| -> kvdb::Result<()> {
+        t.put(d.id(), "written", vec![n as u8; 1 << 20])?;
+        // The next change writes out the large one, which has a place then.
+        t.put(d.id(), "small", "1")?;
+        let stored = t.view()?.stored(d.id(), b"written")?.expect("there");
+        let mut batch = Batch::new();
+        batch.put_stored(d.id(), format!("copy{n:05}"), stored);
+        batch.delete(d.id(), "written");
+        t.apply(batch)
+    };
+    let (n, refused) = (0..12).find_map(|n| Some((n, copied(n).err()?))).expect("no limit");
+    assert!(is_over(&Err(refused)));
+    assert!((1..=4).contains(&n), "{n} MiB");
 }
