@@ -5,7 +5,7 @@
 //! budget. A commit of data is refused when a flush of everything committed could no longer find
 //! room, so that no acknowledged data can be lost to a full store; deletions are admitted.
 
-use env::sync::atomic::{AtomicU64, Ordering};
+use env::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,6 +44,10 @@ pub(crate) struct Admission {
     pub(super) defragmenter: Arc<Defragmenter>,
     /// Held by the thread that reclaims space.
     reclaiming: Mutex<()>,
+    /// Set while a thread reclaims space.
+    searching: AtomicBool,
+    /// The newest commit, and the number of the version, when space was last searched in vain.
+    searched: (AtomicU64, AtomicU64),
     /// Delays that commits owe and have not yet slept.
     owed_nanos: AtomicU64,
     /// Bytes that commits may still add before the space is checked again.
@@ -66,6 +70,8 @@ impl Admission {
             compactor,
             defragmenter,
             reclaiming: Mutex::new(Rank::Reclaiming, ()),
+            searching: AtomicBool::new(false),
+            searched: (AtomicU64::new(u64::MAX), AtomicU64::new(u64::MAX)),
             owed_nanos: AtomicU64::new(0),
             space_left: AtomicU64::new(0),
         }
@@ -160,8 +166,20 @@ impl Admission {
         if self.space_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_ok() {
             return Ok(());
         }
+        // Taken before the look, which then sees what a search has freed that ends now.
+        let (state, in_vain) = (self.state(), self.is_searched());
         if self.look_at_space(bytes, claim) {
             return Ok(());
+        }
+        // A program may retry in a full store as often as it likes: until something has changed, a
+        // refused commit costs this look. It neither waits for the journal nor writes or flushes.
+        if in_vain {
+            // Other refused commits may have reserved zones.
+            let returned = self.commits.log.try_return_reserved_zones();
+            return match returned && self.look_at_space(bytes, claim) {
+                true => Ok(()),
+                false => Err(Error::NoSpace),
+            };
         }
         // Values that are held count as data that a flush has yet to write, until they are placed,
         // which costs less than a search for space.
@@ -170,8 +188,48 @@ impl Admission {
         }
         match self.want_space() && self.look_at_space(bytes, claim) {
             true => Ok(()),
-            false => Err(Error::NoSpace),
+            false => {
+                self.searched.0.store(state.0, Ordering::Relaxed);
+                self.searched.1.store(state.1, Ordering::Relaxed);
+                Err(Error::NoSpace)
+            }
         }
+    }
+
+    /// Returns the number of the newest commit and that of the version. Both only grow.
+    fn state(&self) -> (u64, u64) {
+        let versions = &self.engine.versions;
+        (versions.visible.load(Ordering::Acquire), versions.load().installed)
+    }
+
+    /// Returns whether a search for space would find what the last one has found: nothing was
+    /// committed, deleted or flushed since, and no search is under way.
+    fn is_searched(&self) -> bool {
+        // The flag is cleared by a search, after `searching` is set.
+        let reclaimable = self.engine.signals.reclaimable.load(Ordering::Acquire);
+        let (commit, version) = &self.searched;
+        !reclaimable
+            && !self.searching.load(Ordering::Acquire)
+            && self.state() == (commit.load(Ordering::Relaxed), version.load(Ordering::Relaxed))
+    }
+
+    /// Searches for space, in the one thread that does.
+    fn search(&self) -> bool {
+        if let Err(e) = self.forget_undoable() {
+            tracing::warn!("commits that can be undone keep their space: {e}");
+        }
+        // Search only once after each deletion or flush, so that a store full of live data is not
+        // searched repeatedly.
+        if !self.engine.signals.reclaimable.swap(false, Ordering::AcqRel) {
+            return false;
+        }
+        self.place_held();
+        match self.reclaim() {
+            Ok(true) => self.engine.signals.reclaimable.store(true, Ordering::Release),
+            Ok(false) => {}
+            Err(e) => tracing::warn!("no space could be made free: {e}"),
+        }
+        true
     }
 
     fn look_at_space(&self, bytes: u64, claim: SpaceClaim) -> bool {
@@ -250,21 +308,10 @@ impl CommitEnv for Admission {
             drop(self.reclaiming.lock());
             return true;
         };
-        if let Err(e) = self.forget_undoable() {
-            tracing::warn!("commits that can be undone keep their space: {e}");
-        }
-        // Search only once after each deletion or flush, so that a store full of live data is not
-        // searched repeatedly.
-        if !self.engine.signals.reclaimable.swap(false, Ordering::AcqRel) {
-            return false;
-        }
-        self.place_held();
-        match self.reclaim() {
-            Ok(true) => self.engine.signals.reclaimable.store(true, Ordering::Release),
-            Ok(false) => {}
-            Err(e) => tracing::warn!("no space could be made free: {e}"),
-        }
-        true
+        self.searching.store(true, Ordering::Release);
+        let searched = self.search();
+        self.searching.store(false, Ordering::Release);
+        searched
     }
 
     fn place_held(&self) -> bool {

@@ -203,3 +203,33 @@ fn holes_are_made_whole_when_space_runs_short() {
     assert!(again > count / 2, "{again} pages after {count}");
     expect(&db, d, left + again);
 }
+
+/// A program that retries in a full store must not wear out the device, or delay others.
+#[test]
+fn a_refused_commit_in_a_full_store_writes_nothing() {
+    let device = Arc::new(MemoryDevice::new());
+    let (db, d) = create(device, Arc::new(Simulated::new(1)), Some(CAPACITY), small());
+    let written = || {
+        let io = db.stats().io;
+        (io.total().write_bytes, io.syncs)
+    };
+    for (round, len) in [4096, 100_000].into_iter().enumerate() {
+        let count = fill(&db, d, 0, 16, len);
+        let refuse = || {
+            let mut batch = Batch::new();
+            (0..16).for_each(|j| batch.put(d, key(count + j), vec![7u8; len]));
+            let refused = db.commit(batch, Durability::Synced);
+            assert!(matches!(refused, Err(Error::NoSpace)), "round {round}: {refused:?}");
+        };
+        // The first ones may still flush, place values and merge in search of space.
+        (0..4).for_each(|_| refuse());
+        let before = written();
+        (0..200).for_each(|_| refuse());
+        assert_eq!(written(), before, "round {round}");
+        // What is deleted is found by the next commit.
+        delete(&db, d, 0, count);
+        let again = fill(&db, d, 0, 16, len);
+        assert!(again > count * 3 / 4, "round {round}: {again} after {count}");
+        delete(&db, d, 0, again);
+    }
+}

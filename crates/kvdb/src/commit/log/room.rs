@@ -85,12 +85,21 @@ impl Log {
     /// Gives back the zones that were reserved in advance and are not needed. Returns whether there
     /// were any.
     pub(crate) fn return_reserved_zones(&self) -> bool {
-        let mut writer = self.writer.lock();
+        self.return_zones_of(&mut self.writer.lock())
+    }
+
+    /// Does the same as [`Log::return_reserved_zones`], except while the journal is written or
+    /// synced: it never waits for the device.
+    pub(crate) fn try_return_reserved_zones(&self) -> bool {
+        self.writer.try_lock().is_some_and(|mut writer| self.return_zones_of(&mut writer))
+    }
+
+    fn return_zones_of(&self, writer: &mut Writer) -> bool {
         let mut pipeline = self.pipeline.lock();
         let needed = deferred::zones_for(pipeline.pending.cost);
         let too_many = writer.reserved.len() > needed;
         writer.reserved.truncate(needed);
-        pipeline.update_room(&writer);
+        pipeline.update_room(writer);
         too_many
     }
 
