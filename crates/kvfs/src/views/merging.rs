@@ -156,7 +156,7 @@ impl Merger {
             self.make_dictionaries(&from_state, &lineage.origin, into)?;
         }
         let begun = TransactionOptions { branch: into.into(), ..options.transaction.clone() };
-        let (transaction, parent) = self.transactions.begin_at_rest(begun)?;
+        let (transaction, parent) = self.transactions.begin_handed_over(begun)?;
         let mut since = None;
         let merged = || -> Result<(Conflicts, Vec<u64>)> {
             let (view, layout) = (transaction.view()?, parent.fs.core.layout);

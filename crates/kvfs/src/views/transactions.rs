@@ -88,9 +88,30 @@ impl Transactions {
     /// Begins a transaction in a state that contains all earlier writes, and returns it with the
     /// view in which it begins.
     pub fn begin_at_rest(&self, options: TransactionOptions) -> Result<(Transaction, Parent)> {
+        let parent = self.begins_in(&options)?;
+        self.watchers.write_back(Wait::ForAll)?;
+        self.begin_in(parent, options)
+    }
+
+    /// Does the same as [`Transactions::begin_at_rest`] for a caller that has waited until the
+    /// watchers have handed over all earlier writes ([`Watchers::write_back`]). A second wait would
+    /// add only writes that were made in between, and costs a round trip through the kernel.
+    pub fn begin_handed_over(&self, options: TransactionOptions) -> Result<(Transaction, Parent)> {
+        let parent = self.begins_in(&options)?;
+        self.begin_in(parent, options)
+    }
+
+    fn begins_in(&self, options: &TransactionOptions) -> Result<Parent> {
         let parent = self.opener.begins_in(options.within, &options.branch)?;
         parent.fs.writable()?;
-        self.watchers.write_back(Wait::ForAll)?;
+        Ok(parent)
+    }
+
+    fn begin_in(
+        &self,
+        parent: Parent,
+        options: TransactionOptions,
+    ) -> Result<(Transaction, Parent)> {
         let options = TransactionOptions { detached: true, ..options };
         let transaction = parent.fs.at_rest(|| Ok(self.db.begin_with(options)?))?;
         Ok((transaction, parent))

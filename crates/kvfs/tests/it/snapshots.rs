@@ -1,12 +1,14 @@
 //! Snapshots, clones and rollbacks of the file system.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::world::{USER, World, fails};
 use env::Simulated;
 use kvdb::{Durability, Kvdb, TransactionOptions};
 use kvfs::{
-    ChangeSet, CommittedTo, Error, FileKind, Fs, FsOptions, ROOT, ViewId, Views, Wait, Watcher,
+    ChangeSet, CommittedTo, Error, FileKind, Fs, FsOptions, MergeOptions, ROOT, ViewId, Views,
+    Wait, Watcher,
 };
 
 fn views(w: &World) -> Views {
@@ -169,6 +171,40 @@ fn a_drop_of_a_clone_that_fails_ends_no_transaction_of_the_clone() {
     db.halt("its device is gone");
     assert!(views.drop_clone("branch").is_err());
     assert!(views.transaction(id).is_ok());
+}
+
+/// A cache that counts how often it is asked for what it holds.
+#[derive(Default)]
+struct Asked(AtomicU64);
+
+impl Watcher for Asked {
+    fn write_back(&self, _: Wait) -> Result<(), String> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+    fn appeared(&self, _: &ViewId) {}
+    fn ended(&self, _: &ViewId, _: u16, _: &Fs, _: Option<CommittedTo<'_>>) {}
+    fn changed(&self, _: u16, _: &Fs, _: &ChangeSet) {}
+}
+
+#[test]
+fn a_merge_asks_caches_once_for_what_they_hold() {
+    let w = World::new();
+    let views = views(&w);
+    let f = w.file_with(ROOT, "f", b"old");
+    snapshot(&views, "s");
+    views.clone_snapshot("s", "c").unwrap();
+    let clone = views.fs(&ViewId::Clone("c".into())).unwrap();
+    clone.write(f, 0, b"new", Default::default()).unwrap();
+    let asked = Arc::new(Asked::default());
+    let watcher: Arc<dyn Watcher> = asked.clone();
+    views.watch(&watcher);
+    let options = MergeOptions { clone: "c".into(), ..MergeOptions::default() };
+    let merged = views.merge(&options, &|_, _| kvdb::Settled::Conflict).unwrap();
+    assert_eq!(asked.0.load(Ordering::Relaxed), 1, "each time is a round trip through the kernel");
+    assert!(merged.conflicts.is_empty());
+    views.commit(merged.transaction, Durability::Buffered).unwrap();
+    assert_eq!(contents(&w.fs, "f"), b"new");
 }
 
 #[test]
