@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Compactor, Defragmenter, Flusher};
-use crate::commit::{Applied, CommitEnv, Committer, SpaceClaim};
+use crate::commit::{Applied, CommitEnv, CommitSize, Committer, SpaceClaim};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::lock_order::{Mutex, Rank};
@@ -34,6 +34,16 @@ const DEAD_TO: usize = 300;
 /// Bytes that commits may add before the space is checked again.
 const LOOK_AGAIN: u64 = 4 << 20;
 
+/// A commit that was refused after its large values had been written.
+#[derive(Clone, Copy)]
+struct Refused {
+    /// See [`Admission::state`].
+    state: (u64, u64),
+    /// The space that was free for users afterwards, bytes.
+    free: u64,
+    size: CommitSize,
+}
+
 /// Decides when a commit may proceed, and starts the work that commits make due.
 pub(crate) struct Admission {
     pub(super) engine: Engine,
@@ -48,6 +58,8 @@ pub(crate) struct Admission {
     searching: AtomicBool,
     /// The newest commit, and the number of the version, when space was last searched in vain.
     searched: (AtomicU64, AtomicU64),
+    /// The last commit that was refused after its large values had been written.
+    refused: env::sync::Mutex<Option<Refused>>,
     /// Delays that commits owe and have not yet slept.
     owed_nanos: AtomicU64,
     /// Bytes that commits may still add before the space is checked again.
@@ -72,6 +84,7 @@ impl Admission {
             reclaiming: Mutex::new(Rank::Reclaiming, ()),
             searching: AtomicBool::new(false),
             searched: (AtomicU64::new(u64::MAX), AtomicU64::new(u64::MAX)),
+            refused: env::sync::Mutex::default(),
             owed_nanos: AtomicU64::new(0),
             space_left: AtomicU64::new(0),
         }
@@ -205,12 +218,17 @@ impl Admission {
     /// Returns whether a search for space would find what the last one has found: nothing was
     /// committed, deleted or flushed since, and no search is under way.
     fn is_searched(&self) -> bool {
-        // The flag is cleared by a search, after `searching` is set.
-        let reclaimable = self.engine.signals.reclaimable.load(Ordering::Acquire);
         let (commit, version) = &self.searched;
-        !reclaimable
-            && !self.searching.load(Ordering::Acquire)
+        self.is_all_found()
             && self.state() == (commit.load(Ordering::Relaxed), version.load(Ordering::Relaxed))
+    }
+
+    /// Returns whether all space that could be reclaimed was searched for, and no search is under
+    /// way.
+    fn is_all_found(&self) -> bool {
+        // A search clears this flag after it has set `searching`.
+        let reclaimable = self.engine.signals.reclaimable.load(Ordering::Acquire);
+        !reclaimable && !self.searching.load(Ordering::Acquire)
     }
 
     /// Searches for space, in the one thread that does.
@@ -322,6 +340,24 @@ impl CommitEnv for Admission {
         }
         let given_back = log.return_reserved_zones();
         held || given_back
+    }
+
+    fn was_refused(&self, size: CommitSize, claim: SpaceClaim) -> bool {
+        if claim.removes || claim.promised || !self.is_all_found() {
+            return false;
+        }
+        let Some(last) = *self.refused.lock() else { return false };
+        size.large >= last.size.large
+            && size.all >= last.size.all
+            && self.state() == last.state
+            && self.engine.zones.space().free_for_user <= last.free
+    }
+
+    fn note_refused(&self, size: CommitSize, claim: SpaceClaim) {
+        if !claim.removes && !claim.promised {
+            let (state, free) = (self.state(), self.engine.zones.space().free_for_user);
+            *self.refused.lock() = Some(Refused { state, free, size });
+        }
     }
 
     fn flush_all(&self) -> Result<()> {

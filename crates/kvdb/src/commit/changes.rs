@@ -12,7 +12,7 @@ use super::feed::Feed;
 use super::locking::{lock_owner, ranges};
 use super::log::{Pipeline, deferred};
 use super::memtables::{Grown, Written, write_memtables};
-use super::{CommitEnv, Valid};
+use super::{CommitEnv, CommitSize, Valid};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::record::{self, Op, Ops};
@@ -150,6 +150,7 @@ impl Committer {
         let user_bytes: u64 = changes.iter().map(|(_, op)| op.bytes() as u64).sum();
         let (large, total) = self.large(&version, &changes);
         drop(version);
+        let size = CommitSize { large: total, all: user_bytes };
         let may_wait = (durability == Durability::Buffered || !self.engine.options.journal)
             && !self.log.is_mirrored();
         let is_bound = total >= self.engine.options.late_bind_at.min(deferred::LONGEST);
@@ -158,13 +159,14 @@ impl Committer {
             false => None,
         };
         if is_bound && held.is_none() {
-            pin.merge(self.bind(services, large, &mut changes, claim)?);
+            pin.merge(self.bind_unless_refused(services, large, &mut changes, (size, claim))?);
         } else if !large.is_empty() && may_wait {
             // Admission precedes the copy, which takes memory.
             match services.admit(user_bytes as usize, total as usize, claim) {
                 Err(Error::NoSpace) if held.is_some() => {
                     held = None;
-                    pin.merge(self.bind(services, large, &mut changes, claim)?);
+                    let of = (size, claim);
+                    pin.merge(self.bind_unless_refused(services, large, &mut changes, of)?);
                 }
                 admitted => {
                     admitted?;
@@ -179,8 +181,15 @@ impl Committer {
                 self.shares.largest_record
             )));
         }
-        if !changes.iter().any(|(_, op)| matches!(op, Op::PutDeferred(..))) {
-            services.admit(record, 0, claim)?;
+        if !changes.iter().any(|(_, op)| matches!(op, Op::PutDeferred(..)))
+            && let Err(e) = services.admit(record, 0, claim)
+        {
+            // The values that were placed for this commit free their space.
+            drop(pin);
+            if is_bound && matches!(e, Error::NoSpace) {
+                services.note_refused(size, claim);
+            }
+            return Err(e);
         }
         let deletes = claim.removes
             || changes.iter().any(|(_, op)| matches!(op, Op::Delete(_) | Op::DeleteRange(..)));

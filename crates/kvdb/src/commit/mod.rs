@@ -53,6 +53,15 @@ use crate::locks::Locks;
 use crate::read::ranks::Ranks;
 use crate::version::Version;
 
+/// The size of a commit that places large values first.
+#[derive(Clone, Copy)]
+pub(crate) struct CommitSize {
+    /// The bytes of its large values.
+    pub large: u64,
+    /// The bytes of all keys and values.
+    pub all: u64,
+}
+
 /// The services that a commit needs of later parts of the store.
 pub(crate) trait CommitEnv {
     /// Admits a commit of `bytes`: at once, after a delay, or with an error. `deferred` is the
@@ -67,6 +76,14 @@ pub(crate) trait CommitEnv {
     /// Places the values that are held, and gives back the zones that were reserved for more of
     /// them. Returns `false` if there were neither.
     fn place_held(&self) -> bool;
+
+    /// Returns whether a commit of this size, or a smaller one, was refused for lack of space, and
+    /// there is no more space now: this one would be refused, too, after its large values had been
+    /// written.
+    fn was_refused(&self, size: CommitSize, claim: SpaceClaim) -> bool;
+
+    /// Notes that such a commit was refused. It must hold no space any more.
+    fn note_refused(&self, size: CommitSize, claim: SpaceClaim);
 
     /// Flushes all earlier commits into runs.
     fn flush_all(&self) -> Result<()>;

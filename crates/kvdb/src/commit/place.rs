@@ -5,7 +5,7 @@ use vt_tree::{Compression, ExtentRef, Packer, Value};
 use zones::{Purpose, ZonePin};
 
 use super::log::Coming;
-use super::{CommitEnv, Committer, SpaceClaim, Valid};
+use super::{CommitEnv, CommitSize, Committer, SpaceClaim, Valid};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::record::{Op, Ops};
@@ -49,6 +49,26 @@ impl Committer {
                 changes[i].1 = Op::PutDeferred(key.clone(), self.log.copy_value(value), codec);
             }
         }
+    }
+
+    /// Places the large values of a commit as [`Committer::bind`] does, unless one of this size was
+    /// refused and nothing has changed since: a program that retries in a full store would write
+    /// its values again each time.
+    pub(super) fn bind_unless_refused(
+        &self,
+        services: &impl CommitEnv,
+        large: Vec<usize>,
+        changes: &mut Ops,
+        (size, claim): (CommitSize, SpaceClaim),
+    ) -> Result<ZonePin> {
+        if services.was_refused(size, claim) {
+            return Err(Error::NoSpace);
+        }
+        let bound = self.bind(services, large, changes, claim);
+        if matches!(bound, Err(Error::NoSpace)) {
+            services.note_refused(size, claim);
+        }
+        bound
     }
 
     /// Places large values, and puts their places into the changes. The caller must hold no
