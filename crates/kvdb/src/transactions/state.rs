@@ -70,7 +70,8 @@ pub(crate) struct TransactionState {
     pub(super) held: AtomicUsize,
     /// Bytes that its changes take, in memory and in runs.
     taken: AtomicU64,
-    /// Those of them that are not the own bytes of its clone, see [`TransactionState::compare`].
+    /// The part of them that its clone has in common with others, see
+    /// [`TransactionState::compare`].
     shared: AtomicU64,
     /// The reason why the transaction must not continue, if there is one. Every call checks it; it
     /// is set without waiting for a call in progress.

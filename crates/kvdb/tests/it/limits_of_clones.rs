@@ -279,8 +279,7 @@ fn a_rebase_takes_what_it_writes_and_nothing_for_values_that_it_puts_by_referenc
     }
 }
 
-/// What is left of a transaction's changes is a copy by reference each time, of a value that it has
-/// written itself.
+/// A transaction writes a value, copies it by reference and deletes the original, again and again.
 #[test]
 fn a_copy_by_reference_of_what_was_written_here_counts() {
     let (_, db, d) = limited();
