@@ -12,6 +12,8 @@ pub mod differences;
 pub mod folder;
 pub mod log;
 pub mod plan;
+pub mod recovery;
+pub mod run_folders;
 pub mod runs;
 pub mod steps;
 pub mod undo;

@@ -202,7 +202,7 @@ fn a_mount_without_a_server_or_a_snapshot_says_so() {
     let said = refused(kvfs().arg("mount").arg(place.address()).arg(place.path("mnt")));
     assert!(said.contains("which snapshot"), "{said}");
     let said = refused(place.mount("monday").args(["-o", "scrub=7"]));
-    assert!(said.contains("the store is with a server"), "{said}");
+    assert!(said.contains("-o scrub=7 is for a store on this machine"), "{said}");
     let said = refused(place.mount("monday").args(["-o", "snapshot=tuesday"]));
     assert!(said.contains("these are two"), "{said}");
     let by_option = |option: &str| {

@@ -1,5 +1,4 @@
-//! One run over a folder, from its empty upper layer to its end: applied, kept or thrown away. An
-//! apply that was interrupted is completed, or taken back where others have changed its files since.
+//! One run over a folder, from its empty upper layer to its end: applied, kept or thrown away.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -20,27 +19,15 @@ use crate::support::over::conflicts::conflicts;
 use crate::support::over::folder::{Folder, Locked, remove_all};
 use crate::support::over::log::{self, Log, Name, Seen, VERSION};
 use crate::support::over::plan::{self, Left};
+use crate::support::over::recovery::recover;
+use crate::support::over::run_folders::{
+    LOG, MADE, RUN, UPPER, cannot, drop_folder, failure, finish, keep, seen,
+};
 use crate::support::over::steps::{ALL, Check, Sides, Stopped, Way};
-use crate::support::over::undo;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::text::{Shown, show};
 
-/// The file of a log that is being applied.
-pub const LOG: &str = "log";
-/// The file with the state of the folder's files after the apply.
-pub const SEEN: &str = "seen";
-/// The file with the state of the files of the run before the apply.
-const MADE: &str = "made";
-/// The folder of the last run that was applied.
-pub const APPLIED: &str = "applied";
-/// The upper layer in the folder of a run.
-pub const UPPER: &str = "upper";
 const WORK: &str = "work";
-/// Names of folders of runs, and of what is to be removed, begin so.
-const RUN: &str = "run-";
-pub const DROPPED: &str = "dropped-";
-/// Names of folders that are kept for the user begin so.
-const KEPT: &str = "kept-";
 
 /// A run that has begun.
 pub struct Run<'a> {
@@ -60,11 +47,6 @@ pub enum Applied {
     Nothing,
     /// Others have changed these paths.
     Conflict(Vec<Vec<u8>>),
-}
-
-pub fn cannot(doing: &str, path: &Path) -> impl Fn(io::Error) -> Failure + use<> {
-    let doing = format!("cannot {doing} {}", path.shown());
-    move |e| Failure::io(&doing, &e)
 }
 
 /// Returns the time of the last change of a file that is open.
@@ -233,27 +215,6 @@ impl Run<'_> {
     }
 }
 
-/// Renames the folder of a run, so that it stays. Returns where its upper layer is then.
-fn keep(place: &Path) -> Outcome<PathBuf> {
-    let name = place.file_name().unwrap_or_default().to_string_lossy();
-    let kept = place.with_file_name(format!("{KEPT}{}", name.trim_start_matches(RUN)));
-    fs::rename(place, &kept).map_err(cannot("keep", place))?;
-    // Under its old name the next command would remove it.
-    let state = place.parent().unwrap_or(place);
-    File::open(state).and_then(|state| state.sync_all()).map_err(cannot("keep", place))?;
-    Ok(kept.join(UPPER))
-}
-
-/// Renames the folder of the last run, so that it stays. Returns where its upper layer is then.
-pub fn keep_applied(locked: &Locked) -> Outcome<PathBuf> {
-    let kept = tempfile::Builder::new().prefix(KEPT).tempdir_in(&locked.state);
-    let kept = kept.map_err(cannot("make a folder in", &locked.state))?.keep();
-    let place = locked.state.join(APPLIED);
-    fs::rename(&place, &kept).map_err(cannot("keep", &place))?;
-    rustix::fs::fsync(locked).map_err(|e| cannot("sync", &locked.state)(e.into()))?;
-    Ok(kept.join(UPPER))
-}
-
 /// Returns the attributes in which an overlay on this file system keeps its notes: those that only
 /// root can set, if this process can.
 fn marks(place: &File) -> Marks {
@@ -294,147 +255,4 @@ fn make_alike(layers: &Layers, upper: &Path) -> io::Result<()> {
         }
     };
     File::open(upper)?.set_modified(time)
-}
-
-/// Converts the reason for which a step was not carried out.
-pub fn failure(stopped: Stopped) -> Failure {
-    match stopped {
-        Stopped::Failed(failure) => failure,
-        Stopped::Foreign(path) => {
-            Failure::new(Exit::Conflict, format!("others have changed {}", show(&path)))
-        }
-        Stopped::Limit => Failure::new(Exit::Failed, "it was not carried out as a whole"),
-    }
-}
-
-/// Ends an apply whose steps are all done: notes what the folder has now, and makes the run the last
-/// one, in place of the one before.
-pub fn finish(locked: &Locked, place: &Path, sides: &Sides<'_>, log: &Log) -> Outcome {
-    let failed = cannot("end the run in", place);
-    let made: Vec<Seen> = log::read(place, MADE).map_err(&failed)?.unwrap_or_default();
-    let seen = as_noted(made, seen(sides.folder, log).map_err(&failed)?, log);
-    rustix::fs::syncfs(locked).map_err(|e| failed(e.into()))?;
-    log::write(place, SEEN, &seen).map_err(&failed)?;
-    let applied = locked.state.join(APPLIED);
-    drop_folder(locked, &applied)?;
-    fs::rename(place, &applied).map_err(&failed)?;
-    rustix::fs::fsync(locked).map_err(|e| failed(e.into()))
-}
-
-/// Removes a folder of the state at once as far as names tell, and then in fact.
-pub fn drop_folder(locked: &Locked, place: &Path) -> Outcome {
-    let dropped = tempfile::Builder::new().prefix(DROPPED).tempdir_in(&locked.state);
-    let dropped = dropped.map_err(cannot("make a folder in", &locked.state))?.keep();
-    match fs::rename(place, dropped.join("run")) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(cannot("remove", place)(e)),
-        _ => {}
-    }
-    rustix::fs::fsync(locked).map_err(|e| cannot("sync", &locked.state)(e.into()))?;
-    // The next command removes what is left of it.
-    let _ = remove_all(&dropped);
-    Ok(())
-}
-
-/// Returns the files of the folder that a log has put there.
-pub fn seen(folder: &Layer, log: &Log) -> io::Result<Vec<Seen>> {
-    let mut all = Vec::new();
-    for swap in log.swaps.iter().filter(|swap| swap.after.is_some()) {
-        log::see(folder, &swap.path.0, &mut all)?;
-    }
-    all.sort_unstable_by(|a, b| a.path.cmp(&b.path));
-    Ok(all)
-}
-
-/// Returns files that were noted before swaps as they are now, after these have set their ctime.
-/// What others have changed is returned as it was noted, so that an undo sees that it differs.
-pub fn as_noted(noted: Vec<Seen>, now: Vec<Seen>, log: &Log) -> Vec<Seen> {
-    let swapped: BTreeSet<&Name> = log.swaps.iter().map(|swap| &swap.path).collect();
-    let mut now: BTreeMap<Name, Seen> =
-        now.into_iter().map(|one| (one.path.clone(), one)).collect();
-    let is_same = |noted: &Seen, now: &Seen| {
-        // Some file systems set the time of a directory that a swap moves.
-        let is_moved = noted.size == 0 && swapped.contains(&noted.path);
-        (noted.inode, noted.size) == (now.inode, now.size) && (is_moved || noted.mtime == now.mtime)
-    };
-    let as_now = |noted: Seen| match now.remove(&noted.path) {
-        Some(now) if is_same(&noted, &now) => now,
-        _ => noted,
-    };
-    noted.into_iter().map(as_now).collect()
-}
-
-/// Reads a log of a run.
-pub fn read_log(place: &Path, name: &str) -> Outcome<Option<Log>> {
-    let log: Option<Log> = log::read(place, name).map_err(cannot("read the log in", place))?;
-    match log {
-        Some(log) if log.version != VERSION => {
-            let what = format!("the log in {} is of another version of kvfs", place.shown());
-            Err(Failure::new(Exit::Failed, what).hint("use that version"))
-        }
-        log => Ok(log),
-    }
-}
-
-/// Ends what was interrupted: an apply is completed, or else taken back; an undo is completed; the
-/// upper layer of a run that was killed is removed.
-pub fn recover(folder: &Folder, locked: &Locked, output: &Output) -> Outcome {
-    let entries = fs::read_dir(&locked.state).map_err(cannot("list", &locked.state))?;
-    for entry in entries {
-        let entry = entry.map_err(cannot("list", &locked.state))?;
-        let (name, place) = (entry.file_name().to_string_lossy().into_owned(), entry.path());
-        if name.starts_with(DROPPED) {
-            let _ = remove_all(&place);
-        } else if name.starts_with(RUN) {
-            recover_run(folder, locked, &place, output)?;
-        }
-    }
-    undo::complete(folder, locked, output)
-}
-
-fn recover_run(folder: &Folder, locked: &Locked, place: &Path, output: &Output) -> Outcome {
-    let lock = File::open(place).map_err(cannot("open", place))?;
-    if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-        // The run lives.
-        return Ok(());
-    }
-    let Some(log) = read_log(place, LOG)? else {
-        // It was killed before it was applied. What it has left running may still write there.
-        let _ = remove_all(place);
-        return Ok(());
-    };
-    if log.born != folder.born {
-        let kept = keep(place)?;
-        output.note(format!(
-            "a run over a folder that is gone was interrupted: {}; what it did is in {}",
-            log.label,
-            kept.shown()
-        ));
-        return Ok(());
-    }
-    let (dir, other) = (Layer::open(&folder.path)?, Layer::open(&place.join(UPPER))?);
-    let sides = Sides { folder: &dir, other: &other, check: Check::Since(log.started) };
-    let Err(stopped) = sides.carry(&log, Way::Apply, ALL) else {
-        output.note(format!(
-            "a run over {} was interrupted, and is completed: {}",
-            folder.path.shown(),
-            log.label
-        ));
-        return finish(locked, place, &sides, &log);
-    };
-    let foreign = sides.carry_rest(&log, Way::TakeBack).map_err(failure)?;
-    rustix::fs::syncfs(locked).map_err(|e| cannot("sync", place)(e.into()))?;
-    // The log goes with it: a folder that is kept is not carried out.
-    let kept = keep(place)?;
-    output.note(format!(
-        "a run over {} was interrupted, and is taken back, since {}: {}; what it did is in {}",
-        folder.path.shown(),
-        failure(stopped).message,
-        log.label,
-        kept.shown()
-    ));
-    if !foreign.is_empty() {
-        let paths = undo::some_paths(&foreign);
-        output.note(format!("{paths} stays as others have made it"));
-    }
-    Ok(())
 }

@@ -7,17 +7,15 @@ use crate::support::layers::layer::{Attributes, Layer};
 use crate::support::machine::sandbox::Blocked;
 use crate::support::over::folder::{Folder, Locked};
 use crate::support::over::log::{self, Log, Name, Seen, State};
-use crate::support::over::runs::{
-    APPLIED, LOG, SEEN, UPPER, as_noted, cannot, drop_folder, failure, keep_applied, read_log,
-    recover, seen,
+use crate::support::over::recovery::recover;
+use crate::support::over::run_folders::{
+    APPLIED, LOG, SEEN, UNDOING, UPPER, as_noted, by_path, cannot, drop_folder, failure, read_log,
+    read_noted, seen, some_paths,
 };
 use crate::support::over::steps::{ALL, Check, Sides, Way};
 use crate::support::review::proposed;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::text::{Shown, show};
-
-/// The log by which an undo is carried out: that of the run, without times that are not given back.
-const UNDOING: &str = "undoing";
 
 /// The last run that was applied to a folder.
 pub struct Last<'a> {
@@ -29,22 +27,6 @@ pub struct Last<'a> {
     noted: BTreeMap<Name, Seen>,
     pub now: Layer,
     pub before: Layer,
-}
-
-fn by_path(all: Vec<Seen>) -> BTreeMap<Name, Seen> {
-    all.into_iter().map(|one| (one.path.clone(), one)).collect()
-}
-
-/// Reads the state of the files that a run has put into the folder.
-fn read_noted(place: &Path) -> Outcome<BTreeMap<Name, Seen>> {
-    let noted: Option<Vec<Seen>> = log::read(place, SEEN).map_err(cannot("read", place))?;
-    Ok(by_path(noted.unwrap_or_default()))
-}
-
-/// Returns the first of these paths for a sentence.
-pub fn some_paths(paths: &[Vec<u8>]) -> String {
-    let name = |path: &Vec<u8>| if path.is_empty() { ".".into() } else { show(path) };
-    proposed::some_of(&paths.iter().map(name).collect::<Vec<_>>())
 }
 
 impl Last<'_> {
@@ -155,30 +137,4 @@ impl Last<'_> {
         rustix::fs::syncfs(&self.locked).map_err(|e| failed(e.into()))?;
         drop_folder(&self.locked, &self.place)
     }
-}
-
-/// Completes an undo that was interrupted. What others have changed since stays.
-pub fn complete(folder: &Folder, locked: &Locked, output: &Output) -> Outcome {
-    let place = locked.state.join(APPLIED);
-    let log = read_log(&place, UNDOING)?.filter(|log| log.born == folder.born);
-    let Some(log) = log else { return Ok(()) };
-    let (now, before) = (Layer::open(&folder.path)?, Layer::open(&place.join(UPPER))?);
-    let noted = read_noted(&place)?;
-    let sides = Sides { folder: &now, other: &before, check: Check::Noted(&noted) };
-    let foreign = sides.carry_rest(&log, Way::TakeBack).map_err(failure)?;
-    rustix::fs::syncfs(locked).map_err(|e| cannot("sync", &place)(e.into()))?;
-    let note = format!("an undo in {} was interrupted, and is completed", folder.path.shown());
-    if foreign.is_empty() {
-        drop_folder(locked, &place)?;
-        output.note(note);
-        return Ok(());
-    }
-    // The old versions of what stays are kept.
-    let kept = keep_applied(locked)?;
-    output.note(format!(
-        "{note}; {} stays as others have made it, and was before as in {}",
-        some_paths(&foreign),
-        kept.shown()
-    ));
-    Ok(())
 }
