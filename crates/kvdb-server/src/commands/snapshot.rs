@@ -313,7 +313,7 @@ fn list_clones(s: &Session, snapshots: &dyn Snapshots, out: &mut Output) {
     let all = s.db().branches();
     out.array(all.len());
     for info in all {
-        out.map(6);
+        out.map(7);
         out.bulk(b"name");
         out.bulk(info.name.as_bytes());
         out.bulk(b"snapshot");
@@ -328,6 +328,8 @@ fn list_clones(s: &Session, snapshots: &dyn Snapshots, out: &mut Output) {
         // A clone whose files cannot be counted does not hide the others.
         let count = |_| snapshots.files_of(&info.name).ok().flatten();
         size(info.limit_of_files.and_then(count), out);
+        out.bulk(b"parent");
+        out.value(info.parent.as_deref().map(str::as_bytes));
     }
 }
 

@@ -81,7 +81,7 @@ fn a_clone_goes_its_own_way() {
         ("CLONE CREATE base other", "OK"),
         (
             "CLONE LIST",
-            r#"[["name" "other" "snapshot" "base" "limit" (nil) "taken" (nil) "limit_of_files" (nil) "files" (nil)]]"#,
+            r#"[["name" "other" "snapshot" "base" "limit" (nil) "taken" (nil) "limit_of_files" (nil) "files" (nil) "parent" ""]]"#,
         ),
         // Its dictionaries have their names, and are not those of the store.
         ("DICTS", "[\"0\"]"),

@@ -203,9 +203,13 @@ impl Kvdb {
             Some(shown.to_owned()).filter(|shown| !shown.is_empty() && !another)
         };
         let limit = |name: &str| self.db.snapshotter.branch_limit(name);
+        // The state of a dropped snapshot is kept under an internal name as long as it has clones.
+        let parent =
+            |from: &str| self.db.engine.snapshots.get(from).map(|s| s.label.branch.clone());
         all.map(|(name, from)| BranchInfo {
             name: name.to_string(),
             snapshot: of(from),
+            parent: parent(from),
             limit: limit(name),
             limit_of_files: version.limits_of_files.get(&**name).copied(),
         })

@@ -107,6 +107,9 @@ pub struct BranchInfo {
     /// The name of the snapshot that it was cloned from, if it was. That snapshot may have been
     /// dropped; once another one has its name, this is `None`.
     pub snapshot: Option<String>,
+    /// The branch whose state that snapshot has; `""` is the main one. It may have been dropped.
+    /// This is `None` if the branch was not made of a state that this store has.
+    pub parent: Option<String>,
     /// The limit of its own bytes, with the bytes that it uses, if it has one: see
     /// [`crate::Kvdb::limit_branch`].
     pub limit: Option<BranchLimit>,

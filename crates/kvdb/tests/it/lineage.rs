@@ -129,6 +129,12 @@ fn a_clone_of_a_branch_that_is_gone_or_another_one_has_nothing_in_common() {
     db.snapshot_of("c", "of clone", Durability::Buffered).expect("made");
     db.clone_snapshot("of clone", "below").expect("made");
     assert_eq!(db.lineage("below").expect("known").parent, "c");
+    let listed = db.branches();
+    let parent = |name: &str| {
+        let info = listed.iter().find(|info| info.name == name).expect("listed");
+        info.parent.as_deref()
+    };
+    assert_eq!((parent("below"), parent("c")), (Some("c"), Some("")));
     // A rollback leaves it what it is.
     put(&db, c, "k", "changed");
     db.rollback("of clone").expect("rolled back");
@@ -141,6 +147,8 @@ fn a_clone_of_a_branch_that_is_gone_or_another_one_has_nothing_in_common() {
     assert!(other.is_err_and(|e| e.to_string().contains("another one")));
     db.create_branch("bare").expect("made");
     assert!(db.lineage("bare").is_err());
+    let bare = db.branches().into_iter().find(|info| info.name == "bare").expect("listed");
+    assert_eq!(bare.parent, None);
     assert_eq!(text(&db.view(), d, "k").as_deref(), Some("base"));
 }
 
