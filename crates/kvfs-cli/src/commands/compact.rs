@@ -21,7 +21,8 @@ complete. Without DICT all dictionaries are merged, including those of the file 
 those of clones. The range includes FROM and excludes TO; `-` as FROM and `+` as TO mean no \
 bound.")]
 pub struct Args {
-    /// Directory a store is mounted on, or the file of a store that is not mounted.
+    /// Directory a store is mounted on, or the file of a store that is not mounted; with DICT also a
+    /// clone (/mnt/.kvfs/clone/NAME).
     target: PathBuf,
     /// Dictionary of keys to merge.
     dict: Option<String>,
@@ -40,7 +41,11 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         let what = "the range has no keys: FROM is not before TO";
         return Err(Failure::new(Exit::Usage, what));
     }
-    let mut connection = Connection::open(&args.target, true)?;
+    // All dictionaries are merged only as a whole store's.
+    let mut connection = match &args.dict {
+        Some(_) => Connection::of_branch(&args.target, true)?,
+        None => Connection::open(&args.target, true)?,
+    };
     let mut words: Vec<&[u8]> = vec![b"COMPACT"];
     let chosen = match &args.dict {
         Some(dict) => {

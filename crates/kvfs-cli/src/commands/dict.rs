@@ -16,12 +16,13 @@ use crate::support::terminal::{sizes, text};
 /// List, create, change and drop dictionaries of keys.
 #[derive(clap::Args)]
 #[command(after_help = "\
-TARGET is the directory a store is mounted on, or the file of a store that is not mounted. A \
-dictionary is a separate key space, with options for the storage of its keys and values. Changed \
-options are durable when the command ends, and apply to later writes; `kvfs compact` rewrites \
-existing data with them. The options are those of DICT on the socket. The dictionaries of the \
-file system are not listed and cannot be changed. In a program that `kvfs run` has started, these \
-commands change the store itself, immediately.
+TARGET is the directory a store is mounted on, a clone in it (/mnt/.kvfs/clone/NAME), or the file \
+of a store that is not mounted. A dictionary is a separate key space, with options for the storage \
+of its keys and values; a clone has dictionaries of its own. Changed options are durable when the \
+command ends, and apply to later writes; `kvfs compact` rewrites existing data with them. The \
+options are those of DICT on the socket. The dictionaries of the file system are not listed and \
+cannot be changed. In a program that `kvfs run` has started, these commands change the store \
+itself, immediately.
 
   kvfs dict create my.kvfs log --stitch-at never --compression zstd
   kvfs dict set my.kvfs photos --separate-at 4K    # store values from 4 KiB on outside their block
@@ -37,12 +38,14 @@ enum Action {
     /// List the dictionaries by name, with their options.
     #[command(visible_alias = "ls")]
     List {
-        /// Directory a store is mounted on, or the file of a store that is not mounted.
+        /// Directory a store is mounted on, a clone in it (/mnt/.kvfs/clone/NAME), or the file of a
+        /// store that is not mounted.
         target: PathBuf,
     },
     /// Show the options of a dictionary.
     Info {
-        /// Directory a store is mounted on, or the file of a store that is not mounted.
+        /// Directory a store is mounted on, a clone in it (/mnt/.kvfs/clone/NAME), or the file of a
+        /// store that is not mounted.
         target: PathBuf,
         /// Name of the dictionary.
         name: String,
@@ -50,7 +53,8 @@ enum Action {
     /// Create a dictionary. Options that are left out are the same as in a dictionary that is
     /// created by its first write.
     Create {
-        /// Directory a store is mounted on, or the file of a store that is not mounted.
+        /// Directory a store is mounted on, a clone in it (/mnt/.kvfs/clone/NAME), or the file of a
+        /// store that is not mounted.
         target: PathBuf,
         /// Name of the new dictionary.
         name: String,
@@ -59,7 +63,8 @@ enum Action {
     },
     /// Change options of a dictionary; all others stay as they are.
     Set {
-        /// Directory a store is mounted on, or the file of a store that is not mounted.
+        /// Directory a store is mounted on, a clone in it (/mnt/.kvfs/clone/NAME), or the file of a
+        /// store that is not mounted.
         target: PathBuf,
         /// Name of the dictionary.
         name: String,
@@ -69,7 +74,8 @@ enum Action {
     /// Drop a dictionary with all its keys. Snapshots keep their copies.
     #[command(visible_alias = "rm")]
     Drop {
-        /// Directory a store is mounted on, or the file of a store that is not mounted.
+        /// Directory a store is mounted on, a clone in it (/mnt/.kvfs/clone/NAME), or the file of a
+        /// store that is not mounted.
         target: PathBuf,
         /// Name of the dictionary.
         name: String,
@@ -142,7 +148,7 @@ fn stitch_at(text: &str) -> Result<String, String> {
 pub fn run(args: Args, output: &Output) -> Outcome {
     match args.action {
         Action::List { target } => {
-            let mut connection = Connection::open(&target, false)?;
+            let mut connection = Connection::of_branch(&target, false)?;
             let listed = list(&mut connection);
             connection.close()?;
             let listed = listed?;
@@ -214,9 +220,9 @@ fn line(options: &Map<String, Value>) -> String {
     shown.collect::<Vec<_>>().join(", ")
 }
 
-/// Runs one command on the store.
+/// Runs one command on the store, or on the clone that the path leads to.
 fn with(target: &Path, writes: bool, words: &[&str]) -> Outcome<Reply> {
-    let mut connection = Connection::open(target, writes)?;
+    let mut connection = Connection::of_branch(target, writes)?;
     let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
     let reply = connection.call(&words);
     let closed = connection.close();

@@ -18,11 +18,12 @@ would change:
 
   kvfs diff DIR")]
 pub struct Args {
-    /// Directory a store is mounted on, or the file of a store that is not mounted.
+    /// Directory a store is mounted on, a clone in it (/mnt/.kvfs/clone/NAME), or the file of a
+    /// store that is not mounted.
     target: PathBuf,
     /// Snapshot to compare. Left out for the mount of a transaction of a server.
     before: Option<String>,
-    /// Snapshot to compare it with (default: the current state of the store).
+    /// Snapshot to compare it with (default: the current state of the store or of the clone).
     after: Option<String>,
     #[command(flatten)]
     detail: Detail,
@@ -41,12 +42,16 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let Some(before) = &args.before else {
         return show_transaction(&args.target, args.detail, output);
     };
-    let mut connection = Connection::open(&args.target, false)?;
+    let mut connection = Connection::of_branch(&args.target, false)?;
     if args.after.is_none() {
         must_show_what_it_is_of(&args.target, before, |view| {
-            let what = format!("{} shows {view}, not the store as it is now", args.target.shown());
-            Failure::new(Exit::Usage, what)
-                .hint("`kvfs txn diff` shows what a transaction would change")
+            let hint = match view.clone_name() {
+                Some(_) => "`kvfs merge --dry-run` shows what a clone has changed",
+                None => "`kvfs txn diff` shows what a transaction would change",
+            };
+            let target = args.target.shown();
+            let what = format!("{target} shows {view}, and snapshot {before} is not of it");
+            Failure::new(Exit::Usage, what).hint(hint)
         })?;
     }
     let (after, wanted) = (args.after.as_deref(), args.detail.wanted());

@@ -8,6 +8,7 @@ use serde_json::json;
 
 use crate::support::machine::destination::{self, Judge, Making};
 use crate::support::stores::connection::Connection;
+use crate::support::stores::snapshots::must_be_of_named;
 use crate::support::terminal::counted::Counted;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::text::Shown;
@@ -25,7 +26,8 @@ Examples:
 
 The stream carries checksums; the receiver applies it only when it is complete.")]
 pub struct SendArgs {
-    /// Directory a store is mounted on, or the file of a store that is not mounted.
+    /// Directory a store is mounted on, a clone in it (/mnt/.kvfs/clone/NAME), or the file of a
+    /// store that is not mounted.
     target: PathBuf,
     /// Snapshot to send.
     snapshot: String,
@@ -66,7 +68,8 @@ enum Sending {
 
 impl Sending {
     fn of(args: &SendArgs, from: Option<&Received>) -> Outcome<Sending> {
-        let connection = Connection::open(&args.target, false)?;
+        must_be_of_named(&args.target, &args.snapshot)?;
+        let connection = Connection::of_branch(&args.target, false)?;
         if let Some(opened) = connection.store() {
             let base = args.base.as_deref();
             opened

@@ -11,7 +11,9 @@ use crate::support::mounts::place::{self, View};
 use crate::support::stores::connection::Connection;
 use crate::support::stores::retention::Rules;
 use crate::support::stores::served_names::There;
-use crate::support::stores::snapshots::{list, must_show_what_it_is_of, time, with};
+use crate::support::stores::snapshots::{
+    list, must_be_of_named, must_show_what_it_is_of, time, with,
+};
 use crate::support::stores::store::Store;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::sizes::human_size;
@@ -30,6 +32,9 @@ snapshot has files and keys, and shares all data with the store. While the store
   cp /mnt/.kvfs/snapshot/before-upgrade/config /mnt
   kvfs snapshot rollback /mnt before-upgrade       # everything
 
+By the path of a clone (/mnt/.kvfs/clone/NAME) these commands make, list and drop the snapshots of \
+that clone.
+
 create, list and drop also take the address of a server (kvfs serve), kvfs+unix:SOCKET, \
 kvfs+vsock://CID:PORT or kvfs://HOST:PORT; KVFS_TOKEN_FILE and KVFS_CA name files with the token and the trusted \
 certificates. What a token may write it may make snapshots of, and one with admin drops them.")]
@@ -42,8 +47,8 @@ pub struct Args {
 enum Action {
     /// Make a snapshot.
     Create {
-        /// Directory a store is mounted on, the file of a store that is not mounted, or the address
-        /// of a server.
+        /// Directory a store is mounted on, a clone in it (/mnt/.kvfs/clone/NAME), the file of a
+        /// store that is not mounted, or the address of a server.
         target: PathBuf,
         /// Name of the new snapshot.
         name: String,
@@ -54,8 +59,8 @@ enum Action {
     /// List the snapshots, the oldest first.
     #[command(visible_alias = "ls")]
     List {
-        /// Directory a store is mounted on, the file of a store that is not mounted, or the address
-        /// of a server.
+        /// Directory a store is mounted on, a clone in it (/mnt/.kvfs/clone/NAME), the file of a
+        /// store that is not mounted, or the address of a server.
         target: PathBuf,
     },
     /// Make a snapshot named by the current time, and drop earlier ones that the rules do not keep;
@@ -67,14 +72,15 @@ enum Action {
     ///
     /// 0 * * * *  kvfs snapshot auto /mnt --keep 24h,7d,4w
     Auto {
-        /// Directory a store is mounted on, or the file of a store that is not mounted.
+        /// Directory a store is mounted on, a clone in it (/mnt/.kvfs/clone/NAME), or the file of a
+        /// store that is not mounted.
         target: PathBuf,
         /// Rules for the snapshots to keep, such as 24h,7d,4w.
         #[arg(long, value_name = "RULES")]
         keep: Rules,
-        /// Prefix of the names of these snapshots.
-        #[arg(long, value_name = "NAME", default_value = "auto")]
-        prefix: String,
+        /// Prefix of the names of these snapshots (default: auto, or CLONE-auto for a clone).
+        #[arg(long, value_name = "NAME")]
+        prefix: Option<String>,
         /// Print the snapshots that would be made and dropped, and change nothing.
         #[arg(long)]
         dry_run: bool,
@@ -82,8 +88,8 @@ enum Action {
     /// Drop a snapshot. Clones made from it stay.
     #[command(visible_alias = "rm")]
     Drop {
-        /// Directory a store is mounted on, the file of a store that is not mounted, or the address
-        /// of a server.
+        /// Directory a store is mounted on, a clone in it (/mnt/.kvfs/clone/NAME), the file of a
+        /// store that is not mounted, or the address of a server.
         target: PathBuf,
         /// Name of the snapshot.
         name: String,
@@ -91,7 +97,8 @@ enum Action {
     /// Roll the store or the clone back to a snapshot. Later changes are lost and open transactions
     /// are aborted; newer snapshots stay.
     Rollback {
-        /// Directory a store is mounted on, or the file of a store that is not mounted.
+        /// Directory a store is mounted on, a clone in it (/mnt/.kvfs/clone/NAME), or the file of a
+        /// store that is not mounted.
         target: PathBuf,
         /// Snapshot to roll back to. A snapshot of a clone rolls that clone back.
         name: String,
@@ -136,8 +143,17 @@ impl Action {
     }
 }
 
+/// Makes a snapshot of a clone, or of the store itself if `of` is empty.
+fn create(target: &Path, name: &str, of: &str) -> Outcome {
+    let mut words = vec!["SNAPSHOT", "CREATE", name];
+    if !of.is_empty() {
+        words.extend(["OF", of]);
+    }
+    with(target, true, &words).map(drop)
+}
+
 fn roll_back(target: &Path, name: &str) -> Outcome {
-    let mut connection = Connection::open(target, true)?;
+    let mut connection = Connection::of_branch(target, true)?;
     let ended = connection.store().map_or(Ok(()), Store::end_lease);
     let done = ended.and_then(|()| connection.call(&[b"SNAPSHOT", b"ROLLBACK", name.as_bytes()]));
     let closed = connection.close();
@@ -151,25 +167,21 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     match &args.action {
         Action::Create { target, name, of } => {
             let (target, of) = &made_of(target, of)?;
-            let mut words = vec!["SNAPSHOT", "CREATE", name];
-            if !of.is_empty() {
-                words.extend(["OF", of]);
-            }
-            with(target, true, &words)?;
+            create(target, name, of)?;
             output.print("", json!({"created": name}))
         }
         Action::Auto { target, keep, prefix, dry_run } => {
             let (target, of) = &made_of(target, "")?;
-            if !of.is_empty() {
-                return Err(Failure::new(Exit::Usage, "these are snapshots of the store itself"));
-            }
-            automatic(target, keep, prefix, *dry_run, output)
+            let prefix = prefix.clone().unwrap_or_else(|| default_prefix(of));
+            automatic((target, of), keep, &prefix, *dry_run, output)
         }
         Action::Drop { target, name } => {
+            must_be_of_named(target, name)?;
             with(target, true, &["SNAPSHOT", "DROP", name])?;
             output.print("", json!({"dropped": name}))
         }
         Action::Rollback { target, name } => {
+            must_be_of_named(target, name)?;
             must_show_what_it_is_of(target, name, |view| {
                 let what =
                     format!("{} shows {view}, which would end with the rollback", target.shown());
@@ -179,7 +191,10 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             output.print("", json!({"rolled_back_to": name}))
         }
         Action::List { target } => {
-            let all = list(with(target, false, &["SNAPSHOT", "LIST"])?)?;
+            let mut all = list(with(target, false, &["SNAPSHOT", "LIST"])?)?;
+            if let Some(clone) = place::named_clone(target)? {
+                all.retain(|info| info["clone"] == clone.as_str());
+            }
             let line = |info: &serde_json::Map<String, Value>| {
                 let size = |name: &str| human_size(info[name].as_u64().unwrap_or(0));
                 let clone = info["clone"]
@@ -209,12 +224,26 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     }
 }
 
-/// Makes a snapshot of now, and drops those that the rules do not keep.
-fn automatic(target: &Path, keep: &Rules, prefix: &str, dry_run: bool, output: &Output) -> Outcome {
+/// Returns the prefix of the names of automatic snapshots. The names are those of the whole store,
+/// and timers often run in the same second, so each clone has a prefix of its own.
+fn default_prefix(clone: &str) -> String {
+    if clone.is_empty() { "auto".into() } else { format!("{clone}-auto") }
+}
+
+/// Makes a snapshot of the current state of a branch, and drops those of its snapshots that the
+/// rules do not keep.
+fn automatic(
+    (target, of): (&Path, &str),
+    keep: &Rules,
+    prefix: &str,
+    dry_run: bool,
+    output: &Output,
+) -> Outcome {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let now = now.map_or(0, |since| since.as_secs());
     let name = automatic_name(prefix, now);
-    let all = list(with(target, false, &["SNAPSHOT", "LIST"])?)?;
+    let mut all = list(with(target, false, &["SNAPSHOT", "LIST"])?)?;
+    all.retain(|info| info["clone"] == of);
     let names = all.iter().filter_map(|info| info["name"].as_str());
     // Recognize automatic snapshots by name: snapshots that were received or made by hand are not
     // affected.
@@ -223,7 +252,7 @@ fn automatic(target: &Path, keep: &Rules, prefix: &str, dry_run: bool, output: &
     let is_new = ours.iter().all(|(other, _)| *other != name);
     if is_new {
         if !dry_run {
-            with(target, true, &["SNAPSHOT", "CREATE", &name])?;
+            create(target, &name, of)?;
         }
         ours.push((name.clone(), now));
     }

@@ -22,6 +22,7 @@ mod bindings_served;
 mod births;
 mod changes;
 mod cli;
+mod clone_paths;
 mod clone_tree;
 mod clones;
 mod compress;

@@ -115,26 +115,33 @@ fn what_is_done_to_the_whole_store_is_not_done_to_a_view() {
             refused(&mut kvfs(&["txn", "begin", &path]), &name);
             refused(&mut kvfs(&["txn", "list", &path]), &name);
         }
+        // The snapshot is of the store, and the clone is not one of itself.
         for words in [
-            &["snapshot", "list", &path][..],
-            &["snapshot", "drop", &path, "s"],
+            &["snapshot", "drop", &path, "s"][..],
             &["snapshot", "rollback", &path, "s"],
             &["clone", "create", &path, "s", "d"],
-            &["clone", "list", &path],
             &["clone", "drop", &path, "c"],
             &["diff", &path, "s"],
             &["send", &path, "s", "-o", "/dev/null"],
             &["defrag", &path],
-            &["dict", "list", &path],
-            &["dict", "create", &path, "d"],
-            &["dict", "drop", &path, "0"],
             &["compact", &path],
         ] {
             refused(&mut kvfs(words), &name);
         }
-        // A clone has limits of its own, which it says.
+        // A clone has snapshots, clones, dictionaries and limits of its own.
         if !view.starts_with("clone/") {
-            refused(&mut kvfs(&["stat", &path]), &name);
+            for words in [
+                &["snapshot", "list", &path][..],
+                &["snapshot", "auto", &path, "--keep", "1d"],
+                &["clone", "list", &path],
+                &["dict", "list", &path],
+                &["dict", "create", &path, "d"],
+                &["dict", "drop", &path, "0"],
+                &["compact", &path, "0"],
+                &["stat", &path],
+            ] {
+                refused(&mut kvfs(words), &name);
+            }
         }
     }
     assert!(mount.path(".kvfs/snapshot/s").exists() && mount.path(".kvfs/clone/c").exists());

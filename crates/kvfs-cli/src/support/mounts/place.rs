@@ -199,7 +199,9 @@ pub fn store_first(store: PathBuf, other: PathBuf) -> (PathBuf, PathBuf) {
 /// Fails if a path names a view, for operations on the whole store.
 pub fn must_be_the_store(target: &Path) -> Outcome {
     match of_target(target)? {
-        Some(place) if place.view != View::Mainline && !place.bound => Err(place.refused(target)),
+        Some(place) if place.view != View::Mainline && !place.bound => {
+            Err(place.refused(target, "the whole store"))
+        }
         _ => Ok(()),
     }
 }
@@ -207,7 +209,9 @@ pub fn must_be_the_store(target: &Path) -> Outcome {
 /// Fails if a path names a view that is neither the store nor a clone, for operations on those.
 pub fn must_be_a_branch(target: &Path) -> Outcome {
     match of_target(target)? {
-        Some(place) if place.view.branch().is_none() && !place.bound => Err(place.refused(target)),
+        Some(place) if place.view.branch().is_none() && !place.bound => {
+            Err(place.refused(target, "the store or to a clone"))
+        }
         _ => Ok(()),
     }
 }
@@ -217,6 +221,13 @@ pub fn branch_of(target: &Path) -> Outcome<String> {
     must_be_a_branch(target)?;
     let place = of_target(target)?;
     Ok(place.and_then(|place| place.view.branch().map(String::from)).unwrap_or_default())
+}
+
+/// Returns the clone that a path names, as opposed to the one that a mount itself shows. Commands
+/// that are given such a path work on what belongs to that clone.
+pub fn named_clone(target: &Path) -> Outcome<Option<String>> {
+    let place = of_target(target)?.filter(|place| !place.bound);
+    Ok(place.and_then(|place| place.view.clone_name().map(String::from)))
 }
 
 /// Returns the store that a path of it or of a clone leads to, and the branch in it.
@@ -240,13 +251,11 @@ impl Place {
         all.into_iter().rfind(whole).unwrap_or_else(|| self.mount.clone())
     }
 
-    /// Returns the failure of a command that does not apply to a view.
-    pub fn refused(&self, target: &Path) -> Failure {
-        let what = format!(
-            "{} leads into {}, and this is done to the whole store",
-            target.shown(),
-            self.view
-        );
+    /// Returns the failure of a command that does not apply to a view. `done_to` describes what it
+    /// applies to.
+    pub fn refused(&self, target: &Path, done_to: &str) -> Failure {
+        let what =
+            format!("{} leads into {}, and this is done to {done_to}", target.shown(), self.view);
         Failure::new(Exit::Usage, what).hint(format!(
             "give the directory where it is mounted: {}",
             self.mount.mount_point.shown()

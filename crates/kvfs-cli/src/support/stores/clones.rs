@@ -1,5 +1,7 @@
 //! Describes clones: the snapshot that each was made from, and how much of its limits it uses.
 
+use std::collections::{HashMap, HashSet};
+
 use kvdb::{BranchInfo, Kvdb};
 use kvdb_server::Reply;
 use serde_json::{Map, Value, json};
@@ -31,6 +33,7 @@ pub fn of_store(db: &Kvdb) -> Vec<Map<String, Value>> {
             "taken": of_bytes.map(|limit| limit.taken),
             "limit_of_files": info.limit_of_files,
             "files": null,
+            "parent": info.parent,
         });
         match value {
             Value::Object(object) => object,
@@ -38,6 +41,22 @@ pub fn of_store(db: &Kvdb) -> Vec<Map<String, Value>> {
         }
     };
     db.branches().into_iter().map(described).collect()
+}
+
+/// Returns the names of the clones that were made of snapshots of a clone, or of clones of it, to
+/// any depth.
+pub fn names_below(all: &[Map<String, Value>], clone: &str) -> HashSet<String> {
+    let text = |info: &Map<String, Value>, name: &str| {
+        info.get(name).and_then(Value::as_str).map(String::from)
+    };
+    let parents: HashMap<String, String> =
+        all.iter().filter_map(|info| Some((text(info, "name")?, text(info, "parent")?))).collect();
+    let is_below = |name: &&String| {
+        // A line of parents is at most as long as the list.
+        let above = std::iter::successors(parents.get(*name), |above| parents.get(*above));
+        above.take(parents.len()).any(|above| above == clone)
+    };
+    parents.keys().filter(is_below).cloned().collect()
 }
 
 /// Returns how much of its limits a clone uses, or an empty string if it has none.
@@ -66,4 +85,26 @@ pub fn line(info: &Map<String, Value>) -> String {
     let limits = limits.map(|all| format!("  {all}"));
     let name = text("name").unwrap_or_default();
     format!("{name}{}{}\n", of.unwrap_or_default(), limits.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clones_of_clones_are_below_them() {
+        let clone = |(name, parent): (&str, Option<&str>)| {
+            let fields = [("name", json!(name)), ("parent", json!(parent))];
+            fields.into_iter().map(|(field, value)| (field.to_owned(), value)).collect()
+        };
+        let parents =
+            [("a", Some("")), ("b", Some("a")), ("c", Some("b")), ("d", None), ("e", Some("gone"))];
+        let all: Vec<Map<String, Value>> = parents.into_iter().map(clone).collect();
+        let below = |name: &str| {
+            let mut names: Vec<String> = names_below(&all, name).into_iter().collect();
+            names.sort();
+            names.concat()
+        };
+        assert_eq!(["a", "b", "c", "gone"].map(below), ["bc", "c", "", "e"]);
+    }
 }

@@ -52,6 +52,17 @@ impl Connection {
         Connection::to(target, writes)
     }
 
+    /// Connects to the store or the clone that `target` leads to. Commands that name no branch work
+    /// there.
+    pub fn of_branch(target: &Path, writes: bool) -> Outcome<Connection> {
+        let clone = place::branch_of(target)?;
+        let mut connection = Connection::to(target, writes)?;
+        if !clone.is_empty() {
+            connection.call(&[b"CLONE", b"USE", clone.as_bytes()])?;
+        }
+        Ok(connection)
+    }
+
     fn to(target: &Path, writes: bool) -> Outcome<Connection> {
         if let Some(socket) = sockets::socket_of(target)? {
             let client = sockets::connect(&socket).map_err(|e| {

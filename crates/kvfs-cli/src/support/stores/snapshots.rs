@@ -14,6 +14,7 @@ use crate::support::stores::connection::Connection;
 use crate::support::stores::tree;
 use crate::support::terminal::failures;
 use crate::support::terminal::output::{Exit, Failure, Outcome};
+use crate::support::terminal::text::Shown;
 
 /// Fails if a path shows another branch than that of the snapshot. A path that shows the store has
 /// every snapshot.
@@ -35,9 +36,29 @@ pub fn must_show_what_it_is_of(
     }
 }
 
-/// Runs one command on the store.
+/// Fails if a path names a clone, and the snapshot is of the store or of another clone. The command
+/// itself reports a snapshot that does not exist.
+pub fn must_be_of_named(target: &Path, snapshot: &str) -> Outcome {
+    let Some(clone) = place::named_clone(target)? else { return Ok(()) };
+    let found = all(target)?.into_iter().find(|info| info["name"] == snapshot);
+    let of = found.map(|info| info["clone"].as_str().unwrap_or_default().to_owned());
+    match of.filter(|of| *of != clone) {
+        None => Ok(()),
+        Some(of) => {
+            let what = format!(
+                "snapshot {snapshot} is of {}, and {} leads into clone {clone}",
+                View::of_branch(&of),
+                target.shown()
+            );
+            Err(Failure::new(Exit::Usage, what)
+                .hint("give the directory where the store is mounted, or a snapshot of the clone"))
+        }
+    }
+}
+
+/// Runs one command on the store, or on the clone that the path leads to.
 pub fn with(target: &Path, writes: bool, words: &[&str]) -> Outcome<Reply> {
-    let mut connection = Connection::open(target, writes)?;
+    let mut connection = Connection::of_branch(target, writes)?;
     let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
     let reply = connection.call(&words);
     let closed = connection.close();
@@ -93,9 +114,13 @@ pub fn difference(
     changes.extend(wanted.fields.then_some(&b"FIELDS"[..]));
     let keys = connection.call(&changes)?;
     let Some(store) = connection.store() else {
-        let roots = Mounted::find(target).ok().map(|mounted| {
+        let roots = Mounted::find_branch(target).ok().map(|mounted| {
             let root = |name: &str| View::Snapshot(name.into()).path(&mounted.mount_point);
-            (root(before), after.map_or(mounted.mount_point.clone(), root))
+            let now = match mounted.view.clone_name() {
+                Some(_) => mounted.path_of(&mounted.view),
+                None => mounted.mount_point.clone(),
+            };
+            (root(before), after.map_or(now, root))
         });
         let mut files = words("FILES");
         files.extend((!wanted.all).then_some(&b"COLLAPSED"[..]));
