@@ -37,7 +37,8 @@ pub enum Failure {
     /// (`LOCKED`).
     #[error("{code} {0}", code = ErrorCode::Locked)]
     Locked(String),
-    /// The transaction has reached its size limit (`NOSPACE`).
+    /// The transaction or the clone has reached a limit, or files found no room (`NOSPACE`); the
+    /// text says which.
     #[error("{code} {0}", code = ErrorCode::NoSpace)]
     OverLimit(String),
     /// The transaction has ended (`NOTXN`).
@@ -145,6 +146,7 @@ impl From<FileError> for Failure {
             FileError::NotFound => ErrorCode::NoEntry,
             FileError::NotDirectory => ErrorCode::NotDirectory,
             FileError::Exists => ErrorCode::Exists,
+            FileError::NoSpace(what) => return Failure::OverLimit(what),
             FileError::Store(error) => return error.into(),
         };
         Failure::coded(code, error.to_string())

@@ -25,7 +25,7 @@ pub enum Whose {
     Clone(String),
 }
 
-/// The failure of an operation on files. The first three have codes of their own on the socket.
+/// The failure of an operation on files. All but the last have codes of their own on the socket.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// A path leads to nothing.
@@ -37,6 +37,9 @@ pub enum FileError {
     /// A name is taken.
     #[error("the name exists already")]
     Exists,
+    /// The store, or a clone or transaction with a limit, has no room; the text says which.
+    #[error("{0}")]
+    NoSpace(String),
     /// Any other failure.
     #[error(transparent)]
     Store(#[from] kvdb::Error),

@@ -222,6 +222,7 @@ impl Restoring for Here {
 fn failed(doing: String, error: FileError) -> Failure {
     match error {
         FileError::Store(error) => failures::of_database(doing, error),
+        FileError::NoSpace(what) => Failure::new(Exit::NoSpace, format!("{doing}: {what}")),
         other => Failure::new(Exit::Failed, format!("{doing}: {other}")),
     }
 }

@@ -412,6 +412,34 @@ fn a_clone_that_has_too_many_files_is_full_and_the_store_is_not() {
 }
 
 #[test]
+fn an_import_at_a_limit_says_whose_limit_it_is() {
+    let Some((mount, _)) = cloned() else { return };
+    let root = mount.root();
+    let source = root.with_file_name("source");
+    fs::create_dir(&source).expect("made");
+    for n in 0..8u8 {
+        fs::write(source.join(n.to_string()), vec![n; 1 << 20]).expect("written");
+    }
+    for (name, limit, why) in [
+        ("small", "2M", "clone small has reached its limit of 2097152 bytes"),
+        ("few", "3f", "clone few has reached its limit of 3 files"),
+    ] {
+        succeeds(kvfs(&["clone", "create", "--limit", limit]).arg(&root).args(["origin", name]));
+        let clone = mount.path(".kvfs/clone").join(name);
+        let (code, _, said) = ends(kvfs(&["import"]).arg(&clone).arg(&source));
+        assert!(code == Some(6) && said.contains(why), "{code:?} {said}");
+        assert!(!clone.join("0").exists());
+    }
+    let script = format!("kvfs import \"$KVFS_MOUNT\" {}", source.display());
+    for (limit, why) in [("2M", "limit of 2097152 bytes"), ("3f", "limit of 3 files")] {
+        let (code, _, said) = ends(&mut run(&root, &["--limit", limit], &script));
+        assert!(code == Some(6) && said.contains(why), "{code:?} {said}");
+        assert!(said.contains("transaction") && !said.contains("store is full"), "{said}");
+    }
+    succeeds(kvfs(&["import"]).arg(&root).arg(&source));
+}
+
+#[test]
 fn a_clone_is_merged_into_another_one_that_shares_a_state_with_it() {
     let Some((mount, trial)) = cloned() else { return };
     let root = mount.root();

@@ -350,7 +350,7 @@ struct Export(Stream);
 
 impl Walking for Export {
     fn next(&mut self) -> FileResult<Vec<u8>> {
-        Ok(self.0.next().map_err(said)?)
+        self.0.next().map_err(said)
     }
 }
 
@@ -389,13 +389,15 @@ struct Import {
 }
 
 /// Converts a failure into the error that the other end is told.
-fn said(failure: Failure) -> kvdb::Error {
-    match failure.exit {
-        Exit::NoSpace => kvdb::Error::NoSpace,
+fn said(failure: Failure) -> FileError {
+    let error = match failure.exit {
+        // The message says which limit was reached, if the store itself has room.
+        Exit::NoSpace => return FileError::NoSpace(failure.message),
         Exit::Damaged => kvdb::Error::Corrupt(failure.message),
         Exit::Conflict => kvdb::Error::Locked(failure.message),
         _ => kvdb::Error::Invalid(failure.message),
-    }
+    };
+    FileError::Store(error)
 }
 
 impl Importing for Import {
