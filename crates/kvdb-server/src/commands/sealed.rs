@@ -52,6 +52,7 @@ pub const TXN: Sealed = Sealed::Checked(
         "revert",
         "rollback",
         "savepoint",
+        "seal",
         "state",
         "status",
     ],
@@ -128,6 +129,9 @@ fn check_txn(s: &Session, confined: Confined, args: Arguments<'_>) -> Outcome {
             let inner = |id: &TransactionId| allowed(*id) && around(*id).is_some_and(allowed);
             allow(!all.is_empty() && all.iter().all(inner))
         }
+        // It confines what this client starts to a part of what it may do itself. A number would
+        // name a transaction that may not be a part of that.
+        form if is(form, "seal") => allow(args.len() == 2),
         // It changes files and keys, though the row of `TXN` does not write.
         form if is(form, "revert") => {
             let joined = s.joined.as_ref().map(|(transaction, _)| transaction.id());
