@@ -43,6 +43,11 @@ writes are part of the attempt. Without --judge and --first nothing is committed
 attempts stay open, so that you can inspect them with `kvfs txn diff` and end them with `kvfs txn \
 commit` or `abort`.
 
+Inside of a program that `kvfs run` has started, or of an attempt, the attempts are nested \
+transactions: they see the changes of the outer transaction so far, and the chosen one is \
+committed into it. Attempts that stay open have to be ended before the outer transaction can be \
+committed.
+
 The output of each attempt is copied to standard error when it has ended, or written to files \
 (--outputs).
 
@@ -135,18 +140,16 @@ pub fn run(args: Args, output: &Output) -> ExitCode {
 
 fn explore(args: &Args, output: &Output) -> Outcome<ExitCode> {
     let mut mounted = Mounted::find_branch(&args.mount)?;
-    if let Some(id) = mounted.entered() {
-        let what =
-            format!("this already runs in transaction {id} of {}", mounted.mount_point.shown());
-        return Err(Failure::new(Exit::Usage, what).hint("explore from outside of it"));
-    }
+    let within = mounted.around(&args.mount)?;
     mounted.must_have_views()?;
     // Attempts must not commit by themselves, and the processes that they leave running must be
     // known.
     mounted.seal()?;
-    let attempts = begin(args, &mut mounted)?;
+    let attempts = begin(args, within, &mut mounted)?;
     let ids: Vec<u64> = attempts.iter().map(|attempt| attempt.id).collect();
-    let ended = Race::new(args, &mounted.mount_point).run(attempts, output)?;
+    // Where a transaction is shown in place of the store, it also has the views of the attempts.
+    let place = if within.is_some() { &mounted.mounted_at } else { &mounted.mount_point };
+    let ended = Race::new(args, place).run(attempts, output)?;
     // Processes that are left running could write into the transaction to be committed.
     let left = descendants::end_all();
     if !left.is_empty() {
@@ -184,8 +187,9 @@ fn explore(args: &Args, output: &Output) -> Outcome<ExitCode> {
     Ok(if some { ExitCode::SUCCESS } else { ExitCode::from(NONE_ACCEPTED) })
 }
 
-/// Begins all transactions before any program runs.
-fn begin(args: &Args, mounted: &mut Mounted) -> Outcome<Vec<Attempt>> {
+/// Begins all transactions before any program runs: within the transaction `within`, if this process
+/// was started in one.
+fn begin(args: &Args, within: Option<u64>, mounted: &mut Mounted) -> Outcome<Vec<Attempt>> {
     if let Some(directory) = &args.outputs {
         std::fs::create_dir_all(directory)
             .map_err(|e| Failure::io(format!("cannot make {}", directory.shown()), &e))?;
@@ -197,7 +201,7 @@ fn begin(args: &Args, mounted: &mut Mounted) -> Outcome<Vec<Attempt>> {
         let streams = [printed(args, number, "out")?, printed(args, number, "err")?];
         let label = format!("attempt {number} of {}: {words}", args.attempts);
         // Attach the transaction, so that it ends with this connection for whatever reason.
-        let id = args.how.begin(mounted, None, true, &label)?;
+        let id = args.how.begin(mounted, within, true, &label)?;
         attempts.push(Attempt { number, id, streams });
     }
     Ok(attempts)
@@ -224,7 +228,7 @@ fn temporary() -> Outcome<File> {
 /// The attempts while they run.
 struct Race<'a> {
     args: &'a Args,
-    /// The mount point of the store.
+    /// The directory on which the store is mounted, or the transaction around the attempts.
     mount_point: &'a Path,
     /// Set once an attempt has won: no other is started, and running ones are killed.
     won: AtomicBool,

@@ -336,17 +336,7 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
     }
     let found = Mounted::find_branch(&args.mount);
     let mut mounted = found.map_err(|failure| tell_of_over(failure, &args.mount))?;
-    let within = mounted.entered();
-    if let Some(id) = within.filter(|id| !mounted.shows(*id)) {
-        let what = format!(
-            "this already runs in transaction {id}, and {} does not show that one",
-            args.mount.shown()
-        );
-        return Err(Failure::new(Exit::Usage, what).hint(format!(
-            "give the directory that shows it ({}), or run the program as it is",
-            std::env::var(mounted::MOUNT).unwrap_or_default()
-        )));
-    }
+    let within = mounted.around(&args.mount)?;
     mounted.must_have_views()?;
     if args.layer {
         layered::refuse_others(args)?;

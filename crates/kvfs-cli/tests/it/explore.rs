@@ -198,3 +198,76 @@ fn a_clone_can_be_explored() {
     assert_eq!(read(clone.join("file")).as_deref(), Some("3\n"));
     assert!(!mount.path("file").exists());
 }
+
+/// `kvfs run MOUNT -- sh -c SCRIPT`.
+fn run(mount: &Path, script: &str) -> (Option<i32>, String, String) {
+    let mut command = kvfs(&["run"]);
+    command.arg(mount).args(["--", "sh", "-ec", script]);
+    ends(&mut command)
+}
+
+#[test]
+fn attempts_within_a_run_see_what_it_has_changed_and_one_is_committed_into_it() {
+    let Some(mount) = Mount::new() else { return };
+    let script = "cd $KVFS_MOUNT; echo 10 > base; kvfs kv put . key outer
+        kvfs explore 3 . --judge 'cat $KVFS_MOUNT/sum' -- sh -ec 'cd $KVFS_MOUNT
+            test \"$(kvfs kv get . key)\" = outer; kvfs kv put . key $KVFS_ATTEMPT
+            echo $(($(cat base) + KVFS_ATTEMPT)) > sum; ! kvfs txn commit .'
+        test -z \"$(ls .kvfs/txn)\"; cat sum; kvfs kv get . key";
+    let (code, out, err) = run(&mount.root(), &format!("{script}; exit 3"));
+    assert_eq!(code, Some(3), "{out}{err}");
+    assert!(!mount.path("sum").exists(), "the outer transaction was aborted");
+    let (code, out, err) = run(&mount.root(), script);
+    assert_eq!(code, Some(0), "{out}{err}");
+    assert!(out.ends_with("13\n3"), "{out}");
+    assert_eq!(read(mount.path("sum")).as_deref(), Some("13\n"));
+    assert_eq!(ends(kvfs(&["kv", "get"]).arg(mount.root()).arg("key")).1, "3");
+    assert_eq!(open_transactions(&mount.root()), 0);
+}
+
+#[test]
+fn attempts_that_stay_open_within_a_run_are_ended_before_it() {
+    let Some(mount) = Mount::new() else { return };
+    let explored = "cd $KVFS_MOUNT
+        kvfs explore 2 . -- sh -ec 'echo $KVFS_ATTEMPT > $KVFS_MOUNT/file' > /dev/null
+        test ! -e file; set -- $(ls .kvfs/txn)";
+    let (code, out, err) =
+        run(&mount.root(), &format!("{explored}; kvfs txn commit . $2; kvfs txn abort . $1"));
+    assert_eq!(code, Some(0), "{out}{err}");
+    assert!(matches!(read(mount.path("file")).as_deref(), Some("1\n" | "2\n")));
+    let (code, _, err) = run(&mount.root(), &format!("rm $KVFS_MOUNT/file; {explored}"));
+    assert_eq!(code, Some(125), "{err}");
+    assert!(err.contains("is not committed while others are open within it"), "{err}");
+}
+
+#[test]
+fn an_attempt_makes_attempts_of_its_own() {
+    let Some(mount) = Mount::new() else { return };
+    let script = "cd $KVFS_MOUNT; export OUTER=$KVFS_ATTEMPT
+        kvfs explore 2 . --judge 'cat $KVFS_MOUNT/n' -- sh -ec '
+            echo $OUTER$KVFS_ATTEMPT > $KVFS_MOUNT/n; ! kvfs txn commit $KVFS_MOUNT'
+        ! kvfs txn commit .";
+    let judge = "cat $KVFS_MOUNT/n";
+    let (code, out, err) = ends(&mut explore(&mount.root(), 2, &["--judge", judge], script));
+    assert_eq!(code, Some(0), "{out}{err}");
+    assert_eq!(read(mount.path("n")).as_deref(), Some("22\n"), "{out}{err}");
+    assert_eq!(open_transactions(&mount.root()), 0);
+}
+
+#[test]
+fn attempts_within_a_run_in_a_clone_are_of_that_clone() {
+    let Some(mount) = Mount::new() else { return };
+    for words in [&["snapshot", "create"][..], &["clone", "create"]] {
+        let names: &[&str] = if words[0] == "clone" { &["base", "c"] } else { &["base"] };
+        let (code, _, err) = ends(kvfs(words).arg(mount.root()).args(names));
+        assert_eq!(code, Some(0), "{err}");
+    }
+    let clone = mount.path(".kvfs/clone/c");
+    let script = "cd $KVFS_MOUNT; echo 1 > outer
+        kvfs explore 2 . --judge 'cat $KVFS_MOUNT/n' -- sh -ec '
+            test -e $KVFS_MOUNT/outer; echo $KVFS_ATTEMPT > $KVFS_MOUNT/n'";
+    let (code, out, err) = run(&clone, script);
+    assert_eq!(code, Some(0), "{out}{err}");
+    assert_eq!(read(clone.join("n")).as_deref(), Some("2\n"));
+    assert!(!mount.path("n").exists());
+}

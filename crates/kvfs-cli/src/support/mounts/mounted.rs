@@ -301,6 +301,21 @@ impl Mounted {
         self.txn(&["SEAL"]).map(drop)
     }
 
+    /// Returns the transaction that this process was started in, if it belongs to this store: one
+    /// that begins at `target` lies within it. Fails if the path does not show it.
+    pub fn around(&self, target: &Path) -> Outcome<Option<u64>> {
+        let around = self.entered();
+        let Some(id) = around.filter(|id| !self.shows(*id)) else { return Ok(around) };
+        let what = format!(
+            "this already runs in transaction {id}, and {} does not show that one",
+            target.shown()
+        );
+        Err(Failure::new(Exit::Usage, what).hint(format!(
+            "give the directory that shows it ({}), or run the program as it is",
+            std::env::var(MOUNT).unwrap_or_default()
+        )))
+    }
+
     /// Returns the transaction that this process was started in, if it belongs to this store.
     pub fn entered(&self) -> Option<u64> {
         entered(&self.socket)
