@@ -215,3 +215,30 @@ fn the_example_of_a_guest_commits_what_its_command_has_written_when_that_succeed
     ran(guest("echo lost >/mnt/guest; exit 3"), 3);
     place.has("/guest", Some("from the guest\n"));
 }
+
+#[test]
+fn what_needs_the_store_is_refused_with_that_reason() {
+    let Some(place) = Place::new() else { return };
+    let serving = place.serve();
+    let address = place.address();
+    let why = "this is done where the store is";
+    for words in [
+        &["merge", &address, "trial"][..],
+        &["rebase", &address, "trial"],
+        &["explore", "2", &address, "--", "true"],
+        &["txn", "list", &address],
+        &["undo", &address],
+    ] {
+        let output = kvfs().args(words).output().expect("kvfs runs");
+        assert!(!output.status.success(), "{words:?}");
+        assert!(said(&output).contains(why), "{words:?}: {}", said(&output));
+    }
+    // A transaction on a server has none within it.
+    for command in ["run . -- true", "explore 2 . -- true", "txn list ."] {
+        let output = run(&place, &[], &format!("\"$KVFS\" {command}")).output();
+        let output = output.expect("kvfs runs");
+        assert!(!output.status.success(), "{command}");
+        assert!(said(&output).contains(why), "{command}: {}", said(&output));
+    }
+    serving.ends_when_asked();
+}

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use kvdb_server::{Client, ErrorCode, Reply};
-use kvfs_fuse::mounts;
+use kvfs_fuse::mounts::{self, MountEntry};
+use places::Server;
 use serde_json::{Map, Value, json};
 
 use crate::support::machine::{descendants, paths};
@@ -103,13 +104,8 @@ impl Mounted {
     /// Finds the store that contains `target`, for commands that work in views, too.
     pub fn find_view(target: &Path) -> Outcome<Mounted> {
         place::must_let_us_in(target)?;
-        let full = paths::full_path(target)
-            .map_err(|e| Failure::io(format!("cannot find {}", target.shown()), &e))?;
-        let none = || {
-            let what = format!("no store with a socket is mounted at {}", target.shown());
-            Failure::new(Exit::NotFound, what)
-                .hint("transactions are a mounted store's: kvfs mount STORE DIRECTORY")
-        };
+        let full = paths::full_path(target).map_err(|e| place::not_found(target, &e))?;
+        let none = || without_socket(target, &full);
         let socket = sockets::socket_of(target)?.ok_or_else(none)?;
         let place = place::of_target(&full)?;
         let mounted_here = |dir: &Path| mounts::mount_at(dir).ok().flatten();
@@ -320,6 +316,22 @@ impl Mounted {
     pub fn entered(&self) -> Option<u64> {
         entered(&self.socket)
     }
+}
+
+/// Returns the failure for a path at which no store with a socket is mounted.
+fn without_socket(target: &Path, full: &Path) -> Failure {
+    let mount = mounts::mount_of(full).ok().flatten().filter(MountEntry::is_fuse);
+    let record = mount.and_then(|mount| Record::read(&mount.device));
+    if let Some(Ok(Some(server))) = record.map(|record| Server::parse(&record.store)) {
+        let what =
+            format!("{} is mounted from {server}: this is done where the store is", target.shown());
+        return Failure::new(Exit::Usage, what).hint(
+            "run the program as it is, or in a transaction of its own by the address of the server",
+        );
+    }
+    let what = format!("no store with a socket is mounted at {}", target.shown());
+    Failure::new(Exit::NotFound, what)
+        .hint("transactions are a mounted store's: kvfs mount STORE DIRECTORY")
 }
 
 fn judged(reply: std::io::Result<Reply>) -> Outcome<Reply> {

@@ -11,6 +11,7 @@ use std::path::{Component, Path, PathBuf};
 
 use kvfs_fuse::mounts::{self, MountEntry};
 use kvfs_fuse::view_names::{directory_name, view_name};
+use places::Server;
 
 use crate::support::layered_runs::inside_layer;
 use crate::support::machine::{destination, paths};
@@ -144,9 +145,20 @@ pub fn of(path: &Path) -> io::Result<Option<Place>> {
 pub fn of_target(target: &Path) -> Outcome<Option<Place>> {
     let cannot = |e: io::Error| Failure::io(format!("cannot find {}", target.shown()), &e);
     must_let_us_in(target)?;
-    let path = paths::full_path(target).map_err(cannot)?;
+    let path = paths::full_path(target).map_err(|e| not_found(target, &e))?;
     let _waiting = waiting::on(&path);
     if path.is_dir() || mounts::is_dead(&path) { of(&path).map_err(cannot) } else { Ok(None) }
+}
+
+/// Returns the failure for a path that leads to nothing. The address of a server is no path.
+pub fn not_found(target: &Path, error: &io::Error) -> Failure {
+    match Server::parse(target) {
+        Ok(Some(server)) => {
+            Failure::new(Exit::Usage, format!("{server}: this is done where the store is"))
+                .hint("give the store, or the directory that it is mounted on, on the server")
+        }
+        _ => Failure::io(format!("cannot find {}", target.shown()), error),
+    }
 }
 
 /// Fails if a path lies in a mount that another user has not opened to others, or in the layer of a

@@ -29,8 +29,7 @@ pub fn socket_beside(store: &Path) -> Option<PathBuf> {
 /// socket.
 pub fn socket_of(target: &Path) -> Outcome<Option<PathBuf>> {
     place::must_let_us_in(target)?;
-    let path = paths::full_path(target)
-        .map_err(|e| Failure::io(format!("cannot find {}", target.shown()), &e))?;
+    let path = paths::full_path(target).map_err(|e| place::not_found(target, &e))?;
     let _waiting = waiting::on(&path);
     let mounted_here = || Record::all().into_iter().find(|r| r.mount_point == path);
     if let Some(record) = Record::of_store(&path).or_else(mounted_here) {

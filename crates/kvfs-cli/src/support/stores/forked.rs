@@ -37,7 +37,7 @@ impl Forked {
                 "give the address that the fork is published at, or its file once it is unmounted",
             ));
         }
-        let cannot = |e| Failure::io(format!("cannot find {}", word.shown()), &e);
+        let cannot = |e| place::not_found(word, &e);
         let path = word.canonicalize().map_err(cannot)?;
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         Ok(Forked { name, place: path.into_os_string() })
