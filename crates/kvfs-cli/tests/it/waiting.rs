@@ -2,8 +2,9 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
-use crate::place::{Place, kill, kvfs, succeeds, text};
+use crate::place::{Place, fails, kill, kvfs, succeeds, text};
 use rustix::process::Signal;
 
 #[test]
@@ -100,4 +101,26 @@ fn a_command_that_takes_long_is_no_daemon_that_does_not_answer() {
     waits.arg(place.mnt()).args(["BLPOP", "nothing", "5"]).stdin(Stdio::null());
     let ended = waits.output().expect("kvfs runs");
     assert_eq!(text(&ended.stderr), "");
+}
+
+#[test]
+fn runs_whose_daemon_was_killed_without_a_keeper_say_so_at_once() {
+    let Some(place) = Place::new() else { return };
+    let pid = place.mounted();
+    let kills = place.dir.path().join("kills");
+    let script = format!(
+        "kill -9 {pid}; while stat -f \"$KVFS_MOUNT\" >/dev/null 2>&1; do sleep 0.02; done"
+    );
+    std::fs::write(&kills, script).expect("written");
+    let begun = Instant::now();
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_kvfs")).display();
+    let script = format!("{program} run $KVFS_MOUNT -- sh {}", kills.display());
+    let mut run = kvfs(&["run"]);
+    run.arg(place.mnt()).args(["--", "sh", "-c", &script]).stdin(Stdio::null());
+    let said = fails(125, run.env_remove("KVFS_TXN").env_remove("KVFS_SOCKET"));
+    // Each of the two would wait for twenty seconds for another daemon.
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+    assert_eq!(said.matches("has ended, and no other one follows").count(), 2, "{said}");
+    // It says that the daemon was killed.
+    let _ = kvfs(&["umount", "--force"]).arg(place.mnt()).output().expect("kvfs runs");
 }

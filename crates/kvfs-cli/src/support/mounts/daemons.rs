@@ -233,6 +233,14 @@ impl Record {
         Record::read_as_it_is(device).map(Record::followed)
     }
 
+    /// Returns whether the last daemon of a mount has died and no keeper is there to start another
+    /// one. Does not wait.
+    pub fn has_ended(device: &str) -> bool {
+        let Some(record) = Record::read_as_it_is(device) else { return false };
+        let is_kept = record.keeper.is_some_and(|(pid, started)| start_of(pid) == Some(started));
+        !record.is_alive() && !is_kept
+    }
+
     fn read_as_it_is(device: &str) -> Option<Record> {
         Record::read_file(&Record::path_of(device))
     }

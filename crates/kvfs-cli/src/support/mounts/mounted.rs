@@ -74,6 +74,8 @@ impl Naming {
 
 pub struct Mounted {
     pub mount_point: PathBuf,
+    /// The device number of the mount, if it is in the table of mounts.
+    device: Option<String>,
     pub socket: PathBuf,
     /// The view of the path by which the store was found.
     pub view: View,
@@ -121,6 +123,7 @@ impl Mounted {
                 (mount_point, mount)
             }
         };
+        let device = mount.as_ref().map(|mount| mount.device.clone());
         let shown = mount.map_or(View::Mainline, |mount| place::view_at(&mount.root));
         let mounted_at = place.as_ref().map(|place| place.mount.mount_point.clone());
         let client = sockets::connect(&socket).map_err(|e| {
@@ -130,7 +133,7 @@ impl Mounted {
             place.map_or((View::Mainline, false), |place| (place.view, place.bound));
         let mount_point = mount_point.ok_or_else(none)?;
         let mounted_at = mounted_at.unwrap_or_else(|| mount_point.clone());
-        Ok(Mounted { mount_point, socket, view, bound, shown, mounted_at, client })
+        Ok(Mounted { mount_point, device, socket, view, bound, shown, mounted_at, client })
     }
 
     /// Returns the directory with a transaction's view of the files.
@@ -238,19 +241,39 @@ impl Mounted {
         }
         let begun = Instant::now();
         loop {
-            match sockets::connect(&self.socket) {
+            let refused = match sockets::connect(&self.socket) {
                 Ok(client) => {
                     self.client = client;
                     return Ok(false);
                 }
-                Err(e) if begun.elapsed() > PATIENCE => {
-                    let socket = self.socket.shown();
-                    let what = format!("cannot reach the store's daemon at {socket}");
-                    return Err(Failure::io(what, &e));
-                }
-                Err(_) => std::thread::sleep(PAUSE),
+                Err(e) => e,
+            };
+            if self.is_gone() {
+                let what = format!(
+                    "the daemon of the mount on {} has ended, and no other one follows",
+                    self.mount_point.shown()
+                );
+                return Err(Failure::new(Exit::Failed, what).hint(
+                    "unmount it and mount the store again: what was committed is there, and so are \
+                     durable transactions",
+                ));
             }
+            if begun.elapsed() > PATIENCE {
+                let socket = self.socket.shown();
+                let what = format!("cannot reach the store's daemon at {socket}");
+                return Err(Failure::io(what, &refused));
+            }
+            std::thread::sleep(PAUSE);
         }
+    }
+
+    /// Returns whether no daemon can continue the mount: the last one has died without a keeper,
+    /// and no process has the connection to the kernel any more, or the mount has ended.
+    fn is_gone(&self) -> bool {
+        let Some(device) = &self.device else { return false };
+        let has_ended = |all: Vec<MountEntry>| all.iter().all(|mount| mount.device != *device);
+        Record::has_ended(device)
+            && (mounts::is_dead(&self.mount_point) || mounts::mounts().is_ok_and(has_ended))
     }
 
     pub fn txn(&mut self, words: &[&str]) -> Outcome<Reply> {
