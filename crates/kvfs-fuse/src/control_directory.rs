@@ -25,8 +25,10 @@
 //! store. In the store's own root `.kvfs/txn/18` is a link that leads to it.
 //!
 //! **A mount of one clone alone.** Its root is the clone's, above which nothing is reached. So the
-//! clone's root has a control directory in such a mount, with the transactions and the snapshots of
-//! this clone; its content is the same as in the one of the store's root elsewhere.
+//! clone's root has a control directory in such a mount, with this clone's transactions, snapshots
+//! and clones, and those of its clones to any depth; its content is the same as in the one of the
+//! store's root elsewhere. The directory of the clones there is another one than that above the
+//! clone: the kernel allows a directory only one name.
 //!
 //! A file `barrier`, which is not listed, is used to find out that the kernel has handed over
 //! everything (`quiesce_barrier`).
@@ -34,6 +36,7 @@
 //! The kernel may cache what it found here; the thread that begins or ends a view tells the kernel.
 //! It may not remember that something is missing.
 
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -55,6 +58,8 @@ pub(crate) const BARRIER: Ino = 5;
 pub(crate) const USERS: Ino = 6;
 /// The control directory in the root of the clone that a mount shows alone.
 pub(crate) const TOP_ALONE: Ino = 7;
+/// The directory of the clones in that control directory.
+pub(crate) const CLONES_ALONE: Ino = 8;
 /// The directory of a user, with the user's number.
 const HOME: Ino = 1 << 40;
 /// The name of a transaction, with its number.
@@ -75,9 +80,9 @@ pub(crate) const BARRIER_NAME: &str = "barrier";
 /// (`barrier`).
 pub(crate) const BARRIER_SIZE: u64 = 160 * (128 << 10);
 
-/// The directories that the control directory lists.
-pub(crate) const KINDS: [(&str, Ino); 3] =
-    [("txn", TRANSACTIONS), ("snapshot", SNAPSHOTS), ("clone", CLONES)];
+/// The directories that a control directory lists.
+pub(crate) const KINDS: [(&str, Ino); 4] =
+    [("txn", TRANSACTIONS), ("snapshot", SNAPSHOTS), ("clone", CLONES), ("clone", CLONES_ALONE)];
 
 /// Returns the directory of a user's transactions.
 pub(crate) fn home(user: u32) -> Ino {
@@ -151,6 +156,7 @@ pub(crate) fn path_in(
             root.join(format!(".kvfs/{USERS_NAME}/{user}/{}", way(chain)))
         }
         ViewId::Snapshot(name) => root.join(".kvfs/snapshot").join(directory_name(name)),
+        ViewId::Clone(name) if alone.is_some_and(|alone| alone != name) => root.join(clone(name)),
         ViewId::Clone(name) => clone(name),
     };
     above.join(OsStr::from_bytes(path))
@@ -187,7 +193,7 @@ pub(crate) fn attr(ino: Ino, root: &Attr, open: bool) -> Option<Attr> {
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     match ino {
         TOP | TOP_ALONE | TRANSACTIONS | USERS => Some(directory),
-        SNAPSHOTS | CLONES => Some(Attr { perm, uid, gid, ..directory }),
+        SNAPSHOTS | CLONES | CLONES_ALONE => Some(Attr { perm, uid, gid, ..directory }),
         BARRIER => Some(Attr {
             kind: FileKind::File,
             perm: 0o600,
@@ -224,7 +230,7 @@ pub(crate) fn view(dir: Ino, name: &[u8]) -> Option<ViewId> {
         // Each view has one name only.
         _ if directory_name(&view_name(name)) != name => None,
         SNAPSHOTS => Some(ViewId::Snapshot(view_name(name))),
-        CLONES => Some(ViewId::Clone(view_name(name))),
+        CLONES | CLONES_ALONE => Some(ViewId::Clone(view_name(name))),
         _ => None,
     }
 }
@@ -240,7 +246,8 @@ pub(crate) fn place(view: &ViewId) -> Option<(Ino, String)> {
 }
 
 /// Returns all names of a view. A transaction also has one in the directory of its user, if that is
-/// known, or of the transaction that it is within (`chain`, see [`path_in`]).
+/// known, or of the transaction that it is within (`chain`, see [`path_in`]); a clone has one where
+/// another clone is mounted alone.
 pub(crate) fn places(
     view: &ViewId,
     user: Option<u32>,
@@ -251,14 +258,47 @@ pub(crate) fn places(
             within(*parent).map(|dir| (dir, id.to_string()))
         }
         (ViewId::Transaction(id), _) => user.map(|user| (home(user), id.to_string())),
+        (ViewId::Clone(name), _) => Some((CLONES_ALONE, directory_name(name))),
         _ => None,
     };
     place(view).into_iter().chain(home).collect()
 }
 
+/// Returns the names of the clones that were made of snapshots of a clone, or of clones of it, to
+/// any depth. `parents` has all clones by name, each with the branch that it was made of, if that
+/// is known.
+pub(crate) fn clones_below(
+    clone: &str,
+    parents: &HashMap<String, Option<String>>,
+) -> HashSet<String> {
+    fn parent<'a>(parents: &'a HashMap<String, Option<String>>, name: &str) -> Option<&'a str> {
+        parents.get(name)?.as_deref()
+    }
+    let is_below = |name: &&String| {
+        let above = std::iter::successors(parent(parents, name), |above| parent(parents, above));
+        // A line of parents is at most as long as the list.
+        above.take(parents.len()).any(|above| above == clone)
+    };
+    parents.keys().filter(is_below).cloned().collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn clones_of_clones_are_below_them() {
+        let parents = [("a", ""), ("b", "a"), ("c", "b"), ("d", "gone"), ("e", "")];
+        let parents = parents.map(|(name, parent)| (name.to_owned(), Some(parent.to_owned())));
+        let mut parents = HashMap::from(parents);
+        parents.insert("unknown".into(), None);
+        let below = |name: &str| {
+            let mut names: Vec<String> = clones_below(name, &parents).into_iter().collect();
+            names.sort();
+            names.concat()
+        };
+        assert_eq!(["a", "b", "c", "e", "gone"].map(below), ["bc", "c", "", "", "d"]);
+    }
 
     #[test]
     fn every_view_is_found_under_its_name_and_no_other() {
@@ -284,6 +324,10 @@ mod tests {
         let view = ViewId::Transaction(chain[2]);
         let path = path_in(&view, Some(7), &chain, b"a/b", None);
         assert_eq!(path, Path::new(".kvfs/user/7/3/.kvfs/txn/17/.kvfs/txn/18/a/b"));
+        let clone = ViewId::Clone("cc".into());
+        let below = path_in(&clone, None, &[], b"a", Some("c"));
+        assert_eq!(below, Path::new(".kvfs/clone/c/.kvfs/clone/cc/a"));
+        assert_eq!(path_in(&clone, None, &[], b"a", Some("cc")), Path::new(".kvfs/clone/cc/a"));
         let alone = path_in(&view, Some(7), &chain, b"a/b", Some("c"));
         assert_eq!(alone, Path::new(".kvfs/clone/c").join(path));
         assert_eq!(target(&chain, 7), "../user/7/3/.kvfs/txn/17/.kvfs/txn/18");

@@ -317,10 +317,12 @@ fn branch_named(target: &Path, into: &Path) -> Outcome<String> {
 
 fn clone_of(args: &Args) -> Outcome<String> {
     let branch = place::branch_of(&args.target)?;
+    // The mount of one clone alone stands for that clone, unless another one is named.
+    let is_named = place::named_clone(&args.target)?.is_some();
     match (&args.clone, branch.is_empty()) {
-        (Some(name), true) => Ok(name.clone()),
+        (Some(name), _) if !is_named => Ok(name.clone()),
         (None, false) => Ok(branch),
-        (Some(_), false) => {
+        (Some(_), _) => {
             let what = "the path names a clone already: give one clone, by its path or its name";
             Err(Failure::new(Exit::Usage, what))
         }

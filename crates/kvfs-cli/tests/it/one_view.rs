@@ -153,7 +153,7 @@ fn its_transactions_and_snapshots_are_seen_there_and_those_of_others_nowhere() {
     succeeds(&mut mount(&p, "clone=trial"));
     let kvfs_directory = p.mnt().join(".kvfs");
     assert!(!names(&p.mnt()).contains(&".kvfs".into()));
-    assert_eq!(names(&kvfs_directory), ["snapshot", "txn"]);
+    assert_eq!(names(&kvfs_directory), ["clone", "snapshot", "txn"]);
     let of_store = p.ask(&["TXN", "BEGIN"]);
     let id = succeeds(on(&["txn", "begin"]).arg(p.mnt())).trim().to_string();
     assert_eq!(names(&kvfs_directory.join("txn")).concat(), id);
@@ -161,7 +161,9 @@ fn its_transactions_and_snapshots_are_seen_there_and_those_of_others_nowhere() {
     assert_eq!(listed.lines().count(), 2, "a heading, and its own: {listed}");
     assert!(!kvfs_directory.join("txn").join(&of_store).exists(), "{of_store}");
     assert!(!kvfs_directory.join("user/0").join(&of_store).exists());
-    assert!(!kvfs_directory.join("clone").exists());
+    // It is no clone of itself, and has no clones yet.
+    assert_eq!(names(&kvfs_directory.join("clone")), [""; 0]);
+    assert!(!kvfs_directory.join("clone/trial").exists());
     let view = kvfs_directory.join("txn").join(&id);
     fs::write(view.join("dir/file"), "mine").expect("write");
     let up = |path: &str| fs::metadata(view.join(path)).expect("there").ino();
@@ -194,6 +196,58 @@ fn its_transactions_and_snapshots_are_seen_there_and_those_of_others_nowhere() {
     }
     succeeds(on(&["snapshot", "rollback"]).arg(p.mnt()).arg("tried"));
     assert!(!p.mnt().join("new").exists());
+}
+
+#[test]
+fn its_clones_are_used_there_to_any_depth_and_those_of_others_are_not() {
+    let Some(p) = prepared() else { return };
+    p.mounted();
+    succeeds(on(&["clone", "create"]).arg(p.mnt()).args(["monday", "sibling"]));
+    succeeds(&mut p.umount());
+    succeeds(&mut mount(&p, "clone=trial"));
+    let clones = p.mnt().join(".kvfs/clone");
+    let create = |kind: &str, at: &std::path::Path, words: &[&str]| {
+        succeeds(on(&[kind, "create"]).arg(at).args(words));
+    };
+    // A listing that the kernel has cached shows what is made afterwards.
+    assert_eq!(names(&clones), [""; 0]);
+    create("snapshot", &p.mnt(), &["tried"]);
+    create("clone", &p.mnt(), &["tried", "child"]);
+    let child = clones.join("child");
+    create("snapshot", &child, &["of-child"]);
+    create("clone", &child, &["of-child", "deep/er"]);
+    assert_eq!(names(&clones), ["child", "deep"]);
+    assert!(!clones.join("sibling").exists() && !clones.join("trial").exists());
+    assert_eq!(names(&p.mnt().join(".kvfs/snapshot")), ["of-child", "tried"]);
+    // Programs run there, and what they do stays there.
+    let run_in = |target: &std::path::Path, script: &str| {
+        succeeds(on(&["run"]).arg(target).args(["--", "sh", "-ec", script]));
+    };
+    run_in(&child, "echo child > $KVFS_MOUNT/made; echo child > $KVFS_MOUNT/dir/file");
+    run_in(&clones.join("deep/er"), "echo deep > $KVFS_MOUNT/deep");
+    let read = |path: &str| fs::read_to_string(p.mnt().join(path)).ok();
+    assert_eq!(read(".kvfs/clone/child/dir/file").as_deref(), Some("child\n"));
+    assert_eq!(read("dir/file").as_deref(), Some("then"));
+    let id = succeeds(on(&["txn", "begin"]).arg(&child)).trim().to_string();
+    assert!(p.mnt().join(".kvfs/txn").join(&id).join("made").exists());
+    succeeds(on(&["txn", "abort"]).arg(&child).arg(&id));
+    // They are merged and rebased by path and by name.
+    fs::write(p.mnt().join("of-trial"), "trial").expect("written");
+    succeeds(on(&["rebase"]).arg(p.mnt()).arg("child"));
+    assert_eq!(read(".kvfs/clone/child/of-trial").as_deref(), Some("trial"));
+    let said = succeeds(on(&["merge"]).arg(clones.join("deep/er")));
+    assert!(said.contains("clone deep/er into clone child: done"), "{said}");
+    assert_eq!(read(".kvfs/clone/child/deep").as_deref(), Some("deep\n"));
+    let said = succeeds(on(&["merge", "--drop"]).arg(p.mnt()).arg("child"));
+    assert!(said.contains("clone child into clone trial: done"), "{said}");
+    assert_eq!(read("made").as_deref(), Some("child\n"));
+    assert_eq!(read("deep").as_deref(), Some("deep\n"));
+    assert!(!child.exists());
+    succeeds(&mut p.umount());
+    succeeds(on(&["check"]).arg(p.store()));
+    p.mounted();
+    assert_eq!(fs::read_to_string(p.mnt().join("dir/file")).expect("read"), "now");
+    assert_eq!(read(".kvfs/clone/trial/made").as_deref(), Some("child\n"));
 }
 
 /// Asks tools of `kvfs mcp` one after the other, and returns the answers; `TXN` in their arguments

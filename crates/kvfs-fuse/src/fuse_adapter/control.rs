@@ -1,5 +1,6 @@
 //! The answers to requests for the control directory.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 
 use kvfs::{Fs, ViewId};
@@ -52,18 +53,33 @@ impl FuseAdapter {
     /// Returns the kinds of views in a control directory.
     fn kinds_in(&self, top: Ino) -> impl Iterator<Item = (&'static str, Ino)> {
         let kinds = control_directory::KINDS.into_iter();
-        kinds.filter(move |(_, kind)| self.top_of_kind(*kind) == top)
+        let is_there = |kind: Ino| kind != control_directory::CLONES_ALONE || self.alone.is_some();
+        kinds.filter(move |(_, kind)| is_there(*kind) && self.top_of_kind(*kind) == top)
+    }
+
+    /// Returns the clones of the clone that the mount shows alone, to any depth, which are visible
+    /// there as well. Returns none in a mount of the whole store.
+    fn clones_below(&self) -> HashSet<String> {
+        let Some(alone) = &self.alone else { return HashSet::new() };
+        let clones = self.views.clones().into_iter();
+        let parents = clones.map(|info| (info.name, info.parent)).collect();
+        control_directory::clones_below(alone, &parents)
     }
 
     /// Returns whether a transaction is visible in this mount, which may show one clone alone.
     fn is_seen(&self, id: kvfs::TransactionId) -> bool {
-        let is_of = |alone: &String| self.views.transaction(id).is_ok_and(|t| t.branch() == alone);
-        self.alone.as_ref().is_none_or(is_of)
+        let Some(alone) = &self.alone else { return true };
+        let Ok(transaction) = self.views.transaction(id) else { return false };
+        let branch = transaction.branch();
+        branch == alone || !branch.is_empty() && self.clones_below().contains(branch)
     }
 
     /// Returns the snapshots that are visible in this mount.
     fn snapshots_seen(&self) -> impl Iterator<Item = String> {
-        let is_of = |branch: &String| self.alone.as_ref().is_none_or(|alone| branch == alone);
+        let below = self.clones_below();
+        let is_of = move |branch: &String| {
+            self.alone.as_ref().is_none_or(|alone| branch == alone) || below.contains(branch)
+        };
         let all = self.views.snapshot_labels().into_iter();
         all.filter(move |label| is_of(&label.branch)).map(|label| label.name)
     }
@@ -116,6 +132,7 @@ impl FuseAdapter {
             control_directory::CLONES => {
                 self.views.clones().into_iter().map(|info| info.name).collect()
             }
+            control_directory::CLONES_ALONE => self.clones_below().into_iter().collect(),
             _ => Vec::new(),
         }
     }
@@ -150,7 +167,10 @@ impl FuseAdapter {
     pub(crate) fn parts_above(&self, view: &ViewId) -> Vec<Ino> {
         match view {
             ViewId::Snapshot(name) => self.parts.above(control_directory::SNAPSHOTS, name),
-            ViewId::Clone(name) => self.parts.above(control_directory::CLONES, name),
+            ViewId::Clone(name) => {
+                let kinds = [control_directory::CLONES, control_directory::CLONES_ALONE];
+                kinds.into_iter().flat_map(|kind| self.parts.above(kind, name)).collect()
+            }
             ViewId::Mainline | ViewId::Transaction(_) => Vec::new(),
         }
     }
@@ -224,6 +244,9 @@ impl FuseAdapter {
                     ViewId::Snapshot(name) if self.alone.is_some() => {
                         self.snapshots_seen().any(|seen| seen == *name)
                     }
+                    ViewId::Clone(name) if dir == control_directory::CLONES_ALONE => {
+                        self.clones_below().contains(name)
+                    }
                     _ => true,
                 };
                 match if lies_here { self.root_of(&view) } else { Err(none) } {
@@ -267,7 +290,12 @@ impl FuseAdapter {
         } else if let Some(id) = control_directory::topped(dir) {
             entries.extend(control_directory::within(id).map(|ino| directory("txn", here(ino))));
         } else if name_parts::is_part(dir)
-            || matches!(dir, control_directory::SNAPSHOTS | control_directory::CLONES)
+            || matches!(
+                dir,
+                control_directory::SNAPSHOTS
+                    | control_directory::CLONES
+                    | control_directory::CLONES_ALONE
+            )
         {
             self.list_parts(dir, &mut entries);
         } else {

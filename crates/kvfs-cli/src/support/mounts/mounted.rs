@@ -183,11 +183,16 @@ impl Mounted {
         Ok(View::of_branch(info["clone"].as_str().unwrap_or_default()))
     }
 
-    /// Fails if the mount shows only a snapshot, or another clone than this one: the files of a
-    /// transaction are not accessible there.
+    /// Fails if the mount shows only a snapshot, or a clone to which this branch does not belong:
+    /// the files of a transaction are not accessible there.
     pub fn must_have_views(&self) -> Outcome {
+        // A clone that is mounted alone has the directories of its own clones.
+        let is_there = |branch: &str| {
+            let view = View::of_branch(branch);
+            view == self.shown || !branch.is_empty() && view.path(&self.mount_point).is_dir()
+        };
         let is_another = matches!(self.shown, View::Clone(_))
-            && self.view.branch().is_some_and(|branch| View::of_branch(branch) != self.shown);
+            && self.view.branch().is_some_and(|branch| !is_there(branch));
         if self.mount_point.join(".kvfs").is_dir() && !is_another {
             return Ok(());
         }
