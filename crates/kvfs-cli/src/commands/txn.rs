@@ -220,9 +220,11 @@ fn rebase(mut mounted: Mounted, id: u64, choices: &Choices, output: &Output) -> 
     }
 }
 
-/// Returns whether a transaction belongs to the branch that the path leads to.
+/// Returns whether a transaction belongs to the branch that the path leads to, or is shown by the
+/// mount of a clone alone, as those of its own clones are.
 fn is_of(mounted: &mut Mounted, id: u64) -> bool {
-    mounted.view_beneath(id).is_ok_and(|view| view == mounted.view)
+    let is_shown = mounted.bound && mounted.view(id).is_dir();
+    is_shown || mounted.view_beneath(id).is_ok_and(|view| view == mounted.view)
 }
 
 /// Returns the store, and the transaction that the arguments name.

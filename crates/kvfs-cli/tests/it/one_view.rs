@@ -161,7 +161,7 @@ fn its_transactions_and_snapshots_are_seen_there_and_those_of_others_nowhere() {
     assert_eq!(listed.lines().count(), 2, "a heading, and its own: {listed}");
     assert!(!kvfs_directory.join("txn").join(&of_store).exists(), "{of_store}");
     assert!(!kvfs_directory.join("user/0").join(&of_store).exists());
-    // It is no clone of itself, and has no clones yet.
+    // It is not listed as its own clone, and has no clones yet.
     assert_eq!(names(&kvfs_directory.join("clone")), [""; 0]);
     assert!(!kvfs_directory.join("clone/trial").exists());
     let view = kvfs_directory.join("txn").join(&id);
@@ -230,7 +230,7 @@ fn its_clones_are_used_there_to_any_depth_and_those_of_others_are_not() {
     assert_eq!(read("dir/file").as_deref(), Some("then"));
     let id = succeeds(on(&["txn", "begin"]).arg(&child)).trim().to_string();
     assert!(p.mnt().join(".kvfs/txn").join(&id).join("made").exists());
-    succeeds(on(&["txn", "abort"]).arg(&child).arg(&id));
+    succeeds(on(&["txn", "abort"]).arg(p.mnt()).arg(&id));
     // They are merged and rebased by path and by name.
     fs::write(p.mnt().join("of-trial"), "trial").expect("written");
     succeeds(on(&["rebase"]).arg(p.mnt()).arg("child"));
