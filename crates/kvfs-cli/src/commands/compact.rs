@@ -21,8 +21,8 @@ complete. Without DICT all dictionaries are merged, including those of the file 
 those of clones. The range includes FROM and excludes TO; `-` as FROM and `+` as TO mean no \
 bound.")]
 pub struct Args {
-    /// Directory a store is mounted on, or the file of a store that is not mounted; with DICT also a
-    /// clone (/mnt/.kvfs/clone/NAME).
+    /// Directory a store is mounted on, or the file of a store that is not mounted; with DICT also
+    /// a clone (/mnt/.kvfs/clone/NAME).
     target: PathBuf,
     /// Dictionary of keys to merge.
     dict: Option<String>,

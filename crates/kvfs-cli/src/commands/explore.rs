@@ -187,8 +187,8 @@ fn explore(args: &Args, output: &Output) -> Outcome<ExitCode> {
     Ok(if some { ExitCode::SUCCESS } else { ExitCode::from(NONE_ACCEPTED) })
 }
 
-/// Begins all transactions before any program runs: within the transaction `within`, if this process
-/// was started in one.
+/// Begins all transactions before any program runs: within the transaction `within`, if this
+/// process was started in one.
 fn begin(args: &Args, within: Option<u64>, mounted: &mut Mounted) -> Outcome<Vec<Attempt>> {
     if let Some(directory) = &args.outputs {
         std::fs::create_dir_all(directory)

@@ -150,7 +150,7 @@ pub fn of_target(target: &Path) -> Outcome<Option<Place>> {
     if path.is_dir() || mounts::is_dead(&path) { of(&path).map_err(cannot) } else { Ok(None) }
 }
 
-/// Returns the failure for a path that leads to nothing. The address of a server is no path.
+/// Returns the failure for a path that leads to nothing. The address of a server is not a path.
 pub fn not_found(target: &Path, error: &io::Error) -> Failure {
     match Server::parse(target) {
         Ok(Some(server)) => {
