@@ -351,7 +351,7 @@ mod tests {
             assert_eq!((topped(in_it), around(in_it), user_of(in_it)), (None, Some(id), None));
         }
         assert_eq!(link(TransactionId(HOME)), None);
-        assert!((TOP..=TOP_ALONE).all(|ino| user_of(ino).is_none() && linked(ino).is_none()));
+        assert!((TOP..=CLONES_ALONE).all(|ino| user_of(ino).is_none() && linked(ino).is_none()));
         assert!(
             [&b"01"[..], b"", b"-1", b"x", b"4294967296"]
                 .iter()
