@@ -116,7 +116,8 @@ impl Author {
         let ago = now.saturating_sub(u64::try_from(self.time).unwrap_or(0));
         let label = match self.label.is_empty() {
             true => String::new(),
-            false => format!(" \"{}\",", self.label.escape_debug()),
+            // A quotation mark in a label must not end it.
+            false => format!(" \"{}\",", show(self.label.as_bytes()).replace('"', "\\\"")),
         };
         format!("by commit {},{label} {ago} s ago", self.commit)
     }
@@ -247,6 +248,11 @@ mod tests {
         assert!(author("make").words().starts_with("by commit 8 (make), "));
         assert!(author("").words().starts_with("by commit 8, "));
         assert!(author("a \"b\"").words_with_age().starts_with(r#"by commit 8, "a \"b\"", "#));
+        let hostile = "e\u{1b}[2J\nFORGED\u{202e}\u{200b}\"z";
+        let shown = r#"e\x1b[2J\nFORGED\xe2\x80\xae\xe2\x80\x8b"#;
+        assert!(author(hostile).words().starts_with(&format!("by commit 8 ({shown}\"z), ")));
+        let quoted = format!("by commit 8, \"{shown}\\\"z\", ");
+        assert!(author(hostile).words_with_age().starts_with(&quoted));
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
         let later = Author { time: now as i64 + 1000, ..author("") };
         assert_eq!(later.words_with_age(), "by commit 8, 0 s ago", "a clock that was set back");
