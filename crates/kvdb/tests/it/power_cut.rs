@@ -1,5 +1,5 @@
 //! Power cuts at every kind of moment: whatever was acknowledged as synced is there, everything is
-//! the state after some commit.
+//! the state after some commit. A drop is acknowledged with all commits before it.
 //!
 //! `KVFS_SEEDS=n` runs n seeds instead of the usual few; `KVFS_SEED=n` runs one.
 
@@ -44,6 +44,12 @@ fn work(
                 }
             }
             15..=19 => drop(unless_full(db.step())?),
+            // Without a draw of its own, so that a seed makes the same draws as before.
+            20 if history.possible.len() % 3 == 2 => {
+                if unless_full(make_or_drop_branch(db))?.is_some() {
+                    history.certain();
+                }
+            }
             20 => {
                 db.sync()?;
                 history.certain();
@@ -89,6 +95,16 @@ fn work(
         }
     }
     Ok(())
+}
+
+/// Makes a branch with a dictionary, or drops it if it is there. Either is on disk when this
+/// returns, and with it all commits before it.
+fn make_or_drop_branch(db: &Kvdb) -> kvdb::Result<()> {
+    if db.branches().iter().any(|branch| branch.name == "gone") {
+        return db.drop_branch("gone");
+    }
+    db.create_branch("gone")?;
+    db.open_dictionary_in("gone", "d").map(drop)
 }
 
 /// Enlarges the change, so that the store has many zones, and holes in them.

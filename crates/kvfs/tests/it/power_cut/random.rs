@@ -55,6 +55,8 @@ pub fn step(h: &History, random: &mut Random) -> Option<Step> {
         27 | 28 => {
             Step::Fsync(if random.one_in(6) { pick(random, &dirs)? } else { pick(random, &files)? })
         }
+        // Without a draw of its own, so that a seed makes the same draws as before.
+        29 if h.states.len() % 3 == 2 => Step::Branch,
         29 => Step::SyncAll,
         _ => {
             let durability =

@@ -40,6 +40,9 @@ pub enum Step {
     Fsync(String),
     SyncAll,
     Keys(Vec<(Vec<u8>, Vec<u8>)>, Durability),
+    /// Makes a branch, or drops it if it is there. Either is on disk at once, and never without the
+    /// names and keys that were committed before it.
+    Branch,
 }
 
 pub struct Store<'a> {
@@ -119,6 +122,14 @@ impl Store<'_> {
                 if *durability == Durability::Synced {
                     h.states.drain(..h.states.len() - 1);
                 }
+                true
+            }
+            Step::Branch => {
+                match self.db.branches().iter().any(|branch| branch.name == "gone") {
+                    true => self.db.drop_branch("gone")?,
+                    false => self.db.create_branch("gone")?,
+                }
+                h.states.drain(..h.states.len() - 1);
                 true
             }
         };
