@@ -9,9 +9,10 @@
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::io::{Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use crate::mounted::Mount;
 
@@ -353,6 +354,100 @@ fn no_command_lets_foreign_text_act_on_a_terminal() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+}
+
+#[track_caller]
+fn is_harmless(call: &[OsString], done: &Output, codes: &[i32]) {
+    for output in [&done.stdout, &done.stderr] {
+        assert_eq!(bad(output), None, "{call:?}: {}", output.escape_ascii());
+    }
+    let code = done.status.code();
+    assert!(code.is_some_and(|code| codes.contains(&code)), "{call:?} ended with {code:?}");
+}
+
+/// Runs a command with text and with JSON. It must end with one of `codes`, and show nothing as it
+/// is. Returns the text that it printed on both outputs.
+#[track_caller]
+fn walked(words: &[&OsStr], codes: &[i32]) -> String {
+    let call: Vec<OsString> = words.iter().map(|word| word.to_os_string()).collect();
+    let with_json = [&[OsString::from("--json")][..], &call].concat();
+    is_harmless(&with_json, &kvfs(&with_json).output().expect("it runs"), codes);
+    let done = kvfs(&call).output().expect("it runs");
+    is_harmless(&call, &done, codes);
+    String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).into_owned()
+}
+
+/// Appends a line to each file in the root with a hostile name.
+const CHANGE: &str =
+    "cd \"$KVFS_MOUNT\"; for f in e*; do test -f \"$f\" && echo more >> \"$f\"; done";
+
+/// The label and the paths of a commit that another user has made come with each conflict, and with
+/// an undo.
+#[test]
+fn no_conflict_and_no_undo_lets_foreign_text_act_on_a_terminal() {
+    let Some(hostile) = Hostile::new() else { return };
+    let (root, id) = (hostile.mount.root(), OsStr::new(&hostile.id));
+    let runs = |script: &str| -> Vec<OsString> {
+        let mut words: Vec<OsString> = ["run", "--label", TEXT].map(OsString::from).into();
+        words.push(root.clone().into());
+        words.extend(["--", "sh", "-c", script].map(OsString::from));
+        words
+    };
+    let others_commit = || {
+        let script = format!("{CHANGE}; true");
+        let call = runs(&script);
+        is_harmless(&call, &kvfs(&call).output().expect("it runs"), &[0]);
+    };
+    // A run that ends after another one has committed.
+    let call = runs(&format!("{CHANGE}; echo ready; read line; true"));
+    let mut child = kvfs(&call)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let mut ready = [0; 6];
+    child.stdout.as_mut().expect("a pipe").read_exact(&mut ready).expect("ready");
+    others_commit();
+    child.stdin.take().expect("a pipe").write_all(b"\n").expect("it takes input");
+    let done = child.wait_with_output().expect("it ends");
+    is_harmless(&call, &done, &[75]);
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(said.contains("by commit ") && said.contains("FORGED"), "{said}");
+
+    // The transaction that was open before has changed the same file.
+    let on_root = |before: &[&str], behind: &[&OsStr], codes: &[i32]| {
+        let mut words: Vec<&OsStr> = before.iter().map(OsStr::new).collect();
+        words.push(root.as_os_str());
+        words.extend(behind);
+        walked(&words, codes)
+    };
+    let said = on_root(&["txn", "commit"], &[id], &[8, 75]);
+    assert!(said.contains("by commit ") && said.contains("FORGED"), "{said}");
+    let said = on_root(&["txn", "rebase"], &[id], &[75]);
+    assert!(said.contains("by commit ") && said.contains("FORGED"), "{said}");
+
+    // So has a clone of the state before.
+    let in_clone = root.join(".kvfs/clone").join(NAME).join(OsStr::from_bytes(BYTES));
+    fs::write(in_clone, "of the clone").expect("written");
+    for words in [&["merge"][..], &["rebase"]] {
+        let said = on_root(words, &[OsStr::new(NAME)], &[75]);
+        assert!(said.contains("FORGED"), "{said}");
+    }
+
+    // The older commits cannot be undone, since later ones have changed the same file.
+    let mut history = kvfs(&["--json".into(), "history".into(), root.clone().into()]);
+    let history = history.output().expect("it runs").stdout;
+    let history: serde_json::Value = serde_json::from_slice(&history).expect("JSON");
+    let commits = history["commits"].as_array().expect("a list");
+    assert!(commits.len() >= 2, "{history}");
+    for commit in commits {
+        let number = commit["number"].to_string();
+        on_root(&["undo", "--dry-run", "--commit", &number], &[], &[0, 1, 8, 75]);
+    }
+    let said = on_root(&["undo", "--dry-run"], &[], &[0]);
+    assert!(said.contains("FORGED"), "{said}");
+    on_root(&["undo"], &[], &[0, 1, 8, 75]);
 }
 
 /// Walked by others of their family: they show no more than these do.
