@@ -25,6 +25,7 @@ mod cli;
 mod clone_paths;
 mod clone_tree;
 mod clones;
+mod closed_stores;
 mod compress;
 mod destinations;
 mod doctor;
