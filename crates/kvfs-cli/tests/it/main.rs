@@ -65,6 +65,7 @@ mod network;
 mod odd_paths;
 mod one_view;
 mod ordinary_user;
+mod other_processes;
 mod other_users;
 mod outputs;
 mod over;
