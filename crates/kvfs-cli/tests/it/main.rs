@@ -53,6 +53,7 @@ mod layered_runs;
 mod live;
 mod long_values;
 mod looking;
+mod mapped_data;
 mod mcp;
 mod merge_forks;
 mod metrics;
