@@ -124,3 +124,36 @@ fn runs_whose_daemon_was_killed_without_a_keeper_say_so_at_once() {
     // It says that the daemon was killed.
     let _ = kvfs(&["umount", "--force"]).arg(place.mnt()).output().expect("kvfs runs");
 }
+
+#[test]
+fn long_output_waits_for_its_reader_and_others_are_served() {
+    let Some(place) = Place::new() else { return };
+    place.mounted();
+    let mnt = place.mnt();
+    let input = place.dir.path().join("in.csv");
+    let lines: String = (0..20_000).map(|n| format!("key{n:05},{}\n", "v".repeat(100))).collect();
+    std::fs::write(&input, lines).expect("written");
+    succeeds(kvfs(&["kv", "load"]).arg(&mnt).arg(&input));
+    for (before, behind) in [
+        (&["kv", "scan"][..], &[][..]),
+        (&["--json", "kv", "scan"], &[]),
+        (&["kv", "call"], &["KEYS", "*"]),
+    ] {
+        let mut command = kvfs(before);
+        command.arg(&mnt).args(behind).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("kvfs runs");
+        let mut output = child.stdout.take().expect("a pipe");
+        let mut first = [0];
+        output.read_exact(&mut first).expect("it prints something");
+        // The rest does not fit into a pipe, so the command waits, and the daemon does not.
+        succeeds(kvfs(&["kv", "put"]).arg(&mnt).args(["other", "value"]));
+        succeeds(kvfs(&["stat"]).arg(&mnt));
+        assert!(child.try_wait().expect("it is ours").is_none(), "{before:?}: its output is read");
+        let mut all = first.to_vec();
+        output.read_to_end(&mut all).expect("read");
+        assert!(child.wait().expect("it ends").success(), "{before:?}");
+        let all = text(&all);
+        let keys = all.matches("key0").count() + all.matches("key1").count();
+        assert_eq!(keys, 20_000, "{before:?}");
+    }
+}
