@@ -237,7 +237,7 @@ impl TreeCursor {
         })
     }
 
-    /// Returns the update to apply to the value of [`TreeCursor::current`], see
+    /// Returns the update to apply to the value of [`TreeCursor::current`]. See
     /// [`TreeCursor::keep_updates`].
     pub fn kept_update(&self) -> Option<&Update> {
         self.updated.as_ref()?.kept.as_ref()
@@ -516,8 +516,8 @@ impl TreeCursor {
         self.go(Direction::Forward)
     }
 
-    /// Moves as [`TreeCursor::advance`] does, but not beyond `end`: returns `false` if no live tuple
-    /// lies before it. Nothing at `end` or after it is passed, so that tombstones there cost
+    /// Moves as [`TreeCursor::advance`] does, but not beyond `end`. Returns `false` if no live
+    /// tuple lies before it. Nothing at `end` or after it is passed, so that tombstones there cost
     /// nothing. An empty `end` is the end of all keys.
     pub fn advance_below(&mut self, end: &[u8]) -> Result<bool> {
         self.go_below(Direction::Forward, (!end.is_empty()).then_some(end))

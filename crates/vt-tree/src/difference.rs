@@ -8,8 +8,8 @@
 //! sides have cannot be skipped: a merge may have moved it, but it may also have been written again
 //! on one side, above an item that hides it on the other.
 //!
-//! Equal pointers must meet: the walk goes by lower fence, higher levels first, so when it comes to
-//! a pointer, everything above it on the other side has been opened or was shared.
+//! Equal pointers must be found together. The walk proceeds by lower fence, higher levels first, so
+//! when it reaches a pointer, everything above it on the other side has been opened or was shared.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
@@ -119,7 +119,7 @@ impl Eq for Pending {}
 struct RangeComparison {
     /// The end of the range that is compared, or of the last one.
     end: Bytes,
-    /// The cursors stand at that end after each range, and go on from there: many adjacent
+    /// The cursors stand at that end after each range, and continue from there: many adjacent
     /// tombstones take one walk.
     cursors: [TreeCursor; 2],
     /// The next tuple of each side in the range.

@@ -4,7 +4,7 @@
 //! cover. Within a source nothing overlaps, because a flush or a merge cuts range tombstones around
 //! newer points. So points and range tombstones share one order, one search and one cursor.
 //!
-//! An update does not hide older items: together with them it makes a value, see [`Lookup::over`].
+//! An update does not hide older items: together with them it makes a value. See [`Lookup::over`].
 
 use bytes::Bytes;
 
@@ -27,7 +27,7 @@ pub enum Body {
         /// have updates of known values: they are applied when a run is written. Boxed, since a get
         /// moves bodies several times and few are updates.
         base: Option<Box<ExtentRef>>,
-        /// The operations, encoded, see [`Update::decode`].
+        /// The operations, encoded. See [`Update::decode`].
         update: Bytes,
     },
     /// The key is deleted.
@@ -165,7 +165,7 @@ impl Body {
     }
 }
 
-/// The result of a lookup in one source, or in several, see [`Lookup::over`].
+/// The result of a lookup in one source, or in several. See [`Lookup::over`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lookup {
     /// No item of the source covers the key; an older source may have it.

@@ -1,7 +1,7 @@
 //! Updates: changes of a value that are written without reading it (the *upserts* of BetrFS 0.2,
 //! §2.2, KEVIN's commands with offsets). An update is a short sequence of operations: overwrite the
-//! bytes at an offset, append bytes, add to a counter. It stands in a memtable or a run above the
-//! value that it changes; readers apply it, merges fold it into the value where the two meet.
+//! bytes at an offset, append bytes, add to a counter. It lies in a memtable or a run above the
+//! value that it changes. Readers apply it, and a merge that reads both folds it into the value.
 //!
 //! Two updates of one key are composed without knowing the value: the newer operations follow the
 //! older ones. So the order in which sources are merged makes no difference, and `compose` is

@@ -169,7 +169,7 @@ impl BlockBuilder {
     }
 
     /// Returns the payload, in a buffer that the next block reuses, and whether the block consists
-    /// almost entirely of long extent runs, see [`crate::index::entry::Entry::unfiltered`]. Call
+    /// almost entirely of long extent runs. See [`crate::index::entry::Entry::unfiltered`]. Call
     /// [`Self::clear`] before the next block.
     pub fn finish(&mut self) -> (&[u8], bool) {
         self.close_extent_run();

@@ -379,7 +379,7 @@ impl Block {
     }
 
     /// Returns the head of the first key of each restart interval: the eight bytes after the shared
-    /// prefix, see [`head_of`].
+    /// prefix. See [`head_of`].
     pub(crate) fn heads(&self) -> &[u64] {
         &self.heads
     }

@@ -1,6 +1,6 @@
 //! Announces values of many keys by place. The keys may be those of the files of a tree that was
 //! saved, moved or checked out over and over: neighbours by key then lie anywhere, so neither the
-//! order of the keys nor the order of reads tells what is next to what. The addresses do.
+//! order of the keys nor the order of reads shows which values are adjacent. The addresses do.
 //!
 //! If the whole store fits into the host's memory, the neighbourhood of each place is fetched, as
 //! after a read that had to wait (`around`). Otherwise the places themselves are announced in the

@@ -60,7 +60,7 @@ const SPARSE_INDEXES: u64 = 4;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ReadMode {
     Alone,
-    /// Announces the data that follows on the device, if reads continue there, see
+    /// Announces the data that follows on the device, if reads continue there. See
     /// [`SequentialReads`].
     Onward,
     /// Fetches the neighbourhood on the device as well, see [`ReadAround`], if that suits the

@@ -5,12 +5,12 @@
 //! Cursors announce what they will read by themselves, from the index. Sequential reads are for
 //! data that is read key by key: the nodes of a directory's files, their pages, and the names of a
 //! listing, where each call has a cursor of its own. They are stored in the order in which they are
-//! read, so it is enough to look at addresses.
+//! read, so it is enough to examine addresses.
 //!
-//! Only reads that had to wait are looked at: data that is in memory, or was announced, costs
-//! nothing here. So apart from the first window, at most four times the bytes read before are
-//! announced in vain. Random reads within a few hundred KiB also come closely after one another,
-//! but as often closely before: if that happens, nothing is announced for a while.
+//! Only reads that had to wait are counted: data that is in memory, or was announced, costs nothing
+//! here. So apart from the first window, at most four times the bytes read before are announced in
+//! vain. Random reads within a few hundred KiB also come closely after one another, but as often
+//! closely before: if that happens, nothing is announced for a while.
 //!
 //! A caller that knows how much it is going to read from one place on, such as the listing of a
 //! large directory, says so with [`read_onward`]: then no read has to wait first.

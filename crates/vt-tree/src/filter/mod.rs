@@ -1,4 +1,4 @@
-//! The quotient filter of a leaf index node: it tells whether a key may be beneath the node or
+//! The quotient filter of a leaf index node: it decides whether a key may be beneath the node or
 //! certainly is not.
 //!
 //! A filter is a set of *fingerprints*, the top `bits` bits of a key's hash. Sorted, a fingerprint
@@ -47,7 +47,7 @@ const STRIDE: u64 = 128;
 /// The most bits of a fingerprint.
 const BITS_MAX: u32 = 48;
 
-/// The default rate of false positives of a filter, in ten thousandths, see
+/// The default rate of false positives of a filter, in ten thousandths. See
 /// [`crate::MergeOptions::false_positives`].
 pub const FALSE_POSITIVES: u16 = 80;
 
@@ -86,7 +86,7 @@ pub struct FilterBuilder {
 }
 
 impl FilterBuilder {
-    /// Creates a builder for a filter with a rate of false positives of `rate` ten thousandths, see
+    /// Creates a builder for a filter with a rate of false positives of `rate` ten thousandths. See
     /// [`FALSE_POSITIVES`].
     pub fn new(rate: u16) -> FilterBuilder {
         FilterBuilder { hashes: Vec::new(), bits: 0, rate }

@@ -30,7 +30,7 @@ const BATCH_MAX: usize = 128;
 const LEAVES_MAX: usize = if cfg!(test) { 2 } else { 256 };
 const FRAGMENTS_PER_LEAF: usize = if cfg!(test) { 2 } else { 32 };
 
-/// A cursor on the items of a memtable, see [`Source`].
+/// A cursor on the items of a memtable. See [`Source`].
 pub struct MemtableCursor {
     memtable: Arc<Memtable>,
     at: Seq,

@@ -91,7 +91,7 @@ struct MemtableState {
 enum KeptValue {
     /// The value as it was given.
     Own(Value),
-    /// A value that shares a buffer with its neighbours until it has a place on the device, see
+    /// A value that shares a buffer with its neighbours until it has a place on the device. See
     /// `Writer::put_deferred`.
     Deferred(Deferred),
     /// A change of a value on the device, or of one in an older source. A value in this memtable
@@ -107,7 +107,7 @@ struct Deferred {
     forgotten: bool,
 }
 
-/// Identifies a value in a memtable that has no address on the device yet, see
+/// Identifies a value in a memtable that has no address on the device yet. See
 /// [`Writer::put_deferred`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeferredSlot(u32);
@@ -119,7 +119,7 @@ impl Default for Memtable {
 }
 
 impl Memtable {
-    /// Creates a memtable with a pool of its own. Memtables of one store share a pool, see
+    /// Creates a memtable with a pool of its own. Memtables of one store share a pool. See
     /// [`Memtable::in_pool`].
     pub fn new() -> Memtable {
         Memtable::in_pool(&Pool::new())
@@ -180,7 +180,7 @@ impl Memtable {
         self.writer().delete_range(start, end, seq);
     }
 
-    /// Changes the value of `key` as of `seq`, see [`Update`]. No older write may follow, nor a
+    /// Changes the value of `key` as of `seq`. See [`Update`]. No older write may follow, nor a
     /// write of the same `seq` to this key from another thread.
     pub fn update(&self, key: &[u8], seq: Seq, update: &Update) {
         self.writer().update(key, seq, update);
@@ -264,8 +264,8 @@ impl Memtable {
         self.pin.lock().merge(pin);
     }
 
-    /// Returns an upper bound of the heap bytes in use, including overhead but not shared buffers,
-    /// see [`Memtable::put`].
+    /// Returns an upper bound of the heap bytes in use, including overhead but not shared buffers.
+    /// See [`Memtable::put`].
     pub fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -319,7 +319,7 @@ impl Memtable {
 }
 
 impl MemtableState {
-    /// Looks up a version, see [`Memtable::get`]. Returns `None` if it was discarded.
+    /// Looks up a version. See [`Memtable::get`]. Returns `None` if it was discarded.
     fn get(&self, key: &[u8], at: Seq) -> Option<Lookup> {
         let version = self.tree.get(&self.arena, key, at);
         // A version newer than all range tombstones cannot be hidden.
@@ -440,7 +440,7 @@ impl MemtableState {
         }
     }
 
-    /// Discards the value in slot `i`, if nothing reads it, see [`Memtable::discard`].
+    /// Discards the value in slot `i`, if nothing reads it. See [`Memtable::discard`].
     fn discard(&mut self, key: &[u8], seq: Seq, i: u32, at: Seq) -> bool {
         let Some(Some(KeptValue::Deferred(deferred))) = self.kept.get(i as usize) else {
             return false;
@@ -502,14 +502,14 @@ impl KeptValue {
     }
 }
 
-/// A memtable locked for writing, see [`Memtable::writer`]. Readers wait until it is dropped.
+/// A memtable locked for writing. See [`Memtable::writer`]. Readers wait until it is dropped.
 pub struct Writer<'a> {
     memtable: &'a Memtable,
     state: RwLockWriteGuard<'a, MemtableState>,
 }
 
 impl Writer<'_> {
-    /// Sets a key to a value, see [`Memtable::put`].
+    /// Sets a key to a value. See [`Memtable::put`].
     pub fn put(&mut self, key: &[u8], seq: Seq, value: Value) {
         let s = &mut *self.state;
         match &value {
@@ -532,7 +532,7 @@ impl Writer<'_> {
         DeferredSlot(slot)
     }
 
-    /// Sets a key to a copy of an inline value, see [`Memtable::put`].
+    /// Sets a key to a copy of an inline value. See [`Memtable::put`].
     pub fn put_slice(&mut self, key: &[u8], seq: Seq, value: &[u8]) {
         let s = &mut *self.state;
         if value.len() < KEEP_FROM {
@@ -542,7 +542,7 @@ impl Writer<'_> {
         s.write(key, seq, NewValue::Kept(slot));
     }
 
-    /// Changes the value of a key, see [`Memtable::update`].
+    /// Changes the value of a key. See [`Memtable::update`].
     pub fn update(&mut self, key: &[u8], seq: Seq, update: &Update) {
         match self.state.updated(key, update) {
             KeptValue::Own(value) => self.put(key, seq, value),
@@ -553,12 +553,12 @@ impl Writer<'_> {
         }
     }
 
-    /// Deletes a key, see [`Memtable::delete`].
+    /// Deletes a key. See [`Memtable::delete`].
     pub fn delete(&mut self, key: &[u8], seq: Seq) {
         self.state.write(key, seq, NewValue::Delete);
     }
 
-    /// Deletes a range of keys, see [`Memtable::delete_range`].
+    /// Deletes a range of keys. See [`Memtable::delete_range`].
     pub fn delete_range(&mut self, start: &[u8], end: &[u8], seq: Seq) {
         if start < end {
             let s = &mut *self.state;

@@ -1,4 +1,4 @@
-//! The points of a memtable: a B+-tree of keys in nodes of 64, where each key leads to its
+//! The points of a memtable: a B+-tree of keys in nodes of 64, where each key refers to its
 //! versions, newest first.
 //!
 //! Nothing is ever removed from the tree, which keeps two invariants simple: the first key of each
@@ -108,8 +108,8 @@ impl Tree {
     }
 
     /// Adds a version of `key`. There are no readers below `floor`: versions that only they could
-    /// see are forgotten now and then, and those of their values that are kept outside the arena
-    /// are added to `released`.
+    /// see are forgotten from time to time, and those of their values that are kept outside the
+    /// arena are added to `released`.
     #[inline]
     pub fn put(
         &mut self,

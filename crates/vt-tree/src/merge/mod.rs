@@ -27,7 +27,8 @@
 //!
 //! If nothing older lies below the inputs, tombstones are dropped
 //! ([`MergeOptions::drop_tombstones`]), and blocks with tombstones are opened instead of stitched.
-//! Large values are judged separately from the blocks that refer to them, see `placement`.
+//! Whether a large value moves is decided separately from the block that refers to it. See
+//! `placement`.
 //!
 //! A merge can stop between two elements. [`Merge::step`] bounds the I/O of a call; [`Merge::cut`]
 //! ends a merge early with the key from which another one continues. [`split_points`] divides a

@@ -35,7 +35,7 @@ pub struct MergeOptions {
     pub priority: Priority,
     /// The expected lifetime of the result; data of one lifetime shares zones.
     pub lifetime: Lifetime,
-    /// Write large values while more input is read, see [`zones::ExtentWriter::write_behind`]. It
+    /// Write large values while more input is read. See [`zones::ExtentWriter::write_behind`]. It
     /// is for merges that a caller waits for.
     pub write_behind: bool,
 }

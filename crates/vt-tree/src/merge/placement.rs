@@ -1,10 +1,10 @@
 //! Placement: the decision whether a span of one input that overlaps no other is stitched (referred
 //! to where it lies) or copied (written again). Background jobs differ in this policy only.
 //!
-//! Blocks and large values are judged separately. A scan reads blocks in key order, so blocks are
-//! judged by how many bytes lie contiguously in that order. A scan reads large values by the index,
-//! a window of keys at a time, sorted by address; so values are judged by how many bytes of one
-//! window ([`VALUE_WINDOW`]) lie contiguously, in whatever order.
+//! Blocks and large values are examined separately. A scan reads blocks in key order, so a block
+//! moves if too few bytes lie contiguously in that order. A scan reads large values by the index, a
+//! window of keys at a time, sorted by address; so a value moves if too few bytes of its window
+//! ([`VALUE_WINDOW`]) lie contiguously, in whatever order.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use crate::value::ExtentRef;
 /// A stitching threshold that adapts to the lengths of the spans and to the cost of a seek.
 pub const ADAPTIVE: u64 = u64::MAX - 1;
 
-/// The cost of a seek on solid-state devices, bytes, see [`Placement::seek_bytes`].
+/// The cost of a seek on solid-state devices, bytes. See [`Placement::seek_bytes`].
 pub const SOLID_STATE_SEEK: u64 = 8 << 10;
 
-/// Bytes of large values that are judged together: as many as a scan reads at once.
+/// Bytes of large values that are examined together: as many as a scan reads at once.
 pub const VALUE_WINDOW: u64 = 16 << 20;
 
 /// The adaptive threshold, in units of [`Placement::seek_bytes`]: a scan spends at most a third of
@@ -91,7 +91,7 @@ impl Placement {
         Placement { stitch_at, values_at, ..Placement::default() }
     }
 
-    /// Returns whether this block or subtree may be stitched, judged by its zones and its large
+    /// Returns whether this block or subtree may be stitched, according to its zones and its large
     /// values.
     pub(crate) fn may_stay(&self, entry: &Entry) -> Result<bool> {
         let together = entry.value_bytes == 0
@@ -99,8 +99,8 @@ impl Placement {
         Ok(together && !self.has_short_values(entry) && !self.must_leave(entry)?)
     }
 
-    /// Returns whether values that are to be gathered may lie beneath `entry`, judged by the mean
-    /// length. Few of them among much longer ones are missed: they hardly slow a scan down.
+    /// Returns whether values that are to be gathered may lie beneath `entry`, according to the
+    /// mean length. Few of them among much longer ones are missed: they hardly slow a scan down.
     fn has_short_values(&self, entry: &Entry) -> bool {
         entry.value_bytes > 0
             && entry.value_bytes < entry.items.saturating_mul(u64::from(self.gather_below))

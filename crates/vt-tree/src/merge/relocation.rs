@@ -1,11 +1,11 @@
 //! Relocation: large values are copied to places in an order that the caller determines, such as
-//! that of the names of files. It is the first half of a merge whose result lies in another order
-//! than that of its keys. The second half is a merge of each run that refers to the old places,
-//! which replaces the references and stitches everything else ([`Placement::relocated`]). A value
-//! to which several keys or runs refer is copied once, and stays shared.
+//! that of the names of files. It is the first half of a merge that leaves values out of key order.
+//! The second half merges each run that refers to the old places: it replaces the references and
+//! stitches everything else ([`Placement::relocated`]). A value to which several keys or runs refer
+//! is copied once, and stays shared.
 //!
-//! The values are judged by the window of `relocation_window`, in the order of the caller instead
-//! of that of keys: those that lie together within a window stay, in whatever order.
+//! The window of `relocation_window` examines the values in the caller's order: values that already
+//! lie together within a window stay, whatever their order.
 
 use std::sync::Arc;
 
@@ -37,8 +37,8 @@ pub struct Relocation {
 }
 
 impl Relocation {
-    /// Returns a relocation that moves the values that `placement` judges to be scattered, or that
-    /// lie in the zones that it evacuates.
+    /// Returns a relocation that moves the values that `placement` considers scattered, and those
+    /// in the zones that it evacuates.
     pub fn new(
         cache: &Arc<BlockCache>,
         placement: Placement,
@@ -99,8 +99,8 @@ impl Relocation {
         Ok(())
     }
 
-    /// Copies these values in their order; they are read in that of the device. A damaged one stays
-    /// where it is, where a check finds it, and so does one that cannot be read.
+    /// Copies these values in their order, and reads them in the order of the device. A damaged or
+    /// unreadable value stays in place, where a check finds it.
     fn copy(&mut self, places: &[ExtentRef]) -> Result<()> {
         let values = match self.cache.read_stored(places) {
             Err(e) if places.len() > 1 && is_damage(&e) => {

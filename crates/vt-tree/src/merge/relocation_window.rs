@@ -1,10 +1,10 @@
-//! The window in which a merge judges large values. Items are held back in key order until they
+//! The window in which a merge examines large values. Items are held back in key order until they
 //! have as many bytes of values as a scan reads at once. Then it is known which values lie
 //! contiguously, in whatever order, and which are so scattered that they should move.
 //!
 //! Windows overlap by half, and a value is scattered when its span is short in both windows that it
 //! belongs to. A span that the end of one window cuts is whole in the other, or long enough there.
-//! If its parts were judged alone, they would seem short; moving them would divide the span, and
+//! If its parts were examined alone, they would seem short; moving them would divide the span, and
 //! the next merge, whose windows end elsewhere, would find other parts.
 
 use zones::ZONE_SIZE;
@@ -76,12 +76,12 @@ impl RelocationWindow {
         self.items.push(item);
     }
 
-    /// Returns whether items must be judged before more are added.
+    /// Returns whether items must be examined before more are added.
     pub fn is_full(&self, placement: &Placement) -> bool {
         self.bytes >= placement.window || self.memory >= WAITING
     }
 
-    /// Judges the items and takes them out: the first half of the window if `more` items follow,
+    /// Examines the items and takes them out: the first half of the window if `more` items follow,
     /// otherwise all of it. Returns them in groups in which all values move (`true`) or none does.
     /// A group that moves is no longer than a quarter of a zone, which bounds the memory.
     pub fn judge(&mut self, placement: &Placement, more: bool) -> Vec<(bool, Vec<HeldItem>)> {
@@ -143,7 +143,7 @@ impl RelocationWindow {
 
     /// Returns for each of the first `judged` items whether its value must move.
     fn scattered(&self, placement: &Placement, judged: usize) -> Vec<bool> {
-        // Only the items that are judged have an index here.
+        // Only the items that are examined have an index here.
         let (own, after) = self.items.split_at(judged);
         let own = own.iter().enumerate();
         let own: Vec<_> = own.filter_map(|(i, held)| Some((held.lies()?, Some(i)))).collect();
@@ -178,7 +178,7 @@ impl RelocationWindow {
     }
 }
 
-/// A value, and the index of its item if the item is judged.
+/// A value, and the index of its item if the item is examined.
 type Lies = (ExtentRef, Option<usize>);
 
 /// Returns the spans of these values. A gap that takes no longer to read than a seek does not end a
@@ -251,8 +251,8 @@ mod tests {
         assert_eq!(moved(long_and_short(), u64::MAX), 130, "all move if all must");
     }
 
-    /// Returns how many of the values, added one after the other, move; `skipped` of them are
-    /// judged first, so that windows end elsewhere.
+    /// Returns how many of the values, added one after the other, move. `skipped` of them are
+    /// examined first, so that windows end elsewhere.
     fn moved_by_windows(
         pages: impl Iterator<Item = u64>,
         placement: &Placement,
@@ -277,7 +277,7 @@ mod tests {
         moved
     }
 
-    /// A merge whose windows end elsewhere than those of the one before moves nothing.
+    /// A second merge whose windows end elsewhere moves nothing.
     #[test]
     fn a_span_that_a_window_cuts_is_not_taken_for_two_short_ones() {
         let placement =

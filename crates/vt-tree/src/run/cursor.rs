@@ -85,7 +85,7 @@ impl BlockReadAhead {
     }
 }
 
-/// A cursor on the items of a run, see [`Source`](crate::Source). It keeps the run, so its zones
+/// A cursor on the items of a run. See [`Source`](crate::Source). It keeps the run, so its zones
 /// are not freed.
 pub struct RunCursor {
     run: Arc<Run>,

@@ -314,7 +314,7 @@ impl std::ops::Deref for NodeRef<'_> {
     }
 }
 
-/// A [`Run::get`] up to the filter, see [`Run::probe`].
+/// A [`Run::get`] up to the filter. See [`Run::probe`].
 pub struct Probe<'a> {
     run: &'a Run,
     /// The parent of the leaf index node, or that node itself if it is the root; and the entry that

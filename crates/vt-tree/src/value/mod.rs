@@ -82,8 +82,8 @@ impl ExtentRef {
         self.add_room_after(before.filter(directly), uses);
     }
 
-    /// Like [`ExtentRef::add_room`], but with every gap that is shorter than a page: as entries
-    /// have it that were written before the space of deleted values between short ones was told
+    /// Like [`ExtentRef::add_room`], but with every gap that is shorter than a page: as in entries
+    /// that were written before the space of deleted values between short ones was distinguished
     /// from alignment.
     pub(crate) fn add_room_and_short_gaps(&self, before: Option<&ExtentRef>, uses: &mut ZoneUse) {
         self.add_room_after(before.filter(|before| contiguous(before, self)), uses);

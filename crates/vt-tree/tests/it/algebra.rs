@@ -1,5 +1,5 @@
-//! The run algebra against a model: after any sequence of flushes, merges, slices and
-//! concatenations, under any placement, the tuples are those of an ordered map.
+//! Compares the run algebra with a model. After any sequence of flushes, merges, slices and
+//! concatenations, under any placement, the tuples equal those of an ordered map.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -43,7 +43,7 @@ fn update(r: &mut Random) -> Update {
     }
 }
 
-/// One random memtable of `n` changes, applied to the model as well.
+/// Makes one random memtable of `n` changes, and applies them to the model as well.
 fn memtable(
     r: &mut Random,
     n: u64,
@@ -235,7 +235,7 @@ fn one_history(seed: u64) {
                 runs.splice(from..to, merged);
             }
             _ if !runs.is_empty() => {
-                // Slice a run in three and concatenate the slices.
+                // Slices a run into three and concatenates the slices.
                 let at = r.next(runs.len() as u64) as usize;
                 let (a, b) = (r.next(keys), r.next(keys));
                 let (a, b) = (key(a.min(b)), key(a.max(b)));

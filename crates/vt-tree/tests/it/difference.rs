@@ -1,5 +1,5 @@
-//! The difference of two states whose inputs are made by hand, where random histories rarely meet
-//! what is wanted.
+//! Tests of the difference of two states. The inputs are made by hand, since random histories
+//! rarely produce these cases.
 
 use std::sync::Arc;
 
@@ -43,8 +43,8 @@ fn changes(store: &Arc<BlockCache>, before: &[Input], after: &[Input]) -> Vec<Ke
     all
 }
 
-/// Both sides have the same item of the key, and both have what deletes the key, so that it is not
-/// looked at: on one side above the item, on the other below it.
+/// Both sides have the same item of the key, and the same deletion of the key, which a difference
+/// therefore skips. On one side the deletion lies above the item, on the other below it.
 #[test]
 fn what_differs_has_what_was_put_again_above_its_deletion() {
     let store = store();
@@ -59,7 +59,7 @@ fn what_differs_has_what_was_put_again_above_its_deletion() {
         for (of_runs, what) in [(false, "memtables"), (true, "runs")] {
             let [put, deleted, again, other] = [&put, &deleted, &again, &other]
                 .map(|input| if of_runs { run(&store, input) } else { input.clone() });
-            // The state after has lost the old item to a merge.
+            // In the later state a merge has dropped the old item.
             let before = [deleted.clone(), put, other.clone()];
             let after = [again, deleted, other];
             let want = |before, after| vec![KeyChange { key: "k".into(), before, after }];

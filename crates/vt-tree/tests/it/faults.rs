@@ -1,5 +1,5 @@
-//! Damaged runs: whichever bit is flipped, reads return an error or the right answer, and a check
-//! finds it.
+//! Tests of damaged runs. Whichever bit is flipped, reads return an error or the right answer, and
+//! a check finds the damage.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

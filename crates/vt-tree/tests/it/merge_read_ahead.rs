@@ -21,7 +21,7 @@ struct Announced {
 struct Seen {
     pages: HashSet<u64>,
     announced_bytes: u64,
-    /// Reads of tuple blocks, and those of them that nothing announced.
+    /// Counts of reads of tuple blocks, and of those that were not announced.
     reads: u64,
     waits: u64,
 }

@@ -1,5 +1,6 @@
-//! The index of pages that are consecutive in keys and on the device takes little more than their
-//! checksums; it finds every page, knows which are missing without a read, and survives merges.
+//! Tests of the index of pages that are consecutive in keys and on the device. The index takes
+//! little more space than their checksums. It finds every page, knows without a read which pages
+//! are missing, and survives merges.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Large values are copied to places in an order of the caller's, and the runs that refer to them
-//! follow.
+//! Tests that large values are copied to places in the caller's order, and that the runs that refer
+//! to them are updated.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -114,7 +114,7 @@ fn values_lie_in_the_order_of_the_caller_and_all_runs_that_share_them_follow() {
     assert!(relocated.is_empty() && stats.written() == 0, "what lies in order stays");
 }
 
-/// A zone is emptied in the order of addresses, and needs to know which values lie there.
+/// A zone is emptied in the order of addresses, which requires the list of values in it.
 #[test]
 fn the_values_of_a_run_in_some_zones_are_found_and_no_others() {
     let store = store();

@@ -1,6 +1,6 @@
-//! The run algebra as a specification. However a run was made, a lookup in it returns what its
-//! inputs returned, the newest first; cursors on it, in any direction and with any seeks, return
-//! exactly that, as disjoint items; and `check_run` finds no fault.
+//! The run algebra as a specification. However a run was made, a lookup in it returns the results
+//! of its inputs, the newest first. Cursors on it, in any direction and with any seeks, return
+//! exactly these items, and the items are disjoint. `check_run` finds no fault.
 //!
 //! The model of a run is a *layer*: the result of a lookup of each *landmark*. Landmarks are all
 //! keys that a history may use, and the first key after each; no item begins or ends anywhere else,
@@ -47,7 +47,7 @@ enum Says {
     Nothing,
     Deleted(Seq),
     Put(Seq, Bytes),
-    /// A change of what an older layer says.
+    /// A change of the result of an older layer.
     Updated(Seq, Update),
 }
 
@@ -126,12 +126,12 @@ enum Op {
 struct World {
     store: Arc<BlockCache>,
     zones: Arc<Zones>,
-    /// Keys that points have.
+    /// Keys of point items.
     keys: Vec<usize>,
     landmarks: Vec<Vec<u8>>,
     seq: Seq,
-    /// Ranges are deleted, too. Where they are, few updates stay updates: what is changed was
-    /// deleted before.
+    /// Ranges are deleted, too. With range deletions few updates stay updates, since the value that
+    /// they change was deleted before.
     ranges: bool,
     r: Random,
 }
@@ -268,7 +268,8 @@ impl World {
     }
 
     fn options(&mut self, bottom: bool) -> MergeOptions {
-        // Defragmentation now and then. Zone 0 is the superblock's; a history fits in the next few.
+        // Defragmentation from time to time. Zone 0 is the superblock's; a history fits in the next
+        // few.
         let evacuate = self
             .r
             .one_in(5)
@@ -312,7 +313,7 @@ impl World {
             Merge::new(&self.store, inputs, range, options.clone()).expect("a merge begins");
         let budget = self.r.of(&[1, 1000, 100_000, u64::MAX]);
         if self.r.one_in(3) {
-            // In two parts: one that is ended early, and one with the rest.
+            // Merges in two parts: one that ends early, and one with the rest.
             for _ in 0..1 + self.r.below(8) {
                 _ = merge.step(budget.min(20_000)).expect("a merge goes on");
             }
@@ -476,7 +477,7 @@ impl World {
         let mut pos = 0;
         let full = tuples.len() + 1;
         for step in 0..2 * full + 60 {
-            // All the way up, all the way down, then at random.
+            // Moves through all items upwards, then downwards, then at random.
             let forward = if step < full { true } else { step >= 2 * full && self.r.one_in(2) };
             if step >= 2 * full && self.r.one_in(4) {
                 let key = self.r.below(self.landmarks.len());
@@ -544,7 +545,7 @@ fn history(seed: u64) {
     for _ in 0..12 {
         let step = w.r.below(10);
         match step {
-            // Flush a memtable, alone or over the newest runs.
+            // Flushes a memtable, alone or over the newest runs.
             0..=3 => {
                 let (m, layer) = w.memtable();
                 w.check_source(&mut m.cursor(Seq::MAX), &layer);
@@ -559,7 +560,7 @@ fn history(seed: u64) {
                 let run = w.check_run(run, &layer);
                 runs.splice(..over, run.map(|run| (run, layer)));
             }
-            // Merge neighbours; one alone is a defragmentation.
+            // Merges neighbours. A merge of one run is a defragmentation.
             4 | 5 if !runs.is_empty() => {
                 let (from, to) = w.r.pair(runs.len());
                 let to = to + 1;
@@ -569,8 +570,8 @@ fn history(seed: u64) {
                 let run = w.check_run(run, &layer);
                 runs.splice(from..to, run.map(|run| (run, layer)));
             }
-            // Merge neighbours in one range only, the rest of them stays: a bounded step of a
-            // compaction.
+            // Merges neighbours in one range only and keeps the rest, as a bounded step of a
+            // compaction does.
             6 | 7 if !runs.is_empty() => {
                 let (from, to) = w.r.pair(runs.len());
                 let to = to + 1;
@@ -599,7 +600,7 @@ fn history(seed: u64) {
                 }
                 runs.splice(from..to, after);
             }
-            // A new run of slices of others.
+            // Makes a new run from slices of others.
             8 if !runs.is_empty() => {
                 let mut cuts: Vec<_> =
                     (0..w.r.below(4)).map(|_| w.r.below(w.landmarks.len())).collect();
@@ -621,7 +622,7 @@ fn history(seed: u64) {
                 let whole = concat(&w.store, &parts).expect("concatenates");
                 w.check_run(whole, &layer);
             }
-            // Decode all runs again from their root pointers, with an empty cache.
+            // Decodes all runs again from their root pointers, with an empty cache.
             _ => {
                 w.store = BlockCache::new(w.zones.clone(), w.r.of(&[0, 1 << 16, 1 << 20]));
                 for (run, _) in &mut runs {

@@ -1,4 +1,4 @@
-//! The savings of stitching in bytes: the cost of a merge is proportional to the data that
+//! Tests of the bytes that stitching saves. The cost of a merge is proportional to the data that
 //! overlaps, not to all data (VT-tree §3.1).
 
 use std::sync::Arc;
@@ -91,7 +91,7 @@ fn the_index_written_follows_the_overlap_and_not_the_size() {
 }
 
 /// Each update leaves a whole value in the result, which lies elsewhere. The values between two of
-/// these are shorter than the threshold, which is that of a hard disk, and stay where they are.
+/// these are shorter than the threshold of a hard disk, and stay in place.
 #[test]
 fn an_update_moves_its_own_value_and_no_neighbour() {
     let store = store();
@@ -149,7 +149,7 @@ fn scattered_values_are_moved_once() {
     assert_eq!(stays.values_written, 0, "a window of 16 MiB has 16 pages of each run side by side");
     let (together, moved) = merged(&store, &[Input::Run(before)], threshold(256 << 10));
     assert_eq!(moved.values_written, 8192 * 4096);
-    // A quarter is overwritten: only that moves.
+    // A quarter is overwritten, and only that quarter moves.
     let scattered: Vec<Input> =
         (0..128).map(|r| Input::Run(run(&store, (0..16).map(|i| i * 512 + r * 4), 4096))).collect();
     let inputs: Vec<Input> = scattered.into_iter().chain([Input::Run(together)]).collect();
@@ -164,7 +164,7 @@ fn short_values_are_gathered_into_their_blocks_once_and_long_ones_stay() {
     let keys = |from: u64, len| {
         let m = Memtable::new();
         let value = Value::Inline(Bytes::from(vec![from as u8; len]));
-        // The lengths alternate by the thousand.
+        // The lengths alternate after every thousand keys.
         (0..8000u64).filter(|k| k / 1000 % 2 == from).for_each(|k| {
             m.put(&k.to_be_bytes(), k + 1, value.clone());
         });

@@ -1,5 +1,5 @@
-//! Each merge has options for the tuples it writes: compression and filters. Runs with any options
-//! can be merged.
+//! Tests of the options that each merge has for the tuples it writes, which are compression and
+//! filters. Runs with different options can be merged.
 
 use std::io;
 use std::sync::Arc;
@@ -138,7 +138,7 @@ fn a_lower_rate_of_false_positives_costs_a_bit_a_key_for_each_half() {
     assert!((1.5..2.5).contains(&(usual - coarse)) && (1.5..2.5).contains(&(fine - usual)));
 }
 
-/// 4 KiB each: text that compresses well, and now and then noise that does not.
+/// Values of 4 KiB: text that compresses well, and sometimes noise that does not.
 fn page(i: u64) -> Bytes {
     if i % 9 == 4 {
         let mut x = i;
@@ -219,7 +219,7 @@ struct Even {
 
 impl ChooseCodec for Even {
     fn choose(&self, key: &[u8]) -> Compression {
-        // The last digit of the number, see `key`.
+        // The last digit of the number. See `key`.
         if key[12].is_multiple_of(2) { Compression::Lz4 } else { Compression::None }
     }
 
@@ -301,7 +301,7 @@ fn references_that_lie_about_compressed_values_are_errors() {
     }
 }
 
-/// Counts the bytes of writes behind.
+/// Counts the bytes of writes in the background.
 #[derive(Default)]
 struct Counted {
     memory: MemoryDevice,
