@@ -236,8 +236,8 @@ impl Allocator {
             let Some(zone) = stream.zone() else { continue };
             let seen = state.seen.get(&zone).copied().unwrap_or_default();
             stream.skip_to(seen.end);
-            // A zone with more bytes alive than lie before the position was taken again since then;
-            // a zone without live bytes is free.
+            // If a zone has more live bytes than lie before the recorded position, it was reused
+            // after that position was recorded; a zone without live bytes is free.
             let plausible = state.zones.get(zone as usize).is_some_and(|known| {
                 zone > 0
                     && known.pins > 0
@@ -261,8 +261,8 @@ impl Allocator {
                 free.insert(zone);
             }
         }
-        // The depth at which the zones were taken from the reserve is not known: at most that of
-        // the store now.
+        // The depth at which the zones were taken from the reserve is not known. It is at most the
+        // current depth of the store.
         let depth = state.depth(state.unknown.len() + state.punched.len() + 1);
         state.streams.iter_mut().for_each(|(_, stream)| stream.set_depth(depth));
         state.seen.clear();

@@ -80,7 +80,8 @@ pub(crate) fn open_backing(device: &File) -> Option<(File, PathBuf)> {
     }
     let status = status(device.as_fd())?;
     let name = backing_file(Path::new(&format!("/sys/dev/block/{major}:{minor}")))?;
-    // The name may lead to something else by now, even to a pipe, which must not be waited for.
+    // The name may refer to something else by now, even to a pipe, for which the program must not
+    // wait.
     let waits = OFlags::NONBLOCK.bits() as i32;
     let file = File::options().read(true).custom_flags(waits).open(&name).ok()?;
     let is_it = Backing::of(&file.metadata().ok()?) == status.backing;
@@ -97,9 +98,9 @@ struct Status {
 /// Asks an open loop device for its backing, which is found also if its name has changed.
 fn status(device: BorrowedFd<'_>) -> Option<Status> {
     const LOOP_GET_STATUS64: Opcode = 0x4c05;
-    // SAFETY: the device is a loop device, which writes a `loop_info64`: 232 bytes, of which any
-    // values are integers. The first four are the file's device, its inode, its number if it is a
-    // block device, and the offset.
+    // SAFETY: the device is a loop device, which writes a `loop_info64`: 232 bytes, all values of
+    // which are valid integers. The first four are the file's device, its inode, its number if it
+    // is a block device, and the offset.
     let info = unsafe {
         rustix::ioctl::ioctl(device, Getter::<LOOP_GET_STATUS64, [u64; 29]>::new()).ok()?
     };

@@ -32,7 +32,7 @@ pub fn get_u64(input: &mut &[u8]) -> Result<u64, Malformed> {
     Err(Malformed)
 }
 
-/// Decodes a varint that must fit 32 bits and advances `input`, see [`get_u64`].
+/// Decodes a varint that must fit 32 bits and advances `input`. See [`get_u64`].
 pub fn get_u32(input: &mut &[u8]) -> Result<u32, Malformed> {
     let mut rest = *input;
     let value = u32::try_from(get_u64(&mut rest)?).map_err(|_| Malformed)?;

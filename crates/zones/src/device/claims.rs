@@ -1,6 +1,6 @@
 //! Claims on the bytes of an open file or block device by its other names. The lock of a file
-//! (`flock`) belongs to the file's inode. A block device has one for each node that leads to it,
-//! and a loop device shares its bytes with the file that it is bound to.
+//! (`flock`) belongs to the file's inode. A block device has one for each of its device nodes, and
+//! a loop device shares its bytes with the file to which it is bound.
 //!
 //! - A writer of a block device opens it exclusively, which the kernel grants once for each device,
 //!   and never while a file system on it is mounted.

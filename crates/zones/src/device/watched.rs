@@ -1,5 +1,5 @@
-//! A device in memory that tells a watcher of each access, so that a test counts, delays or refuses
-//! accesses in a few lines.
+//! A device in memory that notifies a watcher of each access, so that a test counts, delays or
+//! refuses accesses in a few lines.
 
 use std::io;
 use std::ops::Deref;

@@ -49,7 +49,7 @@ mod tests {
     fn all_of_it_is_done_and_as_much_at_once_as_may_be() {
         let (together, sum) = (Barrier::new(3), AtomicUsize::new(0));
         let work = |n: &usize| -> io::Result<()> {
-            // Three threads have to arrive before one of them goes on.
+            // Three threads have to arrive before one of them continues.
             together.wait();
             sum.fetch_add(*n, Ordering::Relaxed);
             Ok(())

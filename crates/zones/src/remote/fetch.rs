@@ -83,7 +83,7 @@ pub(crate) struct Remote {
     /// Replaced when the store follows a newer state, while all locks of `steady` are held
     /// exclusively.
     layout: ArcSwap<Layout>,
-    /// The zone tables of earlier states, the newest last: see [`super::follow`].
+    /// The zone tables of earlier states, the newest last. See [`super::follow`].
     pub(super) retired: Mutex<Vec<Retired>>,
     options: RemoteOptions,
     /// Striped locks of the zones: held shared from the check that a part is present until its use
@@ -94,8 +94,8 @@ pub(crate) struct Remote {
     arrival: Condvar,
     requests: Requests,
     second_gets: SecondGets,
-    /// The positions of readers that go on: the address after the range that was fetched, and the
-    /// length of that range.
+    /// The positions of readers that continue: the address after the range that was fetched, and
+    /// the length of that range.
     onward: Mutex<[(u64, u64); 16]>,
     next_onward: AtomicUsize,
     in_line: InLine,
@@ -297,7 +297,7 @@ impl Remote {
         let layout = self.layout();
         let wanted: Vec<PartRange> =
             PartRange::of(addr, len).filter(|&range| !layout.parts.has(range)).collect();
-        // Who announces tuples says where they end, since the index has told it.
+        // A caller that announces tuples states their end, which it knows from the index.
         let goes_on = !is_of_index(purpose);
         let (claimed, _) = self.claim(&layout, purpose, &wanted, goes_on);
         if let Err(e) = self.fetch_claimed(cache, &layout, purpose, &claimed.ranges) {
@@ -310,7 +310,8 @@ impl Remote {
     }
 
     /// Claims the parts that are neither present nor being fetched, in ranges of one request each,
-    /// and returns those that are being fetched, too. `goes_on`: the reader may go on beyond them.
+    /// and returns those that are being fetched, too. `goes_on` says that the reader may continue
+    /// beyond them.
     fn claim(
         &self,
         layout: &Layout,
@@ -523,7 +524,7 @@ impl Remote {
             let _alone = self.lock_of(zone).write();
             self.stays()?;
             if !Arc::ptr_eq(&self.layout.load(), &layout) {
-                // The next fetch looks at the zones of the newer state.
+                // The next fetch uses the zones of the newer state.
                 break;
             }
             parts.forget(zone);

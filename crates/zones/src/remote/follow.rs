@@ -1,7 +1,7 @@
-//! Lets another state take the place of the one that is read. The local file has the zones of the
-//! newer state from then on; bytes of the older one at the same addresses are given up. Readers of
-//! the older state continue: each reference has a checksum, so they notice, and read from object
-//! storage, where the older bytes lie until a collector deletes them.
+//! Replaces the state that is read by another one. From then on the local file has the zones of the
+//! newer state, and bytes of the older one at the same addresses are dropped. Readers of the older
+//! state continue: each reference has a checksum, so they notice, and read from object storage,
+//! where the older bytes lie until a collector deletes them.
 
 use std::io;
 use std::sync::atomic::Ordering;

@@ -4,7 +4,7 @@
 
 use env::sync::Mutex;
 
-/// The number of readers at different places that are told apart.
+/// The number of readers at different places that are distinguished.
 const READERS: usize = 16;
 /// A read continues an earlier one if it begins at most this many bytes before or after its end:
 /// several requests of one reader may overtake each other.

@@ -18,7 +18,7 @@ pub struct Known {
     pub fingerprints: Vec<Fingerprint>,
 }
 
-/// The zones that a publication has read, with the counts that tell whether they were written
+/// The zones that a publication has read, with the counts that show whether they were written
 /// since. It is valid for one store as long as that is open.
 #[derive(Clone, Debug, Default)]
 pub struct Marks(pub(super) HashMap<ZoneId, u64>);
@@ -31,7 +31,7 @@ impl Known {
         self.table.pieces_of(zone).iter().zip(prints.iter().copied())
     }
 
-    /// Adds a piece after the last one, see [`ZoneTable::add`].
+    /// Adds a piece after the last one. See [`ZoneTable::add`].
     pub(super) fn add(
         &mut self,
         (zone, offset, len): (ZoneId, u32, u32),

@@ -3,8 +3,8 @@
 //! references to it are valid wherever the zone table is.
 //!
 //! - `table` maps each zone to the objects that hold its bytes.
-//! - `publish` writes zones to objects, except those that are `known` to lie there; `writes` tells
-//!   which of the zones read before were written since.
+//! - `publish` writes zones to objects, except those that are `known` to lie there; `writes`
+//!   returns which of the zones read before were written since.
 //! - `fetch` reads parts of zones into the local file; `parts` records which are there.
 //! - `at_once` makes several requests at the same time.
 //! - `in_line` finds sequential readers, to fetch ahead of them; `requests` limits the requests in

@@ -90,7 +90,7 @@ pub(crate) struct Source<'a> {
     pub read: &'a dyn Fn(ZoneId, &mut [u8]) -> Result<()>,
     /// The table of the zones that came from object storage, and have the same bytes there.
     pub table: Option<&'a ZoneTable>,
-    /// The count of the writes of a zone, see [`super::Writes`].
+    /// The count of the writes of a zone. See [`super::Writes`].
     pub writes: &'a dyn Fn(ZoneId) -> Option<u64>,
 }
 
@@ -111,13 +111,13 @@ pub struct Publication<'a> {
     pub memory: usize,
 }
 
-/// A callback that is told the progress of a publication after each zone. It can ask for all pieces
+/// A callback that gets the progress of a publication after each zone. It can ask for all pieces
 /// that lie in object storage so far, so that an interrupted publication need not start again;
 /// pieces that were known of zones not processed yet are among them, since the publication will
 /// refer to them. An error of the callback ends the publication.
 pub type Watch<'a> = dyn FnMut(Progress, &dyn Fn() -> Result<Known>) -> Result<()> + 'a;
 
-/// Publishes zones, see [`crate::Zones::publish`].
+/// Publishes zones. See [`crate::Zones::publish`].
 pub(crate) fn publish(
     source: Source<'_>,
     uses: &ZoneUse,

@@ -140,8 +140,8 @@ impl ZoneTable {
         &rest[..rest.partition_point(|piece| piece.zone == zone)]
     }
 
-    /// Returns how many of the first bytes of a zone lie in the same places as in `other`; the size
-    /// of a zone if there is no difference.
+    /// Returns the number of leading bytes of a zone that lie in the same places as in `other`, or
+    /// the size of a zone if there is no difference.
     pub(crate) fn same_until(&self, zone: ZoneId, other: &ZoneTable) -> u32 {
         let place = |table: &ZoneTable, p: &Piece| (p.offset, p.len, p.at, table.object(p));
         let (own, theirs) = (self.pieces_of(zone), other.pieces_of(zone));
@@ -162,7 +162,7 @@ impl ZoneTable {
         self.pieces.last().map_or(0, |piece| piece.zone.end())
     }
 
-    /// Appends the encoding, see "Zone table" in `docs/format.md`.
+    /// Appends the encoding. See "Zone table" in `docs/format.md`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         put_u64(out, self.origins.len() as u64);
         self.origins.iter().for_each(|origin| out.extend_from_slice(origin));

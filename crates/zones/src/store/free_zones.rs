@@ -304,7 +304,7 @@ impl Zones {
 
     /// Has the host allocate the space that was promised ([`Zones::promise`]) and the reserve, so
     /// that both are there even if others fill the host. Fails with [`Error::NoSpace`] if the host
-    /// has not enough. The capacity of the store is not examined: see [`Zones::space`].
+    /// has not enough. The capacity of the store is not examined. See [`Zones::space`].
     pub fn back_promises(&self) -> Result<()> {
         loop {
             // Held for one request at a time, so that others take zones in between.

@@ -29,7 +29,7 @@ impl Zones {
         })
     }
 
-    /// Reads `buf.len()` bytes at `addr` from the medium, past the host's caches, see
+    /// Reads `buf.len()` bytes at `addr` from the medium, past the host's caches. See
     /// [`Device::read_medium`].
     pub fn read_medium(&self, purpose: Purpose, addr: u64, buf: &mut [u8]) -> Result<()> {
         self.check_range(addr, buf.len() as u64)?;
@@ -57,7 +57,7 @@ impl Zones {
         }
     }
 
-    /// Returns the bytes of the host's memory available to cache reads, see
+    /// Returns the bytes of the host's memory available to cache reads. See
     /// [`Device::host_memory`].
     pub fn host_memory(&self) -> Option<u64> {
         self.device.host_memory()
@@ -75,7 +75,7 @@ impl Zones {
         })
     }
 
-    /// Writes `bytes` and empties it. The write may still be in progress when this returns, see
+    /// Writes `bytes` and empties it. The write may still be in progress when this returns. See
     /// [`Device::write_behind`].
     pub(crate) fn write_behind(
         &self,

@@ -385,7 +385,7 @@ impl Zones {
     }
 
     /// Reserves a zone for an [`ExtentWriter`](crate::ExtentWriter) that must not fail for lack of
-    /// space, see [`ExtentWriter::supply`](crate::ExtentWriter::supply).
+    /// space. See [`ExtentWriter::supply`](crate::ExtentWriter::supply).
     pub fn reserve_zone(&self, priority: Priority) -> Result<ZonePin> {
         self.acquire(priority)
     }

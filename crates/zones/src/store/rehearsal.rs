@@ -18,7 +18,7 @@ const MOST_OWN: usize = 256;
 /// The time after which reads fail: a publication waits for the rehearsal.
 const LONGEST: Duration = Duration::from_secs(2);
 
-/// The zones of an open store as another device, see [`Zones::rehearse`].
+/// The zones of an open store as another device. See [`Zones::rehearse`].
 pub struct Rehearsal {
     of: Arc<Zones>,
     /// The zones of the other store that are shown. The caller of [`Zones::rehearse`] keeps them

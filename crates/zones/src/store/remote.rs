@@ -158,7 +158,7 @@ impl Zones {
         self.remote.as_ref().map(|zones| &*zones.remote)
     }
 
-    /// Keeps the zone table of the current state for its readers, see [`Zones::follow`].
+    /// Keeps the zone table of the current state for its readers. See [`Zones::follow`].
     pub fn hold_table(&self) -> TableHold {
         self.remote().map(Remote::hold).unwrap_or_default()
     }
@@ -207,7 +207,7 @@ impl Zones {
     }
 
     /// Fetches everything that lies in object storage and is not yet in the local file. `progress`
-    /// is told the bytes that are present, and the total; an error of `progress` ends the call.
+    /// gets the bytes that are present, and the total. An error of `progress` ends the call.
     pub fn fetch_all(&self, progress: &mut dyn FnMut(u64, u64) -> Result<()>) -> Result<()> {
         let Some(zones) = &self.remote else { return Ok(()) };
         let layout = zones.remote.layout();
@@ -332,7 +332,7 @@ impl Zones {
         let begun = self.remote().map(Remote::layout);
         let read = |zone: ZoneId, bytes: &mut [u8]| {
             self.read(Purpose::Pages, zone.start(), bytes)?;
-            // The zone may have the bytes of a newer state, which only the layout tells.
+            // The zone may have the bytes of a newer state, which only the layout shows.
             match (&begun, self.remote().map(Remote::layout)) {
                 (Some(begun), Some(now)) if !Arc::ptr_eq(begun, &now) => Err(Error::Invalid(
                     "the store shows a newer state by now: publish it again".into(),

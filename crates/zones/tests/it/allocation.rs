@@ -1,5 +1,5 @@
-//! Allocation of zones. One long test drives random writers, pins, drops, crashes and reopenings
-//! against a model; each of the others shows one rule.
+//! Tests of the allocation of zones. One long test drives random writers, pins, drops, crashes and
+//! reopenings against a model. Each of the other tests shows one rule.
 
 use crate::world;
 use std::collections::BTreeMap;
@@ -172,8 +172,8 @@ fn fill_some(zones: &Arc<Zones>, owners: &mut Vec<Owner>, random: &mut Random) {
     }
 }
 
-/// Closes the store and recovers it: what was alive is pinned from its encoded form, and the
-/// streams go on or not.
+/// Closes the store and recovers it. Live objects are pinned from their encoded form, and some
+/// streams are continued.
 fn reopen(
     zones: Arc<Zones>,
     device: &Arc<MemoryDevice>,
@@ -223,13 +223,13 @@ fn the_map_shows_what_each_zone_is_used_for_and_how_long_ago_it_was_taken() {
 
     drop(journal);
     assert_eq!(at(first), bare(ZoneState::Free));
-    // Taken again it is the newest, whatever it was before.
+    // When it is reused it is the newest, whatever its age was before.
     let (again, _journal) = zones.take_zone(Purpose::Manifest, Priority::User).unwrap();
     assert_eq!(again, first);
     assert_eq!(at(first), ZoneInfo { purpose: Some(Purpose::Manifest), ..journal_zone(0) });
     assert_eq!(at(second).age, Some(1));
     drop(pages);
-    // The stream goes on there.
+    // The stream continues there.
     assert_eq!((at(second).state, at(second).live), (ZoneState::Open, 0));
     zones.give_back().unwrap();
     assert!(zones.map().iter().all(|zone| zone.state != ZoneState::GivenBack || zone.live == 0));
@@ -356,7 +356,7 @@ fn garbage_addresses_are_corruption_not_panics() {
     assert!(zones.read(Purpose::Pages, len - 100, &mut buf).is_ok());
 }
 
-/// A store with one object placed, closed; its device, its use, its position.
+/// Makes a closed store with one object. Returns its device, its use and its position.
 fn closed() -> (Arc<MemoryDevice>, ZoneUse, u64) {
     let device = Arc::new(MemoryDevice::new());
     let zones = Zones::format(device.clone(), SMALL).unwrap();

@@ -1,4 +1,4 @@
-//! Tests the guarantee of each device.
+//! Tests the guarantees of each device.
 
 use crate::world;
 use std::collections::BTreeSet;
@@ -127,7 +127,8 @@ fn what_is_written_behind_is_seen_by_whatever_comes_next() {
         let at = 8192 + round * 4096;
         device.write_behind(P, at, &mut one.clone()).unwrap();
         assert!(read(&device, at, LEN) == one);
-        // Each over the one before: with a part of it, shortly, by the page cache, and with a hole.
+        // Each write overwrites the one before: a part of it, a short one, one through the page
+        // cache, and a hole.
         device.write_behind(P, at, &mut two.clone()).unwrap();
         device.write_behind(P, at + 4096, &mut one[..1 << 20].to_vec()).unwrap();
         device.write_at(P, at + (2 << 20), &[7; 100]).unwrap();
@@ -149,7 +150,7 @@ fn what_is_written_behind_is_seen_by_whatever_comes_next() {
         let mut medium = vec![0; LEN];
         device.read_medium(P, at, &mut medium).unwrap();
         assert!(medium == one);
-        // The end of a commit: shorter, and right behind what is under way.
+        // The end of a commit: shorter, and right after the writes in progress.
         device.write_behind(P, at, &mut two[..2 << 20].to_vec()).unwrap();
         let mut end = two[2 << 20..].to_vec();
         device.write_behind(P, at + (2 << 20), &mut end).unwrap();

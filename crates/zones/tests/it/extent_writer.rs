@@ -1,5 +1,5 @@
-//! Extent writers: an object lies at the returned address, in one zone, and overlaps no other,
-//! until its pin is dropped.
+//! Tests of extent writers. An object lies at the returned address, in one zone, and overlaps no
+//! other object until its pin is dropped.
 
 use crate::world::{SMALL, memory_store, objects, place};
 use zones::{Error, Priority, Purpose, SECTOR, ZONE_SIZE, ZoneId, ZoneUse};

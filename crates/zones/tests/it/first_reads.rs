@@ -1,5 +1,5 @@
-//! First reads are read in place of what lies in object storage, until they were found to be
-//! something else.
+//! Tests of first reads, which replace reads of object storage until they are found not to match
+//! it.
 
 use std::sync::Arc;
 
@@ -53,7 +53,7 @@ fn they_are_read_without_a_request() {
     assert_eq!(read(&zones, there.start()), [1; 3]);
     zones.will_read(Purpose::Tuples, there.start(), 3);
     assert_eq!((gets(&zones), zones.remote_stats().unwrap().waits), (0, 0));
-    // One byte beyond them is not there.
+    // A read that extends one byte beyond them is not served by them.
     assert_eq!(read(&zones, there.start() + 1), [1; 3]);
     assert_eq!((gets(&zones), zones.remote_stats().unwrap().waits), (1, 1));
 }

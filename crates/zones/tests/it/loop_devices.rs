@@ -1,5 +1,5 @@
-//! A file, the loop devices that are bound to it and all nodes of these are one store: it has one
-//! writer or many readers. The tests end early where there are no loop devices.
+//! A file, the loop devices that are bound to it, and all device nodes of these are one store,
+//! which has one writer or many readers. The tests return early on a machine without loop devices.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;

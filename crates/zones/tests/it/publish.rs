@@ -1,5 +1,6 @@
-//! Zones are published again and again: what was not written since is not read, and a note of one
-//! that is cut off has all that the rest of it will refer to. Objects are written together.
+//! Tests of repeated publication of zones. Data that was not written since the last publication is
+//! not read. If publication is cut off, the note of a zone already has everything that the rest of
+//! it will refer to. Several objects are written at the same time.
 
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -169,7 +170,7 @@ fn as_many_objects_are_written_at_once_as_the_memory_has_room_for() {
         let published = world.zones.publish(pin.uses(), &how, &mut |_, _| Ok(())).unwrap();
         let counts = counts.counts();
         assert_eq!((counts.most_in_flight, counts.put.requests), (at_once, 4));
-        // All of it is there when the call returns, and only then does a head name it.
+        // All objects exist when the call returns, and only then does a head name them.
         assert_eq!((memory.count(), published.progress.objects), (4, 4));
         assert_eq!(published.known.table.zones().count(), 7);
     }
@@ -211,7 +212,7 @@ fn zones_in_many_pieces_are_written_whole_before_the_table_has_no_room() {
     let kept = world.publish(&pin, (&known, &first.marks), &mut vec![]);
     assert_eq!((kept.progress.objects, kept.known.table.pieces().len()), (0, 8));
 
-    // Pieces of other zones take half of the room.
+    // Pieces of other zones take half of the space.
     for n in 0..180_000 {
         let other = ZoneId(zone.0 + 1 + n / 15);
         known.table.add(other, n % 15 * 4096, 4096, object, 0).unwrap();

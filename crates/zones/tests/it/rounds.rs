@@ -1,5 +1,5 @@
-//! Requests to object storage that need no answers of one another are sent together, and announced
-//! tuples are fetched as far as they are announced.
+//! Requests to object storage that do not depend on one another's answers are sent together, and
+//! announced tuples are fetched as far as the announcement reaches.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,7 +55,7 @@ fn announced_tuples_come_in_one_round_and_nothing_beyond_them() {
         std::thread::yield_now();
     }
     assert_eq!(rounds.rounds(), 1);
-    // It waits for requests that are under way.
+    // The read waits for requests in flight.
     zones.close_remote();
     assert_eq!((stats().cached_bytes, stats().got_bytes.iter().sum::<u64>()), (3 << 20, 3 << 20));
     assert!(zones.is_here(ZONE.start(), 3 << 20) && !zones.is_here(ZONE.start(), (3 << 20) + 1));

@@ -1,5 +1,5 @@
-//! The superblock pair: after any interrupted or damaged write the store opens with the old root or
-//! the new one.
+//! Tests of the superblock pair. After any interrupted or damaged write the store opens with the
+//! old root or the new one.
 
 use crate::world;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -154,7 +154,7 @@ fn a_power_cut_tears_one_copy_at_most() {
             let acknowledged = zones.set_root(&new).is_ok();
             let image = device.crash(seed);
             let whole = COPIES.iter().filter(|&&at| {
-                // Alone: the other one is no superblock.
+                // The copy is alone, since the other one is not a superblock.
                 let alone = image.clone();
                 COPIES.iter().filter(|&&other| other != at).for_each(|&other| {
                     alone.write_at(Purpose::Superblock, other, &[0; BLOCK]).unwrap();
@@ -236,8 +236,8 @@ fn a_store_too_small_to_work_is_refused() {
     ));
 }
 
-/// A device on which a superblock takes long: until the space of the store was asked for in another
-/// thread.
+/// A device on which writing a superblock takes until another thread has asked for the space of the
+/// store.
 #[derive(Default)]
 struct Slow {
     memory: MemoryDevice,

@@ -12,7 +12,7 @@ pub fn memory_store(options: FormatOptions) -> Arc<Zones> {
     Zones::format(Arc::new(MemoryDevice::new()), options).unwrap()
 }
 
-/// `count` objects of noise with up to `longest` bytes, never empty.
+/// Returns `count` objects of noise with up to `longest` bytes, never empty.
 pub fn objects(seed: u64, count: usize, longest: u64) -> impl Iterator<Item = Vec<u8>> {
     let mut random = Random::new(seed);
     (0..count).map(move |_| {
