@@ -8,15 +8,15 @@
 //! continues. A seed always gives the same schedule, so a failure can be reproduced.
 //!
 //! Time in a run is virtual. It stands still while a thread runs. If no thread can run it jumps to
-//! the earliest deadline, and now and then it does so earlier, which makes timeouts and intervals
-//! part of the schedule. A run in which no thread can ever run again fails as a deadlock, with a
-//! list of what each thread waits for.
+//! the earliest deadline, and from time to time it does so earlier, which makes timeouts and
+//! intervals part of the schedule. A run in which no thread can ever run again fails as a deadlock,
+//! with a list of what each thread waits for.
 //!
 //! The seed selects one of two strategies. *Random* continues with a random thread at each point,
 //! or stays with the running one with a probability that depends on the seed. *Priorities* always
-//! runs the thread of the highest priority and now and then drops the running one to the lowest,
-//! which reaches schedules in which one thread pauses for long (after PCT: Burckhardt, Kothari,
-//! Musuvathi, Nagarakatte, ASPLOS 2010).
+//! runs the thread of the highest priority and from time to time drops the running one to the
+//! lowest, which reaches schedules in which one thread pauses for long (after PCT: Burckhardt,
+//! Kothari, Musuvathi, Nagarakatte, ASPLOS 2010).
 //!
 //! Outside of a run the functions of this module do nothing. In builds without debug assertions the
 //! locks and atomics of [`crate::sync`] are the plain ones and never call them, so that release
@@ -132,8 +132,8 @@ pub struct Done<T> {
 }
 
 /// Runs `body`, and every thread that it starts, under the schedule of `seed`. Returns when `body`
-/// has returned and no other thread can run. After a failure the threads of the run are blocked for
-/// ever: they keep their memory.
+/// has returned and no other thread can run. After a failure the threads of the run are blocked
+/// forever: they keep their memory.
 pub fn run<T: Send + 'static>(
     seed: u64,
     body: impl FnOnce() -> T + Send + 'static,
@@ -219,8 +219,8 @@ impl Run {
         state.wake(id_address(id), usize::MAX);
         match state.next(id) {
             Ok(next) => self.pass_to(&state, next),
-            // The first thread has its result: threads that are left and wait for ever, for a
-            // thread that has ended, do not matter.
+            // The first thread has its result: threads that are left and wait forever, for a thread
+            // that has ended, do not matter.
             Err(_) if state.threads[FIRST].waits == WaitReason::Ended => {
                 self.turn.store(NONE, Ordering::Release);
                 if let Some(first) = &state.threads[FIRST].handle {

@@ -41,8 +41,8 @@ pub fn give_up_descriptors() {
     WITHOUT_DESCRIPTORS.set(true);
 }
 
-/// Fails in a thread that has given up the descriptors of its process. It must be called before a
-/// descriptor is used that another thread may have opened: the call would read or write another
+/// Fails in a thread that no longer shares the descriptors of its process. It must be called before
+/// a descriptor is used that another thread may have opened: the call would read or write another
 /// file.
 pub fn has_descriptors() -> io::Result<()> {
     match WITHOUT_DESCRIPTORS.get() {
