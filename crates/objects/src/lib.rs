@@ -62,12 +62,12 @@ pub use unreachable::Unreachable;
 
 use bytes::Bytes;
 
-/// A place that holds objects. All calls block until the outcome is known or given up. Any number
-/// of threads may call it, and other processes may use the same place.
+/// A place that holds objects. All calls block until the outcome is known or the call stops waiting
+/// for it. Any number of threads may call it, and other processes may use the same place.
 ///
 /// Every operation on one key is atomic, and a read that begins after a put or delete was answered
 /// sees it, or a later one. Nothing is promised about the order of operations on two keys that are
-/// under way together.
+/// in progress together.
 ///
 /// No key may be a folder of another one (`a` and `a/b`): a server would accept both, but a folder
 /// does not, and refuses the second as [`ObjectsError::Invalid`].

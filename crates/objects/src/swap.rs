@@ -56,7 +56,7 @@ pub enum Created {
 }
 
 /// Replaces the object, which must have the tag `expected`, by `bytes`, which contain a nonce.
-/// `judge` tells whether bytes that were read are these bytes, or come after them.
+/// `judge` decides whether bytes that were read are these bytes, or come after them.
 ///
 /// After an error with [`ObjectsError::is_certain`] nothing was changed. After
 /// [`ObjectsError::Unsure`] the patience is exhausted: the caller may call again with the same
@@ -111,8 +111,8 @@ pub fn swap(
 ///
 /// After an error with [`ObjectsError::is_certain`] nothing was created. After
 /// [`ObjectsError::Unsure`] the caller may call again with the same bytes. If others may delete the
-/// object before the call ends, or while a request is under way, it may be created twice: so names
-/// that can be deleted have the epoch of their writer in them.
+/// object before the call ends, or while a request is in progress, it may be created twice: so
+/// names that can be deleted have the epoch of their writer in them.
 pub fn create(
     objects: &dyn Objects,
     key: &Key,
@@ -160,7 +160,7 @@ pub fn create(
     }
 }
 
-/// Reads the object until its bytes can be judged, as long as the patience lasts.
+/// Reads the object until `judge` can decide about its bytes, as long as the patience lasts.
 fn read_back(
     objects: &dyn Objects,
     key: &Key,

@@ -10,8 +10,8 @@
 //! - All puts and deletions of a key hold the lock of its shard from before they read the present
 //!   state until the folder is synced. So the condition of one holds when it is applied, and data
 //!   that a later one replaces is durable. Readers take no lock.
-//! - Names that do not belong to keys of this crate have a `~`. No key leads to them, and no list
-//!   has them.
+//! - Names that do not belong to keys of this crate have a `~`. No key refers to them, and no list
+//!   contains them.
 //! - Folders are never removed: a put could be about to use one.
 
 mod fresh;

@@ -35,7 +35,7 @@ impl EncryptedObjects {
         EncryptedObjects { inner, secret }
     }
 
-    /// Reads a part of an object with `request`, which is told the bytes to read.
+    /// Reads a part of an object with `request`, which gets the bytes to read.
     fn read(
         &self,
         key: &Key,

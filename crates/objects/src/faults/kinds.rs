@@ -20,7 +20,7 @@ pub struct Rates {
     pub slow_down: u64,
     /// [`Injected::LateList`], of lists.
     pub late_list: u64,
-    /// [`Injected::RepeatedEntry`], of lists that go on after a page.
+    /// [`Injected::RepeatedEntry`], of lists that continue after a page.
     pub repeated_entry: u64,
     /// [`Injected::Truncated`], of reads.
     pub truncated: u64,

@@ -24,7 +24,7 @@ use crate::secret_id::SecretId;
 /// have.
 const RECENT: usize = 32;
 
-/// Objects with faults. The same requests in the same order meet the same faults.
+/// Objects with faults. The same requests in the same order encounter the same faults.
 #[derive(Debug)]
 pub struct FaultyObjects {
     inner: Arc<dyn Objects>,
@@ -108,7 +108,7 @@ fn unsure(key: &str, injected: Injected) -> ObjectsError {
 }
 
 impl FaultyObjects {
-    /// Creates objects over `inner` that meet faults at these rates, as `seed` decides.
+    /// Creates objects over `inner` with faults at these rates, drawn from `seed`.
     pub fn new(inner: Arc<dyn Objects>, seed: u64, rates: Rates) -> Self {
         let state = FaultState {
             random: Random::new(seed),
@@ -170,7 +170,7 @@ impl FaultyObjects {
         Ok(tag)
     }
 
-    /// Applies the faults that any request meets before it reaches the server.
+    /// Applies the faults that may affect any request before it reaches the server.
     fn on_the_way(&self, operation: &'static str, key: &str) -> Result<()> {
         let (delay, arrived) = {
             let mut state = self.state.lock();

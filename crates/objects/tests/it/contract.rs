@@ -1,5 +1,5 @@
-//! The contract of `Objects`: each rule is checked for every place, and then random histories
-//! against a model.
+//! The contract of `Objects`. Each rule is checked for every place, and random histories are
+//! compared with a model.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;

@@ -1,4 +1,5 @@
-//! The rules of a folder in particular: links, files that others put there, orphans, permissions.
+//! Tests of the rules that are specific to a folder: links, files that other programs put there,
+//! orphans, and permissions.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};

@@ -1,5 +1,5 @@
-//! Objects that are encrypted before they are sent: what the place sees of them, and what a reader
-//! sees of what the place has made of them.
+//! Tests of objects that are encrypted before they are sent: the bytes that the place sees, and the
+//! result for a reader when the place has altered them.
 
 use std::sync::Arc;
 

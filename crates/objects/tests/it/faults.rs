@@ -1,4 +1,5 @@
-//! Each injected fault: what its caller sees, what is applied, and that the trace tells.
+//! Tests of each injected fault: the error that the caller gets, the part that is applied, and the
+//! record of the fault in the trace.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -123,7 +124,7 @@ fn a_patient_reader_gets_all_bytes_of_a_part() {
     assert_eq!(objects.trace().len() - before, 50, "the patience has an end");
 }
 
-/// A put that is under way when `create` reads, and has arrived when it puts again.
+/// A put that is in progress when `create` reads, and has arrived when it puts again.
 #[test]
 fn a_condition_that_fails_after_an_unknown_outcome_says_nothing() {
     let mine = Bytes::from("the nonce of this writer");
@@ -165,7 +166,7 @@ fn an_outage_lasts_until_it_is_ended() {
     assert_eq!(injected(&objects), [Injected::Outage; 4]);
 }
 
-/// All keys by pages, as a client goes on after the last entry of each.
+/// All keys by pages, as a client continues after the last entry of each.
 fn listed(objects: &dyn Objects) -> Vec<String> {
     let (mut names, mut after) = (Vec::new(), String::new());
     loop {

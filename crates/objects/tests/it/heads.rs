@@ -1,6 +1,6 @@
-//! The protocol of heads under faults and schedules: several writers update one object, answers are
-//! lost, requests arrive late, reads are damaged; no update is lost, and none is applied twice.
-//! Schedules exist in builds with debug assertions only.
+//! Tests of the protocol of heads under faults and schedules. Several writers update one object,
+//! answers are lost, requests arrive late, and reads are damaged. No update is lost, and none is
+//! applied twice. Schedules exist only in builds with debug assertions.
 #![cfg(debug_assertions)]
 
 use std::collections::BTreeMap;
@@ -88,7 +88,7 @@ fn update(objects: &dyn Objects, id: u64) {
             match swap(objects, &head(), &tag, next.bytes(), Patience::default(), mine) {
                 Ok(Swapped::Done(_)) => return,
                 Ok(Swapped::Overtaken(_)) => break,
-                // The same attempt goes on.
+                // The same attempt continues.
                 Err(ObjectsError::Unsure { .. } | ObjectsError::Busy { .. }) => {}
                 Err(e) => panic!("{e}"),
             }

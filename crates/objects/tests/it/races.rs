@@ -1,5 +1,5 @@
-//! Races for one object: of threads, and of processes that share a folder; and processes that are
-//! killed amid their puts.
+//! Tests of races for one object between threads and between processes that share a folder, and of
+//! processes that are killed during their puts.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
