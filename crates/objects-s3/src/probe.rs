@@ -47,7 +47,7 @@ pub struct Probe {
 pub struct Races {
     /// The number of races.
     pub races: u32,
-    /// Races in which more than one writer was told that it has won.
+    /// Races in which more than one writer got the answer that it has won.
     pub several: u32,
     /// Races in which no writer has won.
     pub none: u32,

@@ -26,7 +26,7 @@ enum State<T> {
 }
 
 /// The request's side of a slot. When it is dropped the slot changes its state, so that no caller
-/// waits for ever.
+/// waits forever.
 struct Promise<T>(Arc<Slot<T>>);
 
 impl<T> Promise<T> {

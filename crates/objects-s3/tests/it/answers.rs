@@ -1,5 +1,5 @@
-//! Requests as they are sent, and the meaning of each answer, on a server whose answers are written
-//! down.
+//! Tests of the requests that are sent, and of the meaning of each answer, on a server with
+//! scripted answers.
 
 use crate::canned;
 use std::sync::{Arc, Barrier};
@@ -193,8 +193,8 @@ fn no_answer_leaves_a_put_unknown_and_it_is_not_sent_again() {
         || Reply::SendAndClose(b"HTTP/1.1 200 Said\r\nETag: ".to_vec()),
     ];
     for (n, reply) in replies.into_iter().enumerate() {
-        // The first request is answered, so that the connection is one that was kept: a client that
-        // repeats requests would do it there.
+        // The first request is answered, so that the connection is a reused one, on which a client
+        // might repeat requests.
         let server = Server::start(move |_, before| match before {
             0 => answer(200, TAG, ""),
             _ => reply(),

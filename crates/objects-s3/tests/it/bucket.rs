@@ -1,4 +1,4 @@
-//! Tests of the properties that a bucket reports, on a server whose answers are written down.
+//! Tests of the properties that a bucket reports, on a server with scripted answers.
 
 use std::time::Duration;
 

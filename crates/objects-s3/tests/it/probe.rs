@@ -1,4 +1,4 @@
-//! The probe on places that keep the rules, and on places that each break one.
+//! Tests of the probe on places that keep the rules, and on places that each break one.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Keys and tokens appear in no error and in no `Debug`, and credentials come from where everyone's
-//! tools find them.
+//! Keys and tokens appear in no error and in no `Debug` output, and credentials are read from the
+//! usual places of other tools.
 
 use crate::canned;
 use std::time::Duration;

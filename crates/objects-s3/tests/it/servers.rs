@@ -1,5 +1,5 @@
-//! The contract, races and the probe on a real server. scripts/remote_servers.sh starts one, and
-//! says by KVFS_S3_ENDPOINT and KVFS_S3_BUCKET where it is:
+//! Runs the contract, races and the probe on a real server. scripts/remote_servers.sh starts one,
+//! and passes its address in KVFS_S3_ENDPOINT and KVFS_S3_BUCKET:
 //!
 //! ```sh
 //! scripts/remote_servers.sh cargo test -p objects-s3 --test it servers:: -- --ignored --nocapture
@@ -40,7 +40,7 @@ fn settings(test: &str, bucket: &str) -> S3Config {
     }
 }
 
-/// One place, straight and by way of another endpoint.
+/// One place, reached directly and through another endpoint.
 fn two(test: &str, endpoint: String) -> (S3Objects, S3Objects) {
     let straight = settings(test, &variable("KVFS_S3_BUCKET"));
     let other = S3Config { endpoint: Some(endpoint), ..straight.clone() };
@@ -167,7 +167,7 @@ fn many_reads_go_on_at_once_and_no_swap_is_lost() {
 }
 
 /// Four writers add lines to a head, and create objects, while one of seven answers is lost. Each
-/// line and each object is there once, and none is taken for another's.
+/// line and each object exists once, and none is attributed to another writer.
 #[test]
 #[ignore = "it needs a server: scripts/remote_servers.sh"]
 fn lost_answers_are_resolved_by_the_protocols() {

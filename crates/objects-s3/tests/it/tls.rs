@@ -1,4 +1,5 @@
-//! Requests over TLS, to a server whose certificate is trusted, and to one whose is not.
+//! Tests of requests over TLS, to a server whose certificate is trusted and to one whose
+//! certificate is not.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;

@@ -1,4 +1,4 @@
-//! A server of HTTP whose answers are written down, and which remembers what it was sent.
+//! An HTTP server with scripted answers, which records the requests that it receives.
 
 // Each test that uses it takes a part of it.
 

@@ -1,5 +1,5 @@
-//! The contract of [`objects::Objects`] as rules for any place, each in a folder of its own, whose
-//! tags are the server's own. Where a server may do either of two things, both pass.
+//! The contract of [`objects::Objects`] as rules for any place. Each rule works in a folder of its
+//! own, and tags are the server's own. Where a server may do either of two things, both pass.
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};

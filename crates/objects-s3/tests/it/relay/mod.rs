@@ -1,5 +1,5 @@
-//! A relay to a server that loses answers: the request is applied, and the connection is cut before
-//! a byte of the answer has come.
+//! A relay to a server that loses answers: the server applies the request, and the relay cuts the
+//! connection before the first byte of the answer arrives.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
