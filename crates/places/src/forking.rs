@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 
 /// Makes `file` a fork of the store at the address, or of its snapshot, if the address names one.
 /// `options` has no snapshot. `made` is called when the file is complete, and the fork is abandoned
-/// if it fails; `note` is told if the registration of the fork remains in that case.
+/// if it fails; `note` is called if the registration of the fork remains in that case.
 pub fn fork<E: From<Error>>(
     source: &Address,
     file: &Path,

@@ -1,7 +1,7 @@
 //! Stores in object storage as a program of this machine uses them: by their addresses, through
 //! local files in directories of the user. And stores that a server holds, by its address.
 //!
-//! - `address`: `dir:FOLDER/NAME` and `s3://BUCKET/NAME`, and the objects that they lead to;
+//! - `address`: `dir:FOLDER/NAME` and `s3://BUCKET/NAME`, and the objects to which they refer;
 //! - `server`: the trial of a server before a store depends on it;
 //! - `secrets`: the secret with which objects are encrypted;
 //! - `local_copies`: the local files of readers and writers, their paths, and how they are claimed;

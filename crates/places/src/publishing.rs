@@ -200,7 +200,7 @@ impl Drop for Publishing {
     }
 }
 
-/// Creates a publisher of a store with files: see [`kvfs::rehearse`].
+/// Creates a publisher of a store with files. See [`kvfs::rehearse`].
 pub fn publisher(db: &Kvdb, store: &RemoteStore) -> kvdb::Result<Publisher> {
     let mut publisher = db.publisher(store)?;
     publisher.rehearse(Box::new(kvfs::rehearse));

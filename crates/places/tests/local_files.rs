@@ -1,5 +1,5 @@
-//! Stores in a shared folder as programs of one machine use them: which local file one gets, who
-//! has it, and what is left when something fails.
+//! Tests of stores in a shared folder as the programs of one machine use them: which local file a
+//! program gets, who owns the file, and what is left after a failure.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -189,7 +189,7 @@ fn the_end_of_a_writer_whose_place_fails_says_what_that_lacks() {
     drop(here);
     fs::remove_file(&zones).expect("removed");
     fs::rename(&away, &zones).expect("renamed");
-    // The next one on this machine goes on with it.
+    // The next one on this machine continues with it.
     let here = world.claim("here", false).expect("it is this machine's");
     let writer = Writer::begin(&world, &here);
     assert_eq!(value(&writer.db, "pear").as_deref(), Some("green"));

@@ -1,4 +1,4 @@
-//! The addresses of servers, and the credentials of their clients.
+//! Tests of the addresses of servers and of the credentials of their clients.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
