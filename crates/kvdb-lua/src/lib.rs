@@ -1,6 +1,6 @@
 //! Lua 5.1 scripts, as in Redis, in a process of their own.
 //!
-//! A script may loop for ever, allocate all memory, or exploit a bug of the interpreter, which is
+//! A script may loop forever, allocate all memory, or exploit a bug of the interpreter, which is
 //! written in C. So scripts do not run in the process of the store: a *worker* is a process that
 //! has a socket and nothing else. It receives a script, requests each command that the script calls
 //! from the server, and returns the script's result. Whatever happens to a worker, the server ends

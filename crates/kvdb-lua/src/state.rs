@@ -22,7 +22,7 @@ use crate::numbers::general;
 use crate::{bits, json, msgpack, name_of, replies, structs};
 
 const PRELUDE: &str = include_str!("prelude.lua");
-/// The version that scripts are told: that of Redis which the server follows.
+/// The version that scripts see, which is the version of Redis that the server follows.
 const VERSION: (&str, u32) = ("7.0.15", 0x0007_000f);
 /// The name of a script in messages, as Redis has it.
 pub const SCRIPT: &str = "@user_script";
