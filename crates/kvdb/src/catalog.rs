@@ -54,7 +54,7 @@ impl Catalog {
         self.commits.flush_before_edit(&*self.admission)?;
         let mut made = None;
         self.commits.install(|state| {
-            // Another thread may have made it since the first check.
+            // Another thread may have made the dictionary since the first check.
             let there = state.dictionaries.find(branch, name);
             let known = branch.is_empty() || state.branches.contains_key(branch);
             let id = there.unwrap_or(DictionaryId(state.next_dictionary));

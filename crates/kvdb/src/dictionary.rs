@@ -24,7 +24,7 @@ pub struct DictionaryId(pub u32);
 pub struct DictionaryOptions {
     /// Values of at least this many bytes lie outside their key block as raw extents. The default,
     /// [`ADAPTIVE_SEPARATION`], stands for 2 KiB, and for 512 bytes while the dictionary is being
-    /// overwritten, see [`DictionaryInfo::short_outside`].
+    /// overwritten. See [`DictionaryInfo::short_outside`].
     pub separate_at: u32,
     /// Stitching threshold (VT-tree §3.1): merges copy a span of data that needs no merging if
     /// fewer bytes than this are contiguous in it. 0 is a log-structured file system: nothing is
@@ -168,7 +168,7 @@ pub(crate) struct Described {
     kind: Arc<Kind>,
 }
 
-/// The part of a description that a dictionary has in common with those of clones, see
+/// The part of a description that a dictionary has in common with those of clones. See
 /// [`DictionaryInfo`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Kind {

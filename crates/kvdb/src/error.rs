@@ -33,7 +33,7 @@ pub enum Error {
     OverLimit {
         /// The transaction whose limit was reached.
         id: TransactionId,
-        /// The limit in bytes, see [`crate::TransactionOptions::limit`].
+        /// The limit in bytes. See [`crate::TransactionOptions::limit`].
         limit: u64,
     },
     /// The clone has reached its limit of bytes of its own; deleting still works.
@@ -44,7 +44,7 @@ pub enum Error {
     CloneOverLimit {
         /// The branch of the clone.
         branch: String,
-        /// The limit in bytes, see [`crate::Kvdb::limit_branch`].
+        /// The limit in bytes. See [`crate::Kvdb::limit_branch`].
         limit: u64,
     },
     /// The transaction, or one around it, has reached its limit of new files; removing still works.
@@ -55,7 +55,7 @@ pub enum Error {
     TooManyFiles {
         /// The transaction whose limit was reached.
         id: TransactionId,
-        /// The limit in files, see [`crate::TransactionOptions::limit_of_files`].
+        /// The limit in files. See [`crate::TransactionOptions::limit_of_files`].
         limit: u64,
     },
     /// The clone has reached its limit of files of its own; removing still works.
@@ -66,7 +66,7 @@ pub enum Error {
     CloneTooManyFiles {
         /// The branch of the clone.
         branch: String,
-        /// The limit in files, see [`crate::Kvdb::limit_files`].
+        /// The limit in files. See [`crate::Kvdb::limit_files`].
         limit: u64,
     },
     /// The store takes no more writes, after a failed sync for example; reads still work.
@@ -160,7 +160,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Converts an error after a commit that has happened all the same into the error for its
+    /// Converts an error after a commit that has happened nevertheless into the error for its
     /// caller.
     #[must_use]
     pub fn after_commit(self) -> Error {

@@ -1,5 +1,5 @@
-//! Tells whether the store takes writes. The store stops taking them for good when the device and
-//! memory may no longer agree: after a failed sync, or a failed write of the journal or of the
+//! Records whether the store accepts writes. It stops accepting them permanently when the device
+//! and memory may no longer agree: after a failed sync, or a failed write of the journal or of the
 //! manifest. Such a step is not retried, since data may have been lost. Reads still work, and the
 //! next open recovers the durable state.
 

@@ -25,7 +25,7 @@ pub(crate) enum Rank {
     /// Held shared for a step of a merge, and exclusively for work that must not overlap with a
     /// merge.
     Merges,
-    /// Held while a flush is under way.
+    /// Held while a flush is in progress.
     Flush,
     /// Held while names of snapshots and branches are made or dropped.
     Names,

@@ -58,10 +58,10 @@ pub struct OpenOptions {
     /// Large values wait in memory, up to this many bytes, until the next sync or the end of the
     /// flush interval, so that those that are overwritten or deleted before then are never written.
     /// At most a quarter of `memory` is used, less while memtables are large, and the oldest values
-    /// are written when more come. A sync writes all that waits; while callers wait for syncs now
-    /// and then, values are written early as without this option. 0 turns it off; a sixteenth of
-    /// the memory, in values of batches that `late_bind_at` does not place, waits all the same. It
-    /// has no effect on a store with a mirror.
+    /// are written when more arrive. A sync writes all waiting values; while callers wait for syncs
+    /// from time to time, values are written early as without this option. 0 turns it off; a
+    /// sixteenth of the memory, in values of batches that `late_bind_at` does not place, waits
+    /// nevertheless. It has no effect on a store with a mirror.
     pub hold_values: usize,
     /// A merge is installed in parts of this many written bytes, or less when space is short. It
     /// bounds the space that a merge holds twice for a while.
@@ -137,7 +137,7 @@ impl Default for OpenOptions {
     }
 }
 
-/// The policy by which the runs of a dictionary are merged, see `docs/decisions/012-shape.md`. It
+/// The policy by which the runs of a dictionary are merged. See `docs/decisions/012-shape.md`. It
 /// may change from one opening to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompactionPolicy {
@@ -203,8 +203,8 @@ pub(crate) struct Shares {
     pub seal_at: usize,
     /// Deferred values are placed once they take this many bytes; commits wait at twice that.
     pub window: usize,
-    /// Values are held until they take this many bytes, see [`OpenOptions::hold_values`]; 0 if they
-    /// are not held, otherwise at least `window`.
+    /// Values are held until they take this many bytes ([`OpenOptions::hold_values`]). It is 0 if
+    /// they are not held, otherwise at least `window`.
     pub hold: usize,
     /// Deferred values are placed once they take this many bytes while syncs are expected.
     pub early_values: u64,

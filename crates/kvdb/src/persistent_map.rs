@@ -1,6 +1,6 @@
 //! An ordered map that is copied at the cost of a pointer: a B+ tree of shared nodes, in which a
 //! change copies the nodes on the path from the root to the entry. Copies of a map that differ in
-//! few entries share all other nodes, so their difference is found without a look at the rest.
+//! few entries share all other nodes, so their difference is found without reading the rest.
 
 use std::borrow::Borrow;
 use std::cmp::Ordering;

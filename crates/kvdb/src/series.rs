@@ -34,7 +34,7 @@ const KEPT: usize = 16 << 10;
 /// hundreds of times as long.
 const LONGEST_PREFIX: usize = 128;
 
-/// The codec of a series of values, see [`crate::Kvdb::set_codec_of_series`].
+/// The codec of a series of values. See [`crate::Kvdb::set_codec_of_series`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SeriesCodec {
     /// Each value is compressed by this codec, if that makes it short enough.
@@ -183,7 +183,8 @@ impl Tables {
 /// The codecs of all series of an open store.
 #[derive(Default)]
 pub(crate) struct SeriesCodecs {
-    /// Some series has a codec of its own. Stores without one pay for a look at this only.
+    /// Set if some series has a codec of its own. Stores without one pay only for reading this
+    /// flag.
     any: AtomicBool,
     tables: Mutex<Tables>,
     source: OnceLock<Arc<dyn SeriesSource>>,

@@ -23,8 +23,7 @@ pub(crate) struct Signals {
     pub wake_compaction: Condvar,
     pub wake_clock: Condvar,
     pub wake_journal: Condvar,
-    /// Set while the journal's thread has a request that it has not looked at yet, so that it is
-    /// not asked again.
+    /// Set while the journal's thread has an unread request, so that it is not notified again.
     pub journal_asked: AtomicBool,
     /// Notified when a flush has ended or values have been placed: memory and perhaps journal space
     /// are free again.
@@ -144,7 +143,7 @@ mod tests {
         (asked, wanted.seal)
     }
 
-    /// A commit asks for the seal of its generation while that seal is under way already. The
+    /// A commit asks for the seal of its generation while that seal is in progress already. The
     /// thread is not woken for it, so it must be woken for the next request.
     #[test]
     fn the_journal_is_written_for_those_that_ask_after_a_seal_was_asked_for_twice() {

@@ -1,7 +1,7 @@
-//! Many dictionaries, snapshots and branches: what an operation on one of them costs does not grow
-//! with how many there are. Work is counted as bytes that the operation allocates, which a copied
-//! map shows and a busy machine does not change. The table of times is
-//! `make many`, decision 088.
+//! Tests of many dictionaries, snapshots and branches. The cost of an operation on one of them does
+//! not grow with their number. Work is counted as bytes that the operation allocates, since a
+//! copied map shows in this number and the load of the machine does not. `make many` prints the
+//! table of times of decision 088.
 
 #[path = "bounded/counting.rs"]
 mod counting;
@@ -192,7 +192,7 @@ fn rows(many: usize) -> Vec<Row> {
     rows
 }
 
-/// Operations of which it is counted what they allocate.
+/// The operations whose allocations are counted.
 const COUNTED: &[&str] = &[
     "create a dictionary",
     "put beside dictionaries",
@@ -242,8 +242,8 @@ fn a_snapshot_of_many_filled_dictionaries_is_dropped_without_a_look_at_each() {
     assert!(many <= 2 * few + 1024, "{few} bytes beside 20, {many} beside 2,000");
 }
 
-/// Returns the heap of a store with so many clones of a snapshot of these dictionaries, without its
-/// device: first while it has made the clones, and then after it was opened again.
+/// Returns the heap of a store with this many clones of a snapshot of these dictionaries, without
+/// its device: first in the process that made the clones, and then after it was opened again.
 fn heap_beside(clones: usize, dictionaries: &[&str]) -> [i64; 2] {
     let world = World::new();
     for name in dictionaries {
@@ -281,7 +281,7 @@ fn an_idle_clone_takes_less_than_a_kibibyte() {
             let each = (many - few) / 1000;
             let of = names.len();
             println!("an idle clone of {of} dictionaries takes {each} bytes, {when}");
-            // Less than the entries in the maps would say that nothing was counted.
+            // Less than the size of the map entries would mean that nothing was counted.
             assert!((100..=most).contains(&each), "{of} dictionaries, {when}: {each} bytes");
         }
     }
@@ -319,7 +319,7 @@ fn a_list_of_snapshots_looks_once_at_what_they_share() {
     assert!(many < 20.0 * few, "{few} us for one snapshot, {many} us for 300");
 }
 
-/// A store without threads flushes those that wait with one of them now and then, and few at a
+/// A store without threads flushes those that wait with one of them from time to time, and few at a
 /// time.
 #[test]
 fn no_snapshot_waits_for_the_flush_of_very_many() {

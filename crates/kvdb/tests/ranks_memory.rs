@@ -25,7 +25,7 @@ fn key(range: u64, n: u64) -> String {
     format!("{range:06}/{n:02}")
 }
 
-/// Asks for a rank in each of so many ranges of ten keys.
+/// Asks for a rank in each of this many ranges of ten keys.
 fn counted(db: &Kvdb, d: DictionaryId, ranges: u64) {
     for range in 0..ranges {
         let mut batch = Batch::new();
@@ -39,7 +39,7 @@ fn counted(db: &Kvdb, d: DictionaryId, ranges: u64) {
     }
 }
 
-/// Changes one key of each range so many times.
+/// Changes one key of each range this many times.
 fn change(db: &Kvdb, d: DictionaryId, ranges: u64, times: u64) {
     for range in 0..ranges {
         let mut left = times;

@@ -1,5 +1,5 @@
-//! On a device whose seeks are dear, work that may be put off does not take the arm away from
-//! readers, and is done when they have gone.
+//! On a device with slow seeks, work that can wait does not compete with readers, and is done when
+//! they have finished.
 
 use std::io;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ fn options(defrag_rate: u64) -> OpenOptions {
     }
 }
 
-/// A store on a disk with so many values.
+/// A store on a disk with this many values.
 fn filled(profile: Profile, count: u64) -> (Arc<Disk>, Kvdb, DictionaryId) {
     let disk = Arc::new(Disk::default());
     let create = CreateOptions { profile, open: options(0), ..CreateOptions::default() };
@@ -81,7 +81,8 @@ fn wait_until(what: &str, holds: impl Fn() -> bool) {
 
 #[test]
 fn defragmentation_that_began_by_itself_stands_back() {
-    // 24 zones, of which ten get to be half holes: more than are let be, fewer than make it hurry.
+    // Ten of 24 zones become half empty: more than the store tolerates, and fewer than make it
+    // hurry.
     let (disk, db, d) = filled(Profile::HardDisk, 6144);
     let mut batch = Batch::new();
     (0..2500).step_by(2).for_each(|i| batch.delete(d, key(i).to_vec()));

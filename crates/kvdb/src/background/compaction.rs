@@ -421,7 +421,7 @@ impl Subcompaction {
         }
         let all_done = !there || state.ranges.iter().all(|range| range.done);
         if let Some(numbered) = result.filter(|_| all_done && target < BOTTOM) {
-            // Items hidden within the inputs are gone; the remaining share hides items below.
+            // Items hidden within the inputs are dropped; the remaining share hides items below.
             let items = numbered.run.stats().items;
             let left = state.overwriting.0 - state.overwriting.1.saturating_sub(items) as f64;
             let share = left / items.max(1) as f64;

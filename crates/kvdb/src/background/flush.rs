@@ -306,7 +306,7 @@ impl Flusher {
             self.commits.seal(number)?;
         }
         // Generations that others seal in the meantime contain later commits: waiting for them
-        // could go on forever.
+        // might never end.
         while self.commits.sealed_upto(number).is_some() && flush_sealed()? {}
         debug_assert!(
             self.engine.versions.manifest()?.state().start.position >= unflushed,

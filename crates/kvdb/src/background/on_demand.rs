@@ -137,9 +137,9 @@ impl Compactor {
         Ok(())
     }
 
-    /// Merges the newest runs of a dictionary, as far as `own` tells that they are a branch's own,
-    /// to free the space of data deleted or overwritten among them. Data of older runs is not
-    /// copied.
+    /// Merges the newest runs of a dictionary, as far as they belong to one branch according to
+    /// `own`, to free the space of data deleted or overwritten among them. Data of older runs is
+    /// not copied.
     pub(crate) fn compact_newest(
         &self,
         dict: DictionaryId,

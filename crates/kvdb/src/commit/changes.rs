@@ -89,7 +89,7 @@ impl Commit for Changes<'_> {
 /// The result of an attempt to commit.
 pub(crate) enum Outcome {
     Applied(Applied),
-    /// A newer commit must be looked at first; nothing was changed.
+    /// A newer commit must be examined first. Nothing was changed.
     Stale,
 }
 
@@ -135,8 +135,9 @@ impl Committer {
     }
 
     /// Commits changes if `still` agrees. It is called under the pipeline's lock with the newest
-    /// commit's number and the changes, after other owners' locks on them are gone. `durability`
-    /// decides how large values are placed; the caller syncs, and calls `after_commit`.
+    /// commit's number and the changes, after other owners have released their locks on them.
+    /// `durability` decides how large values are placed; the caller syncs, and calls
+    /// `after_commit`.
     pub(crate) fn commit_changes(
         &self,
         services: &impl CommitEnv,

@@ -5,8 +5,8 @@
 //! clones) has a list, which begins when the branch is first followed. The list has the newest
 //! commits of that branch to dictionaries that are not reserved, and to those reserved ones that
 //! were asked for. All lists share one bound in bytes, and the oldest commit of any of them is
-//! evicted first. A reader that is too late is told so, and so is one that followed another opening
-//! of the store: after a crash, the numbers of lost commits are used again.
+//! evicted first. A reader that is too late gets an error, and so does one that followed another
+//! opening of the store: after a crash, the numbers of lost commits are used again.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ pub struct CommitPosition {
 pub enum CommittedKey {
     /// The key has a new value.
     Put(Bytes),
-    /// The key is deleted, whether or not it was there.
+    /// The key is deleted, whether or not it existed.
     Delete(Bytes),
     /// All keys from the first up to the second are deleted.
     DeleteRange(Bytes, Bytes),
@@ -50,7 +50,7 @@ pub enum CommittedKey {
 pub struct CommittedKeys {
     /// The number of the commit.
     pub number: u64,
-    /// The author that was given for it, see [`with_author`](crate::with_author).
+    /// The author that was given for it. See [`with_author`](crate::with_author).
     pub author: Option<u64>,
     /// The changes, each with its dictionary, in the order in which they were made.
     pub changes: Vec<(DictionaryId, CommittedKey)>,

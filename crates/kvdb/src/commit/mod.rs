@@ -73,8 +73,8 @@ pub(crate) trait CommitEnv {
     /// not mean that space was gained: the caller must check again.
     fn want_space(&self) -> bool;
 
-    /// Places the values that are held, and gives back the zones that were reserved for more of
-    /// them. Returns `false` if there were neither.
+    /// Places the held values, and releases the zones that were reserved for more of them. Returns
+    /// `false` if there were neither.
     fn place_held(&self) -> bool;
 
     /// Returns whether a commit of this size, or a smaller one, was refused for lack of space, and

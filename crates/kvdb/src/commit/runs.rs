@@ -87,7 +87,7 @@ impl Commit for Runs<'_> {
 
 impl Committer {
     /// Adds runs to the store, above all of its data, once `still` agrees and no locks cover the
-    /// ranges in `touched`, see [`Committer::commit_changes`]. The data in the runs is durable
+    /// ranges in `touched`. See [`Committer::commit_changes`]. The data in the runs is durable
     /// already. `listed` has the changes, if they are known key by key.
     pub(crate) fn add_runs(
         &self,

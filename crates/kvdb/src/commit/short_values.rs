@@ -42,7 +42,7 @@ impl Committer {
             VersionEdit::of(infos.map(|d| Edit::Options(outside(&d.info))))
         });
         match noted {
-            // They stay inside while the store is this full.
+            // Short values stay inside their blocks while the store is this full.
             Err(Error::NoSpace) => return Ok(()),
             noted => noted?,
         }

@@ -46,7 +46,7 @@ fn after_a_conflict_the_next_transaction_sees_what_it_was_in_conflict_with() {
     let lost = db.begin(crate::Isolation::Snapshot).expect("begun");
     lost.put(dict, "k", "mine").expect("put");
     let commits = db.pipeline();
-    // Another commit is under way.
+    // Another commit is in progress.
     let mut pipeline = commits.log.pipeline.lock();
     let version = commits.engine.versions.load();
     let layer = version.active(version.tree(dict).expect("there")).expect("a memtable");

@@ -160,7 +160,7 @@ impl Database {
                 return Ok(found);
             }
         }
-        // Ingests one after another would go on like that. Every edit that is a commit holds
+        // A sequence of ingests would continue like that. Every edit that is a commit holds
         // `naming`, so none comes from here on.
         let _flushing = self.flusher.lock();
         let _naming = self.engine.snapshots.naming.lock();
@@ -212,7 +212,7 @@ impl Database {
         drop(held);
         let kept = zones.pin(&uses)?;
         zones.start();
-        // Syncs the copied zones and the manifest, then the superblocks that lead to it.
+        // Syncs the copied zones and the manifest, then the superblocks that refer to it.
         let mut manifest =
             Manifest::begin(zones, self.engine.env.clone(), Arc::new(Health::default()), state, 0)?;
         manifest.vouch()?;

@@ -135,7 +135,7 @@ impl Database {
         if self.engine.options.read_only || self.engine.health.close() {
             return Ok(());
         }
-        // An unfinished compaction is given up, and the space that it has written is free again.
+        // An unfinished compaction is abandoned, and the space that it has written is freed.
         drop(self.compactor.merge_alone());
         self.engine.health.check()?;
         let flushed = match self.engine.options.flush_on_close {

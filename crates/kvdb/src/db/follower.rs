@@ -22,10 +22,10 @@ use crate::read::view::View;
 use crate::remote::{LocalCopy, RemoteStore, check_places};
 
 /// The maximum number of changed keys that are listed for readers of the feed. If there are more,
-/// the readers are told that there is no list.
+/// the readers learn that there is no list.
 const MOST_LISTED: usize = 64 << 10;
 
-/// Follows the published states of a store, see [`Kvdb::follower`].
+/// Follows the published states of a store. See [`Kvdb::follower`].
 pub struct Follower {
     db: Kvdb,
     of: RemoteStore,
@@ -46,7 +46,7 @@ pub struct NewerState {
     listed: Listed,
 }
 
-/// The changes that readers of the feed are told.
+/// The changes that readers of the feed get.
 struct Listed {
     /// The dictionaries that they followed when the list was made.
     followed: Vec<DictionaryId>,

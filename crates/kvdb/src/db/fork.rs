@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::remote::{ForkOptions, LocalCopy, RemoteStore};
 
 impl RemoteStore {
-    /// Makes a fork of the newest state in a new file at `path`, see [`RemoteStore::fork_to`].
+    /// Makes a fork of the newest state in a new file at `path`. See [`RemoteStore::fork_to`].
     pub fn fork_to_path(&self, path: impl AsRef<Path>, options: &ForkOptions) -> Result<LocalCopy> {
         let partial = Partial::begin(path.as_ref())?;
         let device = Arc::new(FileDevice::create(&partial.name)?);

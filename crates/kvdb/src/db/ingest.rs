@@ -123,7 +123,7 @@ impl Kvdb {
     }
 }
 
-/// A bulk ingest in progress, see [`Kvdb::begin_ingest`].
+/// A bulk ingest in progress. See [`Kvdb::begin_ingest`].
 pub struct Ingest {
     db: Kvdb,
     dict: DictionaryId,

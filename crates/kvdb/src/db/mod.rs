@@ -158,7 +158,7 @@ impl Kvdb {
     }
 
     /// Drops several dictionaries as [`Kvdb::drop_dictionary`] does, atomically: after a crash all
-    /// of them are gone, or none is.
+    /// of them are dropped, or none.
     pub fn drop_dictionaries(&self, dicts: &[DictionaryId]) -> Result<()> {
         let db = &self.db;
         db.catalog.remove(dicts, |dicts| db.transactions.lock_before_all(dicts, DROPPED))
@@ -236,8 +236,7 @@ impl Kvdb {
     /// Starts to keep the keys of future commits, the newest ones in `bytes` bytes, and returns the
     /// position after the newest commit. If commits are kept already, this continues with the
     /// larger of the sizes. It keeps commits of the main branch to dictionaries that are not
-    /// reserved, for as long as the store is open; for those of a clone, see
-    /// [`Kvdb::follow_branch`].
+    /// reserved, for as long as the store is open. [`Kvdb::follow_branch`] does this for a clone.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -341,9 +340,10 @@ impl Kvdb {
     /// Commits `batch` atomically if nothing that it changes, and nothing in `reads`, was changed
     /// after `state`, which the batch was computed from. Updates that commute
     /// ([`Update::commutes`](crate::Update::commutes)) are in conflict only if the key was read.
-    /// Returns `false` if something was changed, or if that cannot be told at once; nothing is
-    /// committed then, and the caller reads again. Cheaper than a transaction for changes of a few
-    /// keys that rarely collide; a change that fails repeatedly is better made by a transaction.
+    /// Returns `false` if something was changed, or if that cannot be determined at once; nothing
+    /// is committed then, and the caller reads again. Cheaper than a transaction for changes of a
+    /// few keys that rarely collide; a change that fails repeatedly is better made by a
+    /// transaction.
     ///
     /// ```
     /// # use kvdb::{Batch, Kvdb, Reads};
@@ -455,7 +455,7 @@ impl Kvdb {
     }
 
     /// Starts a defragmentation in the background, which moves live data out of zones that are
-    /// mostly holes; clients continue. Returns `false` if one is under way already. In a store
+    /// mostly holes; clients continue. Returns `false` if one is in progress already. In a store
     /// without threads it is done when this returns. See [`Kvdb::defrag_progress`].
     pub fn defragment(&self, options: DefragOptions) -> Result<bool> {
         self.db.engine.health.writable()?;
@@ -479,7 +479,7 @@ impl Kvdb {
         self.db.defragmenter.stop();
     }
 
-    /// Waits until no defragmentation is under way.
+    /// Waits until no defragmentation is in progress.
     pub fn wait_for_defragment(&self) {
         self.db.defragmenter.wait_for_end();
     }

@@ -40,7 +40,7 @@ pub struct PushStats {
     pub live_bytes: u64,
 }
 
-/// Publishes an open store to one place, at each call of [`Publisher::publish`], see
+/// Publishes an open store to one place, at each call of [`Publisher::publish`]. See
 /// [`Kvdb::publisher`].
 pub struct Publisher {
     db: Kvdb,
@@ -96,11 +96,11 @@ impl Kvdb {
 }
 
 impl Publisher {
-    /// Publishes the store, see [`Kvdb::push`]. The first call reads every zone in use, later calls
+    /// Publishes the store. See [`Kvdb::push`]. The first call reads every zone in use, later calls
     /// those that were written since. After an error, the next call continues where this one
     /// stopped. The first call takes the right to publish from any other publisher; after another
-    /// publisher has taken it, all calls fail with [`Error::Overtaken`](crate::Error::Overtaken),
-    /// see [`Publisher::take`].
+    /// publisher has taken it, all calls fail with [`Error::Overtaken`](crate::Error::Overtaken).
+    /// See [`Publisher::take`].
     pub fn publish(
         &mut self,
         progress: &mut dyn FnMut(PushProgress) -> Result<()>,

@@ -42,7 +42,7 @@ impl Kvdb {
     /// memory (a 32nd of [`OpenOptions::memory`](crate::OpenOptions::memory) for all ranges
     /// together). Every later call costs a search in the counts, a walk over a few dozen keys, and
     /// at most a few microseconds for each change of the range since the last call. In a
-    /// transaction each call also looks at each of the transaction's own changes of the range.
+    /// transaction each call also examines each of the transaction's own changes of the range.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();

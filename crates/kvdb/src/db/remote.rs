@@ -61,7 +61,7 @@ impl Kvdb {
 }
 
 impl RemoteStore {
-    /// Makes the local file of the newest state at `path`, which must not exist, see
+    /// Makes the local file of the newest state at `path`, which must not exist. See
     /// [`RemoteStore::copy_to`].
     pub fn copy_to_path(&self, path: impl AsRef<Path>) -> Result<LocalCopy> {
         let partial = Partial::begin(path.as_ref())?;

@@ -38,7 +38,7 @@ const TIMEOUT: Duration = Duration::from_secs(300);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Publishes the store, see [`Publisher::sync_remotely`](crate::Publisher::sync_remotely).
+/// Publishes the store. See [`Publisher::sync_remotely`](crate::Publisher::sync_remotely).
 pub type Publish = dyn Fn() -> Result<()> + Send + Sync;
 
 /// The journal of an open store in object storage.

@@ -1,13 +1,14 @@
 //! Repair: makes a store with damaged blocks usable again. Runs that cannot be read completely are
 //! rewritten without the unreadable parts; the lost data is deleted and listed. The caller can put
-//! stand-ins in its place ([`Deletion`]), which all that share the run have then: branches and
-//! snapshots, too. The caller can then mend its own structures on top, and everything takes effect
-//! atomically: a new manifest replaces the old runs by the new ones, in dictionaries, branches and
-//! snapshots alike. Until the superblock leads to that manifest, the store is the old one.
+//! stand-ins in its place ([`Deletion`]), which then exist in everything that shares the run,
+//! branches and snapshots included. The caller can then mend its own structures on top, and
+//! everything takes effect atomically: a new manifest replaces the old runs by the new ones, in
+//! dictionaries, branches and snapshots alike. Until the superblock refers to that manifest, the
+//! store is the old one.
 //!
 //! Unreadable copies of the superblock and of the manifest are mended by opening the store for
 //! writing. A store that cannot be opened, because its manifest or journal breaks off, is beyond
-//! repair: see [`crate::Salvage`].
+//! repair. See [`crate::Salvage`].
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;

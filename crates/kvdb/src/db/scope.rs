@@ -29,7 +29,7 @@ pub enum Scope {
     Served(Arc<dyn ServedView>),
 }
 
-/// A cursor of a scope, see [`Cursor`].
+/// A cursor of a scope. See [`Cursor`].
 pub struct ScopeCursor(Place);
 
 #[allow(clippy::large_enum_variant, reason = "a local cursor must not cost an allocation more")]
@@ -39,7 +39,7 @@ enum Place {
 }
 
 impl ScopeCursor {
-    /// Returns this cursor for callers that need keys only, see [`Cursor::keys_only`].
+    /// Returns this cursor for callers that need keys only. See [`Cursor::keys_only`].
     pub fn keys_only(self) -> ScopeCursor {
         ScopeCursor(match self.0 {
             Place::Here(cursor) => Place::Here(cursor.keys_only()),
@@ -201,7 +201,7 @@ impl Scope {
         }
     }
 
-    /// Does the same as [`Scope::sync`], for work at intervals: see [`Kvdb::sync_at_interval`].
+    /// Does the same as [`Scope::sync`], for work at intervals. See [`Kvdb::sync_at_interval`].
     pub fn sync_at_interval(&self) -> Result<()> {
         match self {
             Scope::Mainline(db) => db.sync_at_interval(),

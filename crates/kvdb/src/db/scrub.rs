@@ -5,8 +5,8 @@ use crate::scrub::{ScrubFault, ScrubOptions, ScrubProgress};
 
 impl crate::Kvdb {
     /// Starts to read all data of the store and to compare it with its checksums, on a thread of
-    /// low priority; clients continue. Returns `false` if a scrub is under way already. In a store
-    /// without threads the scrub is done when this returns, without a limit on its rate. See
+    /// low priority; clients continue. Returns `false` if a scrub is in progress already. In a
+    /// store without threads the scrub is done when this returns, without a limit on its rate. See
     /// [`crate::Kvdb::scrub_progress`].
     ///
     /// ```
@@ -38,7 +38,7 @@ impl crate::Kvdb {
         self.db.scrubber.stop();
     }
 
-    /// Waits until no scrub is under way.
+    /// Waits until no scrub is in progress.
     pub fn wait_for_scrub(&self) {
         self.db.scrubber.wait_for_end();
     }

@@ -217,15 +217,15 @@ impl Kvdb {
     }
 
     /// Returns the states that a clone has in common with the branch that it was made of. Fails if
-    /// its origin is not known, or if that branch is gone.
+    /// its origin is not known, or if that branch no longer exists.
     pub fn lineage(&self, clone: &str) -> Result<Lineage> {
         check_name("branch", clone)?;
         self.db.snapshotter.lineage(clone)
     }
 
-    /// Keeps the current state of a branch, which is the clone or the one that it was made of,
-    /// under a mark, as a state that both have in common. It is buffered, as a snapshot is, and
-    /// ends with the clone at the latest.
+    /// Keeps the current state of a branch under a mark, as a state that a clone and its origin
+    /// have in common. The branch is one of the two. It is buffered, as a snapshot is, and ends
+    /// with the clone at the latest.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();

@@ -112,9 +112,9 @@ struct Origins<'a> {
 }
 
 impl Origins<'_> {
-    /// Returns whether a dictionary belongs to a clone and has exactly what it has in the snapshot
-    /// that the clone was made of. A store may have thousands of such dictionaries, which say
-    /// nothing.
+    /// Returns whether a dictionary belongs to a clone and equals that of the snapshot from which
+    /// the clone was made. A store may have thousands of such dictionaries, which are of no
+    /// interest.
     fn have(&mut self, version: &Version, tree: &Tree) -> bool {
         let Some(origin) = version.branches.get(&tree.info().branch) else { return false };
         if !tree.layers.iter().all(Layer::is_empty) {

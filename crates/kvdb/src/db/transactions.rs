@@ -55,8 +55,8 @@ impl Kvdb {
         self.db.transactions.undoable_commits()
     }
 
-    /// Returns the same commits, each with the bytes that are given back when it cannot be undone
-    /// any more, as far as is known without reading. It costs a look at all snapshots.
+    /// Returns the same commits, each with the bytes that are freed when it can no longer be
+    /// undone, as far as is known without reading. This examines all snapshots.
     pub fn undoable_commits_and_bytes(&self) -> Vec<(UndoableCommit, u64)> {
         self.db.transactions.undoable_commits_and_bytes()
     }

@@ -212,7 +212,7 @@ fn reference(e: &ExtentRef) -> [u8; PACKED_REFERENCE] {
     out
 }
 
-/// Fills in the reference of a value that has been placed, at `at` in `stream`, see [`encode`].
+/// Fills in the reference of a value that has been placed, at `at` in `stream`. See [`encode`].
 /// `codec` is the one for the value, even if it did not make it smaller.
 pub(crate) fn place(stream: &mut [u8], at: usize, e: &ExtentRef, codec: Compression) {
     let len = reference_len(codec);

@@ -53,7 +53,7 @@ pub(crate) struct Writer {
     whole: u64,
     /// Zones for deferred values, which are written to the device together with the stream.
     pub reserved: Vec<ZonePin>,
-    /// Set while syncs are expected: see [`SETTLE`].
+    /// Set while syncs are expected. See [`SETTLE`].
     pub settle: bool,
 }
 
@@ -102,7 +102,7 @@ impl Writer {
 
     /// Announces segments that will be added, at most `most`, and no more than bring the empty ones
     /// to `stock`; returns their number. The caller calls [`Writer::arrived`] with that number
-    /// after it has added them, or given up. Otherwise two threads would each see a segment
+    /// after it has added them, or has failed to. Otherwise two threads would each see a segment
     /// missing, and a nearly full store would keep one zone more for the journal than it should.
     pub(crate) fn announce(&mut self, stock: usize, most: usize) -> usize {
         let count = stock.saturating_sub(self.ready.len() + self.coming).min(most);

@@ -1,12 +1,12 @@
 //! The lock table of serializable transactions: shared and exclusive locks on keys and key ranges,
 //! held until their owner ends.
 //!
-//! Deadlocks cannot occur, because older owners win (wound-wait). An owner that meets a lock of an
-//! older owner waits for it; so does an owner that meets an older one which itself waits for a
-//! conflicting lock. An owner that meets a lock of a younger one *wounds* that owner: a wounded
-//! owner can only end, and the older one waits for its end. So owners wait only for older owners or
-//! for wounded ones, which do not wait themselves, and no cycle is possible. An owner that is
-//! retried with its old age eventually becomes the oldest, so there is no starvation.
+//! Deadlocks cannot occur, because older owners win (wound-wait). An owner that needs a lock of an
+//! older owner waits for it, and so does an owner that conflicts with an older one which itself
+//! waits. An owner that needs a lock of a younger one *wounds* that owner: a wounded owner can only
+//! end, and the older one waits for its end. So owners wait only for older owners or for wounded
+//! ones, which do not wait themselves, and no cycle is possible. An owner that is retried with its
+//! old age eventually becomes the oldest, so there is no starvation.
 //!
 //! Commits that belong to no such owner take no locks. They count as the youngest of all: they
 //! check whether any lock conflicts with their changes, wait if so, and exclude new locks while

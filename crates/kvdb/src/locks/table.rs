@@ -49,8 +49,8 @@ pub(super) struct Want<'a> {
 
 pub(super) enum Verdict {
     Granted,
-    /// The caller must wait at least until this owner has ended, or has given up the lock that it
-    /// waits for.
+    /// The caller must wait at least until this owner has ended, or has stopped waiting for its
+    /// lock.
     Wait {
         on: u64,
     },

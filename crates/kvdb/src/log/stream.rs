@@ -5,7 +5,8 @@
 //! position was durable once.
 //!
 //! The manifest's chunks are written twice, one after the other: no later chunk vouches for its
-//! last edit, and losing that edit to a flipped bit would bring back a state whose journal is gone.
+//! last edit, and losing that edit to a flipped bit would restore a state whose journal no longer
+//! exists.
 
 use bytes::Bytes;
 use zones::{Purpose, SECTOR, ZONE_SIZE, ZoneId, Zones};
@@ -66,7 +67,7 @@ pub(crate) struct StreamReader<'a> {
 /// [`StreamReader::tail`] need not read them again.
 struct Searched {
     part: usize,
-    /// The start of the search, which went on to the end of the zone.
+    /// The start of the search, which continued to the end of the zone.
     offset: u64,
     /// Device addresses and headers, in order.
     headers: Vec<(u64, Header)>,
@@ -141,7 +142,8 @@ impl<'a> StreamReader<'a> {
         }
     }
 
-    /// Returns the next piece, or `None` at the end, whose kind [`StreamReader::tail`] then tells.
+    /// Returns the next piece, or `None` at the end, whose kind [`StreamReader::tail`] then
+    /// returns.
     pub(crate) fn next(&mut self) -> Result<Option<(u64, Bytes)>> {
         while let Some(&part) = self.parts.get(self.part) {
             let ended = part.end.is_some_and(|end| end <= self.position);
@@ -248,7 +250,7 @@ impl<'a> StreamReader<'a> {
         Ok(None)
     }
 
-    /// Returns the header at `offset` of a part, if there is one of the part's epoch.
+    /// Returns the header at `offset` of a part, if a header of the part's epoch is there.
     fn header(&mut self, part: StreamPart, offset: u64) -> Result<Option<Header>> {
         let (kind, purpose, addr) = (self.kind, self.purpose(), part.zone.start() + offset);
         let sector = self.buffer.get(self.zones, self.medium, purpose, part.zone, addr, SECTOR)?;

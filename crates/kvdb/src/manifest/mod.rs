@@ -30,7 +30,7 @@ use crate::log::codec::{Decoder, put_varint};
 use crate::log::records::Records;
 use crate::log::stream::{StreamPart, StreamReader};
 
-/// Version of the format of everything that the root leads to.
+/// Version of the format of everything that is reachable from the root.
 const FORMAT: u8 = 1;
 
 /// The root in the superblock.
@@ -102,7 +102,7 @@ pub(crate) struct Loaded {
     pub torn: u64,
 }
 
-/// Reads the manifest that the root leads to.
+/// Reads the manifest to which the root refers.
 pub(crate) fn load(zones: &Zones, root: &[u8]) -> Result<Loaded> {
     let root = Root::decode(root)?;
     let parts = root.parts();
@@ -147,7 +147,7 @@ pub(crate) struct Manifest {
     offset: u64,
     /// Position of the next chunk in the stream.
     position: u64,
-    /// Set while an append is under way: if it fails, it may still be on the device and be valid.
+    /// Set while an append is in progress: if it fails, it may still be on the device and be valid.
     stained: bool,
     /// Bytes that the checkpoint at its beginning takes in its zones. 0 if that is not known; then
     /// no zone is added.

@@ -24,8 +24,8 @@ use crate::short_values::ShortValues;
 /// Number of reads of large values that had to wait before read-ahead begins.
 const SLOW: u32 = 2;
 /// Initial and maximum bytes of announced values. Larger windows give longer sequences of
-/// neighbours, since half a window is sorted at a time. The values are kept by the host, not in our
-/// memory; but a host that gives us little memory has little itself.
+/// neighbours, since half a window is sorted at a time. The values are kept by the host, not in the
+/// store's memory; but a host that grants little memory has little itself.
 const WINDOW_MIN: u64 = 128 << 10;
 const WINDOW_MAX: u64 = 64 << 20;
 /// Approximate memory of a queued tuple, and the share of the cache's budget that all queues

@@ -60,7 +60,7 @@ impl View {
                         values.push((*e, range));
                         u64::from(e.stored)
                     }
-                    // It was read with its block.
+                    // The value was read with its block.
                     ValueRef::Inline(value, ..) => (tuple.key.len() + value.len()) as u64,
                 };
             }

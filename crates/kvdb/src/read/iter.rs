@@ -122,7 +122,7 @@ impl DoubleEndedIterator for Iter {
 
 impl std::iter::FusedIterator for Iter {}
 
-/// Iterates over the keys of a range, see [`Iter::keys`].
+/// Iterates over the keys of a range. See [`Iter::keys`].
 pub struct Keys(Iter);
 
 impl Iterator for Keys {

@@ -34,7 +34,7 @@ pub struct View {
 }
 
 /// A reference to a value where it is stored, which pins its place. It can be put under another key
-/// without a copy, see [`crate::Batch::put_stored`]. When it is put into another store, it is read
+/// without a copy. See [`crate::Batch::put_stored`]. When it is put into another store, it is read
 /// from its own store and copied.
 #[derive(Clone)]
 pub struct StoredValue {
@@ -224,9 +224,9 @@ impl View {
     }
 
     /// Returns a mark of the committed content of a dictionary: as long as the mark is the same, so
-    /// is the content. It takes no look at the content, and may also change when data only moves.
-    /// Returns `None` if the dictionary does not exist, has newer commits than this state, or may
-    /// have changes of the transaction that the view belongs to.
+    /// is the content. Computing it does not read the content, and may also change when data only
+    /// moves. Returns `None` if the dictionary does not exist, has newer commits than this state,
+    /// or may have changes of the transaction that the view belongs to.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -353,7 +353,7 @@ impl View {
         cursor.visit(false, |tuple| tuple.with_value(|value| visit(tuple.key, value)))
     }
 
-    /// Announces reads of these keys, see [`crate::Scope::announce`]. Does nothing for a store that
+    /// Announces reads of these keys. See [`crate::Scope::announce`]. Does nothing for a store that
     /// has all of its zones itself, since its reads are fast.
     pub(crate) fn announce(&self, dict: DictionaryId, keys: &[&[u8]]) -> Result<()> {
         if !self.cache.zones().has_remote_zones() {

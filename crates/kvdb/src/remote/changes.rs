@@ -1,6 +1,5 @@
-//! States that are stored in a head: a small state as a whole, or the changes that lead to a state
-//! from one that an object holds. A small publication then needs no object of its own for its
-//! state.
+//! States that are stored in a head: a small state as a whole, or the changes that turn a state in
+//! an object into it. A small publication then needs no object of its own for its state.
 //!
 //! The bytes are a zstd frame whose prefix is the content of the object. Consecutive states are
 //! nearly the same bytes, so the frame is short.

@@ -235,7 +235,7 @@ impl Claim {
 
     /// Publishes a state. Only data that is not in `known` is written; `marks` are as of `known`.
     /// `keep` is called with the right before the state can become the newest one. `progress` is
-    /// called now and then; if it fails, so does the call.
+    /// called from time to time; if it fails, so does the call.
     pub(crate) fn publish(
         &mut self,
         what: &ToPublish<'_>,

@@ -161,8 +161,8 @@ fn found_since(lists: &[DeadList]) -> HashMap<&Key, Duration> {
 impl RemotePlace {
     /// Deletes the objects that no store and no fork refers to, according to [`CollectOptions`].
     /// Objects that are first found dead now are deleted by a later call. Stores may be published,
-    /// read and forked concurrently, and another collection may run. `progress` is called now and
-    /// then; if it fails, so does the call.
+    /// read and forked concurrently, and another collection may run. `progress` is called from time
+    /// to time; if it fails, so does the call.
     ///
     /// If a head, a registration or a state cannot be read, the error names it, and nothing was
     /// deleted.

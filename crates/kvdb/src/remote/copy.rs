@@ -175,7 +175,7 @@ impl RemoteStore {
     /// returns without an error it is a store, which is opened with
     /// [`OpenOptions::remote`](crate::OpenOptions::remote), to be read for a while. The place does
     /// not record this file, so data that is replaced there is lost for it once a collector has
-    /// deleted that data. For a file that is to last, make a fork, see [`RemoteStore::fork_to`].
+    /// deleted that data. For a file that is to last, make a fork. See [`RemoteStore::fork_to`].
     pub fn copy_to(&self, device: Arc<dyn Device>, env: Arc<dyn Env>) -> Result<LocalCopy> {
         self.copy_of(self.head()?, Kind::Cache, device, env)
     }

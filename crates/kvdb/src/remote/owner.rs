@@ -26,7 +26,7 @@ pub struct Owner {
     pub open: bool,
     /// When it was opened, nanoseconds since 1970 by the clock of its machine.
     pub since: u64,
-    /// A label that tells whose file it is; at most 256 bytes.
+    /// A label that names the owner of the file, at most 256 bytes.
     pub label: String,
 }
 
@@ -102,7 +102,7 @@ impl Claimant {
     }
 }
 
-/// The note of a local file about its right to publish. After a crash it tells whether another file
+/// The note of a local file about its right to publish. After a crash it shows whether another file
 /// has published since.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ClaimNote {

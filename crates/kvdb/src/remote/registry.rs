@@ -63,7 +63,7 @@ pub struct ForkOptions {
     /// The time for which the registration is valid, by the clock of the place. `None` means until
     /// it is dropped.
     pub lifetime: Option<Duration>,
-    /// A label that tells whose fork it is; at most 256 bytes.
+    /// A label that names the owner of the fork, at most 256 bytes.
     pub label: String,
     /// The snapshot of the main branch to which the fork is rolled back before anything is written:
     /// the differences from that snapshot are the fork's changes. `None` means that it continues
@@ -76,7 +76,7 @@ pub struct ForkOptions {
 pub struct ForkInfo {
     /// Its id.
     pub id: ForkId,
-    /// The label that tells whose fork it is.
+    /// The label that names the owner of the fork.
     pub label: String,
     /// The generation that it began as.
     pub generation: u64,

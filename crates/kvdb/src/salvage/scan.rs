@@ -2,8 +2,8 @@
 //!
 //! A source is a sequence of disjoint pieces: points, range tombstones, gaps. The sweep takes the
 //! piece that begins first, from the newest source on a tie. A range tombstone or a gap stays in
-//! force in its source until it ends. A point is judged by the pieces in force in newer sources:
-//! the newest one that covers it determines whether it is hidden or stale.
+//! force in its source until it ends. A point is compared with the pieces in force in newer
+//! sources: the newest one that covers it determines whether it is hidden or stale.
 
 use bytes::Bytes;
 use env::sync::Mutex;

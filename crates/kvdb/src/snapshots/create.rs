@@ -115,7 +115,7 @@ impl Snapshotter {
             return Ok(());
         }
         match self.flusher.flush_sealed() {
-            // They continue to wait.
+            // These callers continue to wait.
             Err(Error::NoSpace) => Ok(()),
             flushed => flushed.map(drop),
         }

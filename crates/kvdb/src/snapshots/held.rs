@@ -21,8 +21,8 @@ use crate::version::{Trees, Version};
 const LOOKED_AT: u64 = 200_000;
 /// Minimum number of items that are examined for one snapshot.
 const LEAST: u64 = 100;
-/// Data of a run that a merge has moved into another one is looked for if the run has at least this
-/// many bytes in shared zones.
+/// If a run has at least this many bytes in shared zones, the count includes its data that a merge
+/// has moved into another run.
 const LEAST_MOVED: u64 = ZONE_SIZE / 4;
 
 /// The keeper of a zone that is not kept by one group alone, but also by another group, the store

@@ -113,7 +113,7 @@ pub struct BranchInfo {
     /// The limit of its own bytes, with the bytes that it uses, if it has one: see
     /// [`crate::Kvdb::limit_branch`].
     pub limit: Option<BranchLimit>,
-    /// The number of files that it may have of its own, if that is limited: see
+    /// The number of files that it may have of its own, if that is limited. See
     /// [`crate::Kvdb::limit_files`].
     pub limit_of_files: Option<u64>,
 }
@@ -170,8 +170,8 @@ impl View {
         self.version.trees.values().map(|tree| self.info_of(tree)).collect()
     }
 
-    /// Returns the name and the options of a dictionary that it sees; one of a snapshot is told as
-    /// of the main branch.
+    /// Returns the name and the options of a dictionary that it sees; a dictionary of a snapshot is
+    /// returned as one of the main branch.
     pub fn dictionary_info(&self, dict: DictionaryId) -> Option<DictionaryInfo> {
         self.version.trees.get(&dict).map(|tree| self.info_of(tree))
     }

@@ -3,8 +3,8 @@
 //! the run together with the transaction's other runs ([`super::ending`]) and moves none of their
 //! data.
 //!
-//! Values may come from a view in which they are stored: the run then refers to them where they
-//! lie, and they are not read.
+//! Values may come from a view in which they are stored: the run then refers to their places, and
+//! they are not read.
 
 use std::sync::Arc;
 
@@ -132,7 +132,7 @@ impl<'a> StoredTuple<'a> {
     }
 }
 
-/// Sorted tuples that are being written for a transaction, see [`Transaction::bulk`]. Dropping it
+/// Sorted tuples that are being written for a transaction. See [`Transaction::bulk`]. Dropping it
 /// discards everything that was written.
 pub struct Bulk {
     registry: Arc<Transactions>,

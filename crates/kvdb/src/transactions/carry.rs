@@ -40,7 +40,7 @@ pub enum Settled {
     Taken,
     /// The key keeps the value of the transaction.
     Left,
-    /// It gets this value.
+    /// The key gets this value.
     Put(Bytes),
     /// The key is returned as a conflict.
     Conflict,

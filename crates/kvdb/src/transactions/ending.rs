@@ -44,7 +44,7 @@ struct Joining {
     write_set: WriteSet,
     /// There are too many changes to commit them one by one, so they are bound as runs.
     bound: bool,
-    /// All commits up to this view are joined. `None` before the first look at them.
+    /// All commits up to this view are joined. `None` before they were first examined.
     checked: Option<View>,
 }
 

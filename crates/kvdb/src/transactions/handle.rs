@@ -145,14 +145,14 @@ impl Transaction {
         self.shared.options.in_place
     }
 
-    /// Returns the bytes that its changes may still take, by its own limit and those around it; see
-    /// [`TransactionOptions::limit`]. Returns `None` if there is no limit.
+    /// Returns the bytes that its changes may still take, by its own limit and those of the
+    /// transactions around it ([`TransactionOptions::limit`]). Returns `None` if there is no limit.
     pub fn room(&self) -> Option<u64> {
         self.shared.room()
     }
 
     /// Compacts its changes where possible, for a caller that would exceed the limit. Returns the
-    /// bytes that they may still take then, see [`Transaction::room`].
+    /// bytes that they may still take then. See [`Transaction::room`].
     pub fn make_room(&self) -> Result<Option<u64>> {
         if self.shared.is_limited() {
             let mut state = self.write()?;
@@ -328,7 +328,7 @@ impl Transaction {
         self.change(dict, (SpaceClaim::default(), None), Made::Put { bytes }, Seen::Yes, put)
     }
 
-    /// Changes the value of `key` without reading it, see [`Batch::update`]. Changes that others
+    /// Changes the value of `key` without reading it. See [`Batch::update`]. Changes that others
     /// have made to the value by the time of the commit are no conflict if the update commutes with
     /// them ([`Update::commutes`]): two transactions that add to one counter both commit. If others
     /// have put a value that is not a number, an addition is a conflict, since it would be lost.
@@ -345,7 +345,7 @@ impl Transaction {
         self.apply(batch)
     }
 
-    /// Deletes all keys of `[start, end)`, see [`Batch::delete_range`].
+    /// Deletes all keys of `[start, end)`. See [`Batch::delete_range`].
     pub fn delete_range(
         &self,
         dict: DictionaryId,

@@ -41,7 +41,7 @@ impl WriteSet {
 
     /// Spills memtables and merges runs. `most` is the number of runs of a dictionary above which
     /// the young ones are merged, see [`RUNS`]; `older` bounds the size of an older run that joins
-    /// them, see [`OLDER`].
+    /// them. See [`OLDER`].
     fn write_out(
         &mut self,
         to: &Engine,

@@ -114,7 +114,7 @@ impl Transactions {
         commits
     }
 
-    /// Returns the same with the bytes that each holds, which are found by a look at all snapshots.
+    /// Returns the same with the bytes that each holds, which are found by examining all snapshots.
     pub(crate) fn undoable_commits_and_bytes(&self) -> Vec<(UndoableCommit, u64)> {
         let all = self.engine.snapshots.around_commits();
         let held = self.parts.snapshotter.held_by(&all);
@@ -150,7 +150,7 @@ impl Transactions {
         let now = self.engine.env.wall();
         let many = pairs.len().saturating_sub(MOST);
         // A commit makes its two snapshots one after the other, with the lock of names. Without
-        // that lock, one that is under way would seem to have lost one of them.
+        // that lock, one that is in progress would seem to have lost one of them.
         let mut old: Vec<String> = match self.engine.snapshots.naming.try_lock() {
             Some(_naming) => self.engine.snapshots.half_around_commits(),
             None => Vec::new(),

@@ -424,7 +424,7 @@ impl VersionSet {
     /// Returns the newest committed value. It acts as a view for one lookup, without pinning a
     /// commit.
     pub(crate) fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
-        // Load the version first, see `pin_with`.
+        // Load the version first. See `pin_with`.
         let version = self.current.load();
         let at = self.visible.load(Ordering::Acquire);
         let found = version.tree(dict)?.get(&self.cache, key, at)?;

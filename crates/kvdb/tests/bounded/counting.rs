@@ -1,5 +1,5 @@
-//! An allocator that counts: the bytes that are allocated and not freed, the most of these, and all
-//! that a thread has allocated.
+//! A counting allocator. It records the bytes that are allocated and not freed, their maximum, and
+//! the total that each thread has allocated.
 #![allow(dead_code, reason = "each test program uses some of it")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -23,10 +23,10 @@ fn chunk(bytes: usize) -> i64 {
     (bytes + 8).next_multiple_of(16).max(32) as i64
 }
 
-// SAFETY: every call goes on to the system's allocator as it came.
+// SAFETY: every call is passed to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // Nothing is counted of a thread that has ended.
+        // The allocations of a thread that is ending are not counted.
         _ = ALLOCATED.try_with(|of_thread| of_thread.set(of_thread.get() + layout.size() as u64));
         _ = CHUNKS.try_with(|of_thread| of_thread.set(of_thread.get() + chunk(layout.size())));
         let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();

@@ -1,6 +1,6 @@
-//! Bounded memory: every public operation on ranges and values that together are a hundred times
-//! the store's memory, each with the most that the heap held while it ran. An operation that the
-//! tables do not name fails the test.
+//! Tests of bounded memory. Every public operation runs on ranges and values that together are a
+//! hundred times the store's memory, and the table states the largest heap that each may use. An
+//! operation that the tables do not name fails the test.
 //!
 //! By default the slow ones are left out. `KVFS_ONLY=change_back` runs those that have an operation
 //! of that name, `KVFS_ONLY=` all of them, and `KVFS_BOUNDED=8` takes eight times the data with the
@@ -20,7 +20,7 @@ use kvdb::{
     Result,
 };
 
-/// The memory that the store is told to take, bytes.
+/// The memory budget of the store, in bytes.
 const MEMORY: usize = 1 << 20;
 /// Bytes that an operation may take in addition, however much data it works on: buffers of the
 /// devices, a record of the journal, values that are being read or written, index nodes on the way
@@ -32,11 +32,12 @@ const GIVEN: &[(&str, usize)] = &[
     ("Transaction::read_conflict_key", 150 * SMALL as usize),
     ("Kvdb::receive", MEMORY + (3 << 20)),
 ];
-/// Bytes that operations may take however much there is: a zone on its way to object storage, which
-/// an object is put from.
+/// Bytes that operations may take for any amount of data: a zone that is uploaded to object storage
+/// is in memory as a whole.
 const WHOLE: &[(&str, usize)] =
     &[("Kvdb::push", 8 << 20), ("Kvdb::follower", 10 << 20), ("Kvdb::fork_base", 8 << 20)];
-/// Tuples of a small value, and of a large one: of each kind a hundred times the memory.
+/// Tuples with small values, and tuples with large values. Each kind amounts to a hundred times the
+/// memory.
 const SMALL: u64 = 300_000;
 const LARGE: u64 = 100;
 
@@ -56,7 +57,7 @@ pub fn options() -> OpenOptions {
     OpenOptions { memory: MEMORY, threads: false, ..OpenOptions::default() }
 }
 
-/// The small tuples, in order; `mark` tells values from others.
+/// The small tuples, in order. `mark` makes their values different from those of other calls.
 pub fn small(times: u64, mark: u8) -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {
     (0..SMALL * times).map(move |i| (key(i), vec![mark; 330]))
 }
@@ -80,7 +81,7 @@ impl World {
         World { db, directory, small, large, free, times }
     }
 
-    /// All of the data as it was in the beginning.
+    /// Restores all data to its initial state.
     pub fn filled(&self) -> Result<()> {
         self.db.ingest(self.small, small(self.times, 1))?;
         self.db.ingest(self.large, large(self.times, 1))?;
@@ -108,7 +109,7 @@ impl World {
     }
 }
 
-/// A limit that is named is a bound, too.
+/// A limit in the table is a bound, too.
 pub fn within_limits(outcome: Result<()>) -> Result<()> {
     match outcome {
         Err(Error::Limit(_)) => Ok(()),

@@ -1,4 +1,4 @@
-//! Snapshots and branches, copies, streams, and what is done for the store's own sake.
+//! Snapshots and branches, copies, streams, and the maintenance of the store itself.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -221,7 +221,7 @@ fn follow(w: &mut World) -> Result<()> {
     let objects: Arc<dyn Objects> = Arc::new(DirectoryObjects::create(&place).map_err(failed)?);
     let store = RemoteStore::new(objects.clone(), "store")?;
     let mut publisher = w.db.publisher(&store)?;
-    // More than there is room for.
+    // More data than the cache has room for.
     publisher.rehearse(Box::new(|db| {
         let (view, all) = (db.view(), db.dictionaries());
         let cursors = all.iter().map(|info| view.cursor(info.id, b"", b"").unwrap());
@@ -248,7 +248,7 @@ fn follow(w: &mut World) -> Result<()> {
     w.settled()
 }
 
-/// Changes of a fork are taken over by value.
+/// The store takes over changes of a fork by copying values.
 fn fork(w: &mut World) -> Result<()> {
     let (place, path) = (w.directory.path().join("share"), w.directory.path().join("fork.kvfs"));
     let failed = |e: objects::ObjectsError| std::io::Error::other(e.to_string());

@@ -1,4 +1,4 @@
-//! Transactions: what they write, read, lock and compare.
+//! The operations of transactions: their writes, reads, locks and comparisons.
 
 use std::sync::Arc;
 
@@ -120,7 +120,7 @@ fn durable(w: &mut World) -> Result<()> {
 
 /// A transaction that began before the store was opened compares its changes by values.
 fn restored(w: &mut World) -> Result<()> {
-    // All keys are written again in between, and get the values that they had.
+    // In between, all keys are rewritten with their earlier values.
     for others in [false, true] {
         let (t, u) = (begin_durable(w)?, begin_durable(w)?);
         t.apply(w.delete_all())?;
@@ -206,7 +206,7 @@ fn undone(w: &mut World) -> Result<()> {
     w.settled()
 }
 
-/// Each key by itself, until it says that these are too many.
+/// Locks keys one by one, until the transaction reports that there are too many.
 fn lock_each(w: &mut World) -> Result<()> {
     let t = begin(w, Isolation::Serializable)?;
     for i in 0..300_000 * w.times {
@@ -320,7 +320,7 @@ fn bulk(w: &mut World) -> Result<()> {
     t.commit(Durability::Buffered)
 }
 
-/// Many of them, each with something written.
+/// Many transactions, each with a change.
 fn limited(w: &mut World) -> Result<()> {
     let t = w.db.begin_with(TransactionOptions { limit: Some(1 << 40), ..Default::default() })?;
     for mark in [22, 23] {

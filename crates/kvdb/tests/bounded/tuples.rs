@@ -1,4 +1,4 @@
-//! Writing and reading tuples.
+//! Operations that write and read tuples.
 
 use std::ops::ControlFlow;
 

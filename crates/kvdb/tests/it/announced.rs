@@ -1,5 +1,5 @@
-//! Keys that are announced in a store in object storage are requested together: reads of them wait
-//! for one round of requests. An announcement itself waits for nothing.
+//! Tests of keys that are announced in a store in object storage. They are requested together, so
+//! reads of them wait for one round of requests. The announcement itself waits for nothing.
 
 use std::sync::Arc;
 use std::time::Duration;

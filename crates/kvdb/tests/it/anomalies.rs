@@ -1,8 +1,8 @@
-//! The anomalies of the Hermitage list, on keys: what each isolation level forbids, how, and what
-//! it allows.
+//! The anomalies of the Hermitage list, on keys. Each test shows whether an isolation level forbids
+//! an anomaly, and by which error or wait.
 //!
-//! The store begins with x=10 and y=20, as Hermitage's table does. How scripts are read is told in
-//! `script`; the steps are
+//! The store begins with x=10 and y=20, as Hermitage's table does. `script` describes how scripts
+//! are read. The steps are
 //!
 //! - `T1 put k v`, `T1 delete k`, `T1 clear` (all keys), `T1 abort`
 //! - `T1 get k -> v`, or `nothing`
@@ -172,7 +172,7 @@ fn g0_writes_of_two_transactions_do_not_interleave() {
     );
 }
 
-/// G1a, aborted read: a value is read that never was.
+/// G1a, aborted read: a transaction reads a value that was never committed.
 #[test]
 fn g1a_what_is_aborted_is_never_read() {
     play(
@@ -208,7 +208,8 @@ fn g1a_what_is_aborted_is_never_read() {
     );
 }
 
-/// G1b, intermediate read: a value is read that its writer replaced before it committed.
+/// G1b, intermediate read: a transaction reads a value that its writer replaced before it
+/// committed.
 #[test]
 fn g1b_what_is_replaced_before_its_commit_is_never_read() {
     play(
@@ -261,7 +262,8 @@ fn g1c_two_transactions_do_not_both_see_each_other() {
     );
 }
 
-/// OTV, observed transaction vanishes: of a transaction's writes some are seen and others are not.
+/// OTV, observed transaction vanishes: a reader sees some writes of a transaction and not the
+/// others.
 #[test]
 fn otv_a_transaction_is_seen_whole_or_not_at_all() {
     play(
@@ -314,7 +316,7 @@ fn otv_a_transaction_is_seen_whole_or_not_at_all() {
     );
 }
 
-/// PMP, predicate-many-preceders: what a predicate finds changes while the transaction runs.
+/// PMP, predicate-many-preceders: the result of a predicate changes while the transaction runs.
 #[test]
 fn pmp_a_range_stays_as_it_was_read() {
     play(
@@ -340,7 +342,7 @@ fn pmp_a_range_stays_as_it_was_read() {
          T2 commit
          now x=10 y=20 z=30",
     );
-    // The one who reads is the younger one.
+    // The reader is the younger transaction.
     play(
         Serializable,
         "begin T1 T2
@@ -352,7 +354,7 @@ fn pmp_a_range_stays_as_it_was_read() {
     );
 }
 
-/// PMP with writes: a whole range is changed by one and deleted by another.
+/// PMP with writes: one transaction changes a whole range and another one deletes it.
 #[test]
 fn pmp_a_range_is_not_deleted_from_under_its_writer() {
     play(
@@ -399,7 +401,7 @@ fn pmp_a_range_is_not_deleted_from_under_its_writer() {
     );
 }
 
-/// P4, lost update: two read, both write what they computed of it.
+/// P4, lost update: two transactions read a value, and both write a value computed from it.
 #[test]
 fn p4_no_update_is_lost() {
     play(
@@ -424,7 +426,7 @@ fn p4_no_update_is_lost() {
          T1 commit -> conflict x
          now y=20",
     );
-    // A value that was changed and changed back is a conflict all the same.
+    // A value that was changed and changed back is a conflict nevertheless.
     play(
         Snapshot,
         "begin T1
@@ -501,7 +503,7 @@ fn g_single_a_reader_does_not_stand_on_both_sides_of_a_commit() {
     );
 }
 
-/// G-single with predicates: what one reads by range, another changes.
+/// G-single with predicates: one transaction reads a range, and another one changes it.
 #[test]
 fn g_single_a_range_and_a_key_are_read_as_of_one_moment() {
     play(
@@ -528,7 +530,7 @@ fn g_single_a_range_and_a_key_are_read_as_of_one_moment() {
     );
 }
 
-/// G-single with a write: a transaction deletes what was changed since it read.
+/// G-single with a write: a transaction deletes a key that was changed since it read the key.
 #[test]
 fn g_single_a_deletion_does_not_follow_a_read_of_something_older() {
     play(
@@ -555,8 +557,8 @@ fn g_single_a_deletion_does_not_follow_a_read_of_something_older() {
     );
 }
 
-/// G2-item, write skew: each writes what the other has read. Snapshot isolation allows it, and only
-/// that.
+/// G2-item, write skew: each transaction writes a key that the other has read. Snapshot isolation
+/// allows this anomaly and no other.
 #[test]
 fn g2_item_write_skew_is_for_snapshot_isolation_alone() {
     play(
@@ -598,7 +600,8 @@ fn g2_item_write_skew_is_for_snapshot_isolation_alone() {
     );
 }
 
-/// G2, anti-dependency cycle: each adds what the other's predicate would have found.
+/// G2, anti-dependency cycle: each transaction adds a key that the other's predicate would have
+/// found.
 #[test]
 fn g2_phantoms_of_two_are_for_snapshot_isolation_alone() {
     play(
@@ -624,7 +627,7 @@ fn g2_phantoms_of_two_are_for_snapshot_isolation_alone() {
     );
 }
 
-/// G2 with two edges: a transaction that only reads sees an order of two others that cannot be.
+/// G2 with two edges: a read-only transaction sees an impossible order of two others.
 #[test]
 fn g2_a_reader_makes_no_difference_to_serializable_writers() {
     play(
@@ -679,7 +682,8 @@ fn plain_writes_respect_transactions() {
          T1 commit -> conflict x
          now x=11 y=20",
     );
-    // The keys that a serializable transaction has read do not change; other writers go on.
+    // The keys that a serializable transaction has read do not change. Writers of other keys
+    // continue.
     play(
         Serializable,
         "begin T1

@@ -185,7 +185,7 @@ fn every_range_gives_what_a_btree_map_gives() {
         };
         let range = (bound(&mut random, &a.clone().min(b.clone())), bound(&mut random, &a.max(b)));
         if matches!(&range, (Bound::Excluded(a), Bound::Excluded(b)) if a == b) {
-            // A BTreeMap refuses this one.
+            // A BTreeMap panics on this range.
             continue;
         }
         let expected: Vec<(Vec<u8>, Vec<u8>)> =
@@ -197,7 +197,7 @@ fn every_range_gives_what_a_btree_map_gives() {
         let mut backward: Vec<_> = d.range(range.clone()).rev().map(owned).collect();
         backward.reverse();
         assert_eq!(backward, expected, "{range:?} from the back");
-        // From both ends by turns.
+        // Reads from both ends in turn.
         let (mut iter, mut front, mut back) = (d.range(range.clone()), Vec::new(), Vec::new());
         loop {
             let (side, tuple) = if random.one_in(2) {

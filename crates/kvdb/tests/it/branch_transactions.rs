@@ -1,5 +1,5 @@
-//! Transactions of branches: what holds for one of the main branch holds for one of a clone, and
-//! nothing of either reaches the other.
+//! Tests of transactions of branches. They follow the same rules in a clone as in the main branch,
+//! and nothing of either branch reaches the other.
 
 use std::sync::Arc;
 
@@ -133,7 +133,7 @@ fn a_rollback_of_one_branch_leaves_what_can_be_undone_in_the_others() {
     assert_eq!(branches(), [""; 0]);
 }
 
-/// The options that a store is opened with again and again.
+/// The options that a store is opened with repeatedly.
 fn open() -> OpenOptions {
     OpenOptions { memory: 4 << 20, threads: false, zero_journal: false, ..Default::default() }
 }
@@ -159,7 +159,7 @@ fn a_durable_one_goes_on_in_its_branch_after_a_restart() {
     t.commit(Durability::Synced).unwrap();
     assert_eq!(db.get(dict, b"new").unwrap().as_deref(), Some(&b"1"[..]));
     assert_eq!(db.get(main, b"new").unwrap(), None);
-    // One whose branch is dropped is not there again.
+    // A transaction whose branch was dropped does not return.
     let t = db.begin_with(TransactionOptions { durable: true, ..of_clone() }).unwrap();
     t.put(dict, "k", "lost").unwrap();
     drop(t);

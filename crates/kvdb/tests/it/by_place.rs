@@ -1,4 +1,4 @@
-//! Values of many ranges are announced to the device by place.
+//! Tests that the values of many ranges are announced to the device in the order of their places.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use zones::{Device, MemoryDevice, Purpose};
 const VALUE: u64 = 4096;
 const KEYS: usize = 4000;
 
-/// A device that notes what is announced of values.
+/// A device that records announced reads of values.
 #[derive(Default)]
 struct Announced {
     memory: MemoryDevice,
@@ -47,7 +47,7 @@ fn key(i: usize) -> Vec<u8> {
     format!("key{i:05}").into_bytes()
 }
 
-/// The range that has this key alone.
+/// The range that contains only this key.
 fn range(i: usize) -> (Vec<u8>, Vec<u8>) {
     let mut end = key(i);
     end.push(0);
@@ -62,7 +62,7 @@ fn scattered() -> (Arc<Announced>, Kvdb, DictionaryId) {
     let db = Kvdb::create(device.clone(), Arc::new(Simulated::new(1)), create).unwrap();
     let d = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
     for n in 0..KEYS {
-        // 1237 and 4000 have no factor in common: each key once, in no order.
+        // 1237 and 4000 have no common factor, so each key occurs once, in scattered order.
         let i = n * 1237 % KEYS;
         let mut state = i as u64;
         let value: Vec<u8> = (0..VALUE)

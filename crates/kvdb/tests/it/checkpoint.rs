@@ -1,4 +1,5 @@
-//! A checkpoint is a store of its own, as of one commit, and cheap.
+//! Tests of checkpoints. A checkpoint is an independent store with the state of one commit, and it
+//! is cheap to make.
 
 use crate::model;
 use std::os::unix::fs::MetadataExt;
@@ -51,7 +52,7 @@ fn a_copy_has_everything_committed_before_and_lives_its_own_life() {
         assert!(recovery.clean);
         assert_eq!(recovery.records, 0, "no journal comes along");
         assert_eq!(contents(&copy).unwrap(), model, "seed {seed}");
-        // It can be written, and opened again.
+        // The copy can be written, and opened again.
         work(&mut random, &copy, &mut model, 100);
         copy.close().unwrap();
         drop(copy);
@@ -229,7 +230,7 @@ fn ingests_one_after_another_keep_no_checkpoint_from_its_end() {
     });
 }
 
-/// A device for a copy; `then` is done when the copy of the zones is about to begin.
+/// A device for a copy. It calls `then` just before the copy of the zones begins.
 struct Amid {
     device: MemoryDevice,
     then: Box<dyn Fn() + Send + Sync>,
@@ -260,7 +261,7 @@ impl Device for Amid {
     }
 }
 
-/// The copy has the snapshot all the same, and what it refers to must still be there.
+/// The copy contains the snapshot nevertheless, so the data of the snapshot must still exist.
 #[test]
 fn a_snapshot_that_is_dropped_during_the_copy_is_whole_in_it() {
     let device = Arc::new(MemoryDevice::new());

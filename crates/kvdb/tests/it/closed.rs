@@ -1,5 +1,5 @@
-//! Tests of the space that a closed store takes of the host: its data, and no room for more. It
-//! takes the released space again when it is opened.
+//! Tests of the space that a closed store takes from the host. It keeps the space of its data and
+//! releases the rest, and reserves that again when it is opened.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -39,7 +39,7 @@ fn a_closed_store_takes_little_more_than_what_is_in_it() {
     assert!(on_host(&path) <= 2 * MIB, "an empty store takes {} KiB", on_host(&path) >> 10);
     check(&path);
 
-    // A kilobyte, synced, as often as one likes.
+    // Puts a kilobyte and syncs it, repeatedly.
     for round in 0..3u64 {
         let db = Kvdb::open_path_with(&path, open()).unwrap();
         let dict = db
@@ -53,7 +53,7 @@ fn a_closed_store_takes_little_more_than_what_is_in_it() {
         check(&path);
     }
 
-    // From 64 MiB on: a tenth more than the data, and 16 MiB.
+    // From 64 MiB on, the bound is the data, a tenth of it, and 16 MiB.
     let (count, len) = (80, MIB as usize);
     let mut data = 0;
     for round in 0..3u64 {
@@ -77,7 +77,7 @@ fn a_closed_store_takes_little_more_than_what_is_in_it() {
         let read = db.get(dict, format!("{round}/{n}").as_bytes()).unwrap().unwrap();
         assert!(read == value(round + n, len), "{round}/{n}");
     }
-    // All of it goes, and its space with it.
+    // Deletes all data, which frees its space.
     let mut batch = Batch::new();
     batch.delete_range(dict, b"0".to_vec(), b"9".to_vec());
     db.commit(batch, Durability::Buffered).unwrap();
@@ -137,7 +137,7 @@ fn the_journal_has_its_space_again_when_a_store_is_opened() {
     let opened = on_host(&path);
     // A segment of the journal, and what user data leaves for flushes and merges.
     assert!(opened >= closed + 9 * (8 << 20) / 2, "{} MiB", opened / MIB);
-    // Hundreds of synced commits find their space: the file takes no more of it.
+    // Hundreds of synced commits fit into the allocated space, so the file does not grow.
     for n in 0..300u64 {
         db.put(dict, &n.to_be_bytes(), b"small", Durability::Synced).unwrap();
     }

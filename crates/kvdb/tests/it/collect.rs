@@ -1,5 +1,5 @@
-//! Forks are registered, and a collector deletes what nothing refers to: by hand, what
-//! `collect_machine` does at random.
+//! Tests of registered forks and of the collector, which deletes unreferenced objects. These are
+//! hand-made cases of the histories that `collect_machine` draws at random.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -36,7 +36,7 @@ impl Lab {
         let clock = fresh();
         let objects: Arc<dyn Objects> = Arc::new(Late::new(clock.clone(), 1));
         let db = create(Arc::new(MemoryDevice::new()), fresh(), small()).expect("a store");
-        // Each state is an object, which can be dead.
+        // Each state is an object, which can become dead.
         let to = RemoteStore::new(objects.clone(), "fruit").expect("a name");
         let to = to.with_state_in_head(0);
         let mut lab = Lab { clock, objects, db, to, random: Random::new(1) };
@@ -142,7 +142,8 @@ fn what_is_replaced_is_deleted_after_the_grace_and_not_before() {
 
 #[test]
 fn a_fork_costs_one_put_and_keeps_what_it_began_as() {
-    // The head, the state where that is an object, and the head again.
+    // The requests are one for the head, one for the state if it is an object, and one for the head
+    // again.
     fork_costs(0, 3);
     fork_costs(32 << 10, 2);
 }
@@ -246,7 +247,8 @@ fn a_fork_is_kept_whenever_it_registers_during_a_collection() {
             let lab = &mut *other.lock().unwrap();
             let was = contents(&lab.db).expect("read");
             let device = lab.fork(&ForkOptions::default()).0;
-            // The state that the fork began as is replaced at once, and found by another collector.
+            // The state in which the fork began is replaced at once, and another collector finds
+            // it.
             lab.publish();
             lab.collect();
             lab.clock.advance(GRACE);
@@ -348,7 +350,7 @@ fn what_cannot_be_read_stops_the_collector() {
     lab.is_whole();
 }
 
-/// A list of dead objects as a hostile writer has it.
+/// A list of dead objects as a hostile writer may make it.
 fn list(keys: &[&str]) -> Vec<u8> {
     let mut body = [&1u32.to_le_bytes()[..], &[keys.len() as u8]].concat();
     for key in keys {
@@ -446,7 +448,7 @@ fn put_varint(out: &mut Vec<u8>, mut value: usize) {
     out.push(value as u8);
 }
 
-/// The bytes of a head of version 4 before the state that it has in itself, and that state.
+/// Splits a head of version 4 into the bytes before its embedded state, and that state.
 fn state_in(head: &[u8]) -> (Vec<u8>, Vec<u8>) {
     let mut at = 12;
     assert_eq!(head[at], 4, "a head with a state in itself");
@@ -479,7 +481,7 @@ fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// A head that has another state in itself.
+/// A head that contains another state.
 fn with_state(before: &[u8], state: &[u8]) -> Vec<u8> {
     let mut head = before.to_vec();
     let frame = zstd::encode_all(state, 3).expect("a frame");
@@ -524,7 +526,7 @@ fn with_sum(state: &[u8], sum: u32) -> Vec<u8> {
     flipped(bits)
 }
 
-// A collector told states that heads have in themselves from each other by a length and 32 bits.
+// A collector distinguished embedded states of heads only by a length and 32 bits.
 #[test]
 fn states_of_one_length_and_checksum_are_two_states() {
     let lab = Lab::new();
@@ -588,8 +590,8 @@ fn an_object_that_many_forks_make_changes_to_is_read_once_by_a_collector() {
     assert!(forks > 3 && gets <= heads + forks + states, "{gets} gets: {forks} forks, {states}");
 }
 
-// A state that could not be read counted as marked from then on, so a second fork of it was no
-// error, and what that fork needs was deleted.
+// A state that could not be read counted as marked from then on. So a second fork of it caused no
+// error, and objects that the fork needs were deleted.
 #[test]
 fn a_fork_whose_state_cannot_be_read_is_an_error_whatever_becomes_of_another_fork_of_it() {
     let mut lab = Lab::new();

@@ -1,6 +1,7 @@
-//! Stores that are published, forked, read and taken back in one place, while collectors delete
-//! what nothing refers to, are cut off, and meet one another: objects that anything refers to stay,
-//! and all others go. See `seeded` for more histories.
+//! Random histories of stores that are published, forked, read and rolled back in one place. At the
+//! same time collectors delete unreferenced objects, are interrupted, and run next to each other.
+//! Objects that anything refers to stay, and all others are deleted. `seeded` explains how to run
+//! more histories.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -19,7 +20,7 @@ use zones::MemoryDevice;
 
 const GRACE: Duration = Duration::from_secs(3600);
 
-/// Another world each time: what is random must not come again.
+/// Each world has another seed, since random numbers must not repeat.
 fn fresh() -> Arc<Simulated> {
     static NEXT: AtomicU64 = AtomicU64::new(1 << 40);
     Arc::new(Simulated::new(NEXT.fetch_add(1, Ordering::Relaxed)))
@@ -29,9 +30,9 @@ fn fresh() -> Arc<Simulated> {
 struct Publisher {
     to: RemoteStore,
     db: Kvdb,
-    /// The states that may be the newest one there; `None` stands for no state.
+    /// The states that may be the newest one in the place; `None` stands for no state.
     possible: Vec<Option<Model>>,
-    /// The fork that it is.
+    /// The number of this fork.
     fork: Option<ForkId>,
 }
 
@@ -47,7 +48,7 @@ struct Fork {
 struct Reader {
     device: Arc<MemoryDevice>,
     model: Model,
-    /// It can be read until then.
+    /// The store can be read until then.
     until: Duration,
 }
 
@@ -129,7 +130,7 @@ impl World {
         self.publishers.push(Publisher { to, db, possible: vec![None], fork: None });
     }
 
-    /// Changes a store and publishes it; in the middle of that there may be collections.
+    /// Changes a store and publishes it, perhaps with collections in the middle.
     fn publish(&mut self) {
         let publishers = std::mem::take(&mut self.publishers);
         let which = self.some(&publishers);
@@ -141,7 +142,7 @@ impl World {
         for _ in 0..times {
             let changes = changes(&mut self.random, &dicts);
             if db.commit(batch(&changes), kvdb::Durability::Buffered).is_err() {
-                // It has read damaged bytes too often.
+                // The store has read damaged bytes too often.
                 self.publishers.remove(which);
                 return;
             }
@@ -240,7 +241,7 @@ impl World {
         }
     }
 
-    /// Does one thing that may happen next to collectors.
+    /// Does one random operation that may happen at the same time as collectors.
     fn step(&mut self) {
         match self.random.below(16) {
             0..5 => self.publish(),
@@ -254,7 +255,7 @@ impl World {
         }
     }
 
-    /// Nothing is missing. `whole`: and all that is kept is what it was.
+    /// Checks that no data is missing. If `whole`, also checks that all kept data is unchanged.
     fn check(&mut self, whole: bool) {
         self.behave(false);
         let survey = RemotePlace::new(self.objects()).survey(&*fresh()).expect("all can be read");
@@ -292,7 +293,8 @@ fn collected(place: &RemotePlace) -> kvdb::Result<Collected> {
     place.collect(&*fresh(), options, &mut |_| Ok(()))
 }
 
-/// A collection that may be cut off, and in which other things may happen, another one too.
+/// A collection that may be interrupted, and during which other operations may run, even another
+/// collection.
 fn collect(world: &Arc<Mutex<World>>, badly: bool) -> u64 {
     let (seen, cut, at, another) = {
         let mut world = world.lock().unwrap();
@@ -336,7 +338,7 @@ fn history(seed: u64, steps: u64) -> u64 {
     }
     let world = &mut *world.lock().unwrap();
     let place = RemotePlace::new(world.objects());
-    // Until what can expire has.
+    // Waits until everything that can expire has expired.
     world.clock.advance(4 * GRACE);
     for _ in 0..2 {
         world.clock.advance(GRACE + LATE);

@@ -1,4 +1,4 @@
-//! Tests of conditional commits: a commit takes effect if none of the data that it is based on has
+//! Tests of conditional commits. A commit takes effect if none of the data that it is based on has
 //! changed, and otherwise changes nothing.
 
 use std::sync::Arc;
@@ -121,7 +121,7 @@ fn what_was_read_and_changed_by_others_is_a_conflict() {
                 "{way}"
             );
             assert_eq!(db.get(d, b"mine").unwrap(), None, "{way}: nothing has changed");
-            // From the state that there is now it is made.
+            // The commit succeeds if it is based on the current state.
             assert!(db.commit_if_unchanged(put(d, "mine"), db.view(), reads).unwrap(), "{way}");
         }
     }
@@ -295,7 +295,7 @@ fn no_update_is_lost_between_threads() {
     assert_eq!(sum, 4 * TIMES);
 }
 
-/// A batch without changes asks whether what was read still holds: a lease, say.
+/// A batch without changes checks that what was read still holds, such as a lease.
 #[test]
 fn an_empty_batch_fails_when_what_was_read_has_changed() {
     let (db, d) = store();

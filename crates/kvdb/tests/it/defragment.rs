@@ -1,5 +1,5 @@
-//! Online defragmentation: it gives back what can be given back, changes nothing that is read, and
-//! makes no caller wait.
+//! Tests of online defragmentation. It frees all space that it can, changes no result of a read,
+//! and makes no caller wait.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,7 +37,7 @@ fn fragmented(db: &Kvdb, seed: u64) -> DictionaryId {
         }
         db.commit(batch, Durability::Buffered).unwrap();
     }
-    // Some files go.
+    // Deletes some files.
     let mut batch = Batch::new();
     for file in (0..40u64).step_by(4) {
         batch.delete_range(d, file.to_be_bytes().to_vec(), (file + 1).to_be_bytes().to_vec());
@@ -89,7 +89,7 @@ fn it_reclaims_what_is_reclaimable_and_changes_nothing_that_is_read() {
     assert!(spans(&db) < spans_before, "scans take {} seeks after {spans_before}", spans(&db));
     assert!(contents(&db).unwrap() == before);
     let zones = db.stats().zones_held;
-    // There is nothing left to do.
+    // No work is left.
     let moved = db.stats().merged_bytes;
     db.defragment(DefragOptions::default()).unwrap();
     assert_eq!((db.stats().merged_bytes, db.stats().zones_held), (moved, zones));
@@ -108,7 +108,7 @@ fn clients_go_on_meanwhile_and_it_can_be_stopped_and_begun_again() {
     let d = fragmented(&db, 2);
     let reclaimable = db.stats().zones_reclaimable;
     let mut expected = contents(&db).unwrap();
-    // So slow that it would take minutes.
+    // At this rate it would take minutes.
     let slow = DefragOptions {
         bytes_per_second: Some(1 << 20),
         fullest_percent: 99,
@@ -151,7 +151,7 @@ fn clients_go_on_meanwhile_and_it_can_be_stopped_and_begun_again() {
     assert!(contents(&db).unwrap() == expected);
     assert!(db.defrag_progress().bytes_moved > 0, "it moved something while the writer went on");
     // Data that was written during the defragmentation is flushed and merged after it, which may
-    // leave holes, too. In the end there is nothing to gain.
+    // leave holes, too. In the end no space can be gained.
     let begun = std::time::Instant::now();
     loop {
         if db.defragment(DefragOptions { fullest_percent: 99, ..DefragOptions::default() }).unwrap()
@@ -211,8 +211,8 @@ fn it_begins_by_itself_when_much_is_lost() {
     assert!(db.defrag_progress().automatic);
 }
 
-/// One zone with little in it: moved elsewhere that would take a zone as well, but the zone that
-/// was written last has room for it.
+/// One zone with little data: moving it would normally take a zone as well, but the zone that was
+/// written last has room for it.
 #[test]
 fn what_fits_after_what_was_written_last_takes_no_zone() {
     let open = OpenOptions { memory: 64 << 20, threads: false, ..OpenOptions::default() };

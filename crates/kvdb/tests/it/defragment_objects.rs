@@ -1,5 +1,6 @@
-//! A store that goes on in another file than the one that wrote its objects: what is dead in them
-//! comes back there after a defragmentation that is asked to empty them, and all else stays.
+//! Tests of a store that continues in another file than the one that wrote its objects. When a
+//! defragmentation is asked to empty these objects, their dead data is reclaimed, and all live data
+//! stays.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -55,7 +56,7 @@ fn read(db: &Kvdb) -> Values {
     all.into_iter().map(|(k, v)| (String::from_utf8(k.to_vec()).unwrap(), v.to_vec())).collect()
 }
 
-/// Bytes of zones in the bucket after all that is dead was deleted.
+/// Bytes of zones in the bucket after all dead objects were deleted.
 fn bytes_there(bucket: &Bucket) -> u64 {
     let place = RemotePlace::new(bucket.memory.clone());
     let options = CollectOptions { grace: Duration::ZERO, dry_run: false };
@@ -96,7 +97,7 @@ fn objects_that_are_mostly_holes_are_emptied_when_that_is_asked_for() {
     assert_eq!(read(&db), values);
     assert_eq!(read(&reader(&copied(&bucket.store("fruit"), 99), &bucket)), values);
 
-    // It is at rest: another one moves nothing.
+    // Another defragmentation moves nothing.
     db.defragment(OBJECTS).unwrap();
     assert_eq!(db.defrag_progress().bytes_moved, 0);
 }

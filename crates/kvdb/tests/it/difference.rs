@@ -1,5 +1,5 @@
-//! The difference of two states: exact, whatever lies in between, and as quick as little has
-//! changed.
+//! Tests of the difference of two states. It is exact whatever happened between them, and its cost
+//! grows only with the number of changes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ fn tuples(view: &View, dict: DictionaryId) -> Tuples {
     all.into_iter().map(|(k, v)| (k.to_vec(), v.to_vec())).collect()
 }
 
-/// The difference as one finds it by reading everything.
+/// The difference as found by reading both states completely.
 fn expected(before: &Tuples, after: &Tuples) -> Changes {
     let keys: std::collections::BTreeSet<_> = before.keys().chain(after.keys()).collect();
     let all = keys.into_iter().map(|k| (k.clone(), before.get(k).cloned(), after.get(k).cloned()));
@@ -149,7 +149,7 @@ fn large_values_in_one_place_are_not_read() {
         d.insert(i.to_be_bytes().to_vec(), vec![i as u8; 50_000]).unwrap();
     }
     db.snapshot("s").unwrap();
-    // New blocks of keys around values that stay where they are.
+    // Writes new blocks of keys, whose values stay in place.
     for i in 0..500u32 {
         d.insert([&i.to_be_bytes()[..], b"!"].concat(), "x").unwrap();
     }

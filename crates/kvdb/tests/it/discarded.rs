@@ -1,5 +1,5 @@
-//! Values that are overwritten or deleted before they have a place on the device are never written.
-//! No reader and no recovery may come upon one of them.
+//! Tests that values which are overwritten or deleted before they have a place on the device are
+//! never written. No reader and no recovery may find such a value.
 
 use std::sync::Arc;
 

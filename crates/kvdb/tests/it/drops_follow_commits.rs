@@ -1,6 +1,6 @@
 //! An edit of the manifest that drops, replaces or makes something reaches the disk by itself, but
-//! never without the commits before it: tuples that were copied elsewhere before their dictionary
-//! was dropped are found in one of the two places, whenever the power fails.
+//! never without the commits before it. So tuples that were copied elsewhere before their
+//! dictionary was dropped are in at least one of the two places, whenever the power fails.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ fn put_all(db: &Kvdb, branch: &str, dict: &str) {
     };
     let d = d.expect("made");
     for i in 0..KEYS {
-        // Some wait for their place outside of the journal's record.
+        // Some values wait for a place outside of the journal's record.
         d.insert(format!("{i:03}"), vec![7; if i % 3 == 0 { 5000 } else { 10 }]).expect("put");
     }
 }
@@ -35,8 +35,8 @@ fn has_all(db: &Kvdb, dict: &str) -> bool {
     (0..KEYS).all(keys)
 }
 
-/// `before` is on disk; then all is copied to "new", buffered, and `drop` takes place. The power
-/// fails right after it, or within.
+/// `before` is on disk. Then everything is copied to "new" without a sync, and `drop` runs. The
+/// power fails during it or right after it.
 fn survives(before: impl Fn(&Kvdb), drop: impl Fn(&Kvdb)) {
     for seed in 0..40 {
         let device = Arc::new(CrashDevice::over(MemoryDevice::new()));
@@ -152,7 +152,7 @@ fn what_was_committed_before_an_ingest_or_a_large_transaction() {
     );
 }
 
-/// Nothing is dropped when what was committed before cannot be made durable.
+/// Nothing is dropped if earlier commits cannot be made durable.
 #[test]
 fn a_drop_fails_when_the_journal_cannot_be_synced() {
     let memory = Arc::new(MemoryDevice::new());

@@ -1,5 +1,5 @@
-//! Durable transactions: a crash or a restart does not end them; their commit and their abort do,
-//! for good.
+//! Tests of durable transactions. A crash or a restart does not end them, and only their commit or
+//! abort ends them permanently.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,7 +55,7 @@ impl World {
         self.db.get(self.d, key.as_bytes()).unwrap().map(|v| String::from_utf8(v.to_vec()).unwrap())
     }
 
-    /// Returns the store as it is after a crash at this moment: all synced data is there.
+    /// Returns the store as after a crash at this moment, with all synced data.
     fn crash(&self) -> World {
         self.db.sync().unwrap();
         let device = Arc::new((*self.device).clone());
@@ -67,7 +67,7 @@ impl World {
         self.db.transaction(id).unwrap()
     }
 
-    /// Nothing of ended transactions is left.
+    /// No data of ended transactions is left.
     fn is_swept(&self) {
         let left =
             || self.db.stats().dictionaries.iter().filter(|d| !d.info.branch.is_empty()).count();
@@ -153,7 +153,7 @@ fn an_abort_is_for_good() {
     t.put(world.d, "a", "t").unwrap();
     u.put(world.d, "a", "u").unwrap();
     t.commit(Durability::Buffered).unwrap();
-    // The second one has a conflict, and a third one is given up.
+    // The second transaction has a conflict, and the third one is aborted.
     assert!(matches!(u.commit(Durability::Buffered), Err(Error::Conflict { .. })));
     let v = world.begin();
     v.put(world.d, "b", "v").unwrap();
@@ -216,7 +216,8 @@ fn a_deletion_of_what_others_have_put_since_conflicts_after_a_crash_as_before_it
         }),
     ];
     for (what, change) in changes {
-        // Bits: a crash before what others do, and one after it; the key was there before.
+        // The bits choose a crash before the actions of others, a crash after them, and an existing
+        // key.
         for way in 0..8 {
             let mut world = World::new();
             if way & 4 != 0 {
@@ -299,8 +300,8 @@ fn what_it_reads_is_kept_by_nothing_that_others_see_or_drop() {
     world.is_swept();
 }
 
-/// A full store has no space, when it is opened, for a run of the changes of a transaction. As
-/// many as it takes into memory at work go on being there.
+/// A full store has no space, when it is opened, for a run of the changes of a transaction.
+/// Transactions that fit into memory stay open.
 #[test]
 fn a_full_store_takes_up_what_a_transaction_may_have_in_memory() {
     let device = Arc::new(MemoryDevice::new());
@@ -345,7 +346,7 @@ fn damage(device: &MemoryDevice, bytes: &[u8]) {
     places.iter().for_each(|&at| device.write_at(Purpose::Pages, at as u64, b"\0").unwrap());
 }
 
-/// One transaction is lost by that, and not the store.
+/// This loses one transaction and not the store.
 #[test]
 fn a_log_that_cannot_be_read_does_not_keep_the_store_from_being_opened() {
     let world = World::new();
@@ -365,7 +366,7 @@ fn a_log_that_cannot_be_read_does_not_keep_the_store_from_being_opened() {
     assert_eq!(again.get("a").as_deref(), Some("1"));
 }
 
-/// Nothing is lost by an attempt to go back.
+/// A failed attempt to roll back loses nothing.
 #[test]
 fn savepoints_stay_when_the_transaction_cannot_go_back() {
     let world = World::new();

@@ -1,5 +1,5 @@
-//! The whole engine against an ordered map: whatever is committed, flushed, merged, closed and
-//! opened again, reads give what the model gives; views stay what they were.
+//! Compares the whole engine with an ordered map. Whatever is committed, flushed, merged, closed
+//! and opened again, reads return what the model returns, and views stay as they were.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use zones::MemoryDevice;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// A commit, its changes made from the seed.
+    /// A commit whose changes follow from the seed.
     Commit(u64),
     Background,
     Flush,
@@ -148,7 +148,7 @@ proptest! {
                     assert_eq!(recovery.clean, properly);
                     db = opened;
                     if !properly {
-                        // Back to the one device that the next opening uses.
+                        // Returns to the one device that the next opening uses.
                         assert_eq!(contents(&db).unwrap(), model);
                         drop(db);
                         db = Kvdb::open(device.clone(), env.clone(), options()).unwrap().0;
@@ -196,8 +196,8 @@ fn a_later_change_of_a_batch_wins() {
     assert_eq!(db.view().scan(d, b"", b"", 9).unwrap(), [("a".into(), "2".into())]);
 }
 
-/// Four flushes of appends to many ranges make a merge due; what it copies is the threshold's
-/// business, to the last moment.
+/// Four flushes of appends to many ranges make a merge due. The threshold decides until the last
+/// moment how much it copies.
 #[test]
 fn the_threshold_is_durable_and_changes_while_merges_run() {
     let run = |stitch_at: Option<u64>| {
@@ -220,7 +220,7 @@ fn the_threshold_is_durable_and_changes_while_merges_run() {
             db.flush().unwrap();
         }
         let before = db.stats().merged_bytes;
-        // The merge is under way.
+        // The merge is in progress.
         while db.stats().merged_bytes == before {
             assert!(db.step().unwrap());
         }
@@ -242,8 +242,8 @@ fn the_threshold_is_durable_and_changes_while_merges_run() {
     assert!(adaptive * 3 < plain && log * 3 < plain, "{log} and {adaptive} of {plain} bytes");
 }
 
-/// A large merge goes on in parts; what is flushed during it is merged among itself, and reads see
-/// one store throughout.
+/// A large merge runs in parts. Data flushed during it is merged separately, and reads see one
+/// consistent store throughout.
 #[test]
 fn young_runs_are_merged_while_a_large_merge_is_under_way() {
     let (device, env) = (Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(1)));
@@ -334,7 +334,7 @@ fn dictionaries_are_durable_and_a_dropped_one_is_gone_with_its_space() {
     drop(view);
     assert!(db.space().free > before, "its zones are free");
     assert!(matches!(db.view().cursor(a, b"", b""), Err(Error::NoDictionary(_))));
-    // Commits of a dropped dictionary in the journal are passed over.
+    // Replay skips the commits of a dropped dictionary in the journal.
     let c = db.create_dictionary("c", DictionaryOptions::default()).unwrap();
     assert_eq!(c, DictionaryId(3), "numbers are not used again");
     put(&db, c, "gone", b"soon");

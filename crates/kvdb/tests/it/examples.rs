@@ -1,4 +1,4 @@
-//! The examples do what they say.
+//! Runs the examples and checks their results.
 
 #[path = "../../examples/ingest.rs"]
 mod ingest;

@@ -1,5 +1,5 @@
-//! Devices that fail: an error is an error, never a wrong answer, and what was acknowledged
-//! survives.
+//! Tests of failing devices. A read returns an error and never a wrong answer, and acknowledged
+//! data survives.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use env::{Random, Simulated};
 use kvdb::{Batch, CreateOptions, Cursor, DictionaryId, Durability, Error, Kvdb, OpenOptions};
 use zones::{CrashDevice, Fault, FaultDevice, FaultKind, MemoryDevice, Operation, Purpose, SECTOR};
 
-/// A store that has lived a little: runs, merged ones too, late-bound values, and a journal.
+/// A used store with runs, merged runs, late-bound values and a journal.
 fn lived(seed: u64, close: bool) -> (MemoryDevice, Model) {
     let mut random = Random::new(seed);
     let device = Arc::new(MemoryDevice::new());
@@ -229,7 +229,7 @@ fn failing_writes_lose_nothing_acknowledged() {
                         "seed {seed}: what was acknowledged is seen"
                     );
                 }
-                // Committed, perhaps, when the store stopped.
+                // May or may not have been committed when the store stopped.
                 Err(Error::ReadOnly(_) | Error::NotSynced(_)) => {
                     let mut maybe = model.clone();
                     apply(&mut maybe, &changes);
@@ -310,8 +310,8 @@ fn a_hole_in_the_middle_of_the_journal_is_corruption_and_not_its_end() {
     }
 }
 
-/// After a failed sync it is unknown what is on the device. The device may take everything from
-/// then on: the store does not.
+/// After a failed sync the content of the device is unknown. Even if the device accepts all later
+/// writes, the store refuses commits.
 #[test]
 fn a_failed_sync_is_never_forgotten() {
     for kind in [FaultKind::Error, FaultKind::NoSpace] {
@@ -344,8 +344,8 @@ fn a_failed_sync_is_never_forgotten() {
     }
 }
 
-/// A sync that fails takes nothing back: the commit is seen, by readers and by those who wait for
-/// what it locked, and the error says so.
+/// A failed sync undoes nothing. The commit is visible to readers and to transactions that wait for
+/// its locks, and the error says so.
 #[test]
 fn a_commit_whose_sync_fails_says_that_it_is_made() {
     for isolation in [kvdb::Isolation::Snapshot, kvdb::Isolation::Serializable] {
@@ -367,8 +367,8 @@ fn a_commit_whose_sync_fails_says_that_it_is_made() {
     }
 }
 
-/// A cursor that has met an error does not know where its runs stand. It says so until it is moved,
-/// and never gives what a run hides that could not be read.
+/// After an error a cursor does not know the positions in its runs. It returns the error until it
+/// is moved, and never returns an item that a newer, unreadable run may hide.
 #[test]
 fn a_cursor_gives_nothing_after_an_error_until_it_is_moved() {
     let memory = Arc::new(MemoryDevice::new());
@@ -412,7 +412,7 @@ fn a_cursor_gives_nothing_after_an_error_until_it_is_moved() {
             };
             device.clear();
             if !failed {
-                // All of it is cached by now.
+                // All data is cached by now.
                 assert!(after > 0);
                 break;
             }
@@ -449,8 +449,8 @@ fn a_cursor_gives_nothing_after_an_error_until_it_is_moved() {
     }
 }
 
-/// Everybody sees a synced commit before its sync has ended. If that fails, the commit is not
-/// refused: the answer is that it may not be on disk.
+/// A synced commit is visible to all before its sync has ended. If the sync fails, the commit is
+/// not refused, and the answer is that it may not be on disk.
 #[test]
 fn a_synced_commit_whose_sync_fails_is_said_to_be_committed() {
     type Commit = fn(&Kvdb, DictionaryId) -> kvdb::Result<()>;

@@ -1,6 +1,6 @@
-//! A published state has the bytes with it that are read first, as a rehearsal has found them: a
-//! store that is opened from it needs no request for them. Tuples that are wanted all over are
-//! fetched ahead of reads.
+//! Tests of first reads. A published state carries the bytes that are read first, as a rehearsal
+//! has found them, so a store that is opened from it needs no request for them. Tuples that are
+//! needed everywhere are fetched ahead of reads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -78,7 +78,7 @@ fn what_was_rehearsed_is_read_without_a_request() {
     assert!(asked(&bucket, read_some) > 2);
 }
 
-/// Reads keys all over, and returns the requests for zones, by purpose.
+/// Reads keys from the whole range, and returns the requests for zones, by purpose.
 fn read_all_over(bucket: &Bucket) -> [u64; Purpose::ALL.len()] {
     let db = reader(&copied(&bucket.store("fruit"), 5), bucket);
     let words = db.open_dictionary("words").unwrap();
@@ -193,7 +193,7 @@ fn a_follower_has_the_first_reads_of_the_state_that_it_shows() {
         assert_eq!(bucket.gets(), before, "round {round}");
         let first = follows.view().get(words.id(), &key(0)).unwrap();
         assert_eq!(first, Some(format!("round {round}").into()));
-        // A state before reads its own bytes, whatever lies there now.
+        // An older state reads its own bytes, whatever its addresses contain now.
         for (key, value) in &state[&words.id()] {
             let read = view.get(words.id(), key).unwrap();
             assert_eq!(read.as_deref(), Some(&value[..]), "round {round}");
@@ -209,7 +209,7 @@ fn forks_and_readers_have_them_over_bad_networks() {
     let (db, mut publisher) = rehearsed(&bucket);
     let rates = Rates { lost_request: 5, lost_answer: 5, slow_down: 5, ..Rates::default() };
     bucket.faults.set_rates(rates);
-    // An attempt may fail for good.
+    // An attempt may fail permanently.
     while publisher.publish(&mut |_| Ok(())).is_err() {}
     bucket.faults.set_rates(Rates::default());
     let device = forked(&bucket.store("fruit"), 9);
@@ -278,7 +278,7 @@ fn the_more_reads_have_waited_the_more_is_there_before_the_next() {
     let bucket = Bucket::new();
     let (source, mut random) = source(1);
     let words = source.open_dictionary("words").unwrap();
-    // They are more than come as a whole.
+    // These are more than are fetched as a whole.
     (0..3 * KEYS).for_each(|n| words.insert(key(n), bytes(&mut random, 300)).unwrap());
     source.compact(words.id()).unwrap();
     push(&source, &bucket.store("fruit"));
@@ -349,7 +349,7 @@ fn a_follower_fetches_ahead_of_the_state_that_it_shows() {
     }
 }
 
-/// A place that is slow for who fetches ahead, and counts the requests of that which are under way.
+/// A place that delays prefetches and counts those in flight.
 #[derive(Debug)]
 struct SlowAhead(Arc<dyn Objects>, AtomicU64);
 

@@ -1,5 +1,5 @@
-//! Tests of work that is done while a flush is in progress: zones that the flush still needs, or
-//! that the manifest still names, are not given to others.
+//! Tests of work that is done while a flush is in progress. Zones that the flush still needs, or
+//! that the manifest still names, are not reallocated.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ fn a_power_cut_within_the_sync_of_a_flush_finds_the_journal_as_it_was() {
     let (d, bound) =
         (db.open_dictionary("d").unwrap().id(), db.open_dictionary("bound").unwrap().id());
     let mut random = Random::new(1);
-    // Short values lie in the journal itself: several of its segments full of them.
+    // Short values are stored in the journal itself and fill several of its segments.
     let tuples: Vec<(String, Vec<u8>)> =
         (0..14_000).map(|i| (format!("key{i:06}"), value(&mut random, 1500))).collect();
     assert!(tuples.iter().map(|(_, v)| v.len() as u64).sum::<u64>() > 2 * ZONE_SIZE);
@@ -43,7 +43,7 @@ fn a_power_cut_within_the_sync_of_a_flush_finds_the_journal_as_it_was() {
         db.put(d, key.as_bytes(), value, Durability::Buffered).unwrap();
     }
     db.sync().unwrap();
-    // So much that it gets into every zone that is free, written before it is committed.
+    // Enough data to reach every free zone, written before it is committed.
     let t = db.begin(Isolation::Snapshot).unwrap();
     device.hold_behind(Purpose::Manifest);
     let images: Vec<MemoryDevice> = std::thread::scope(|scope| {
@@ -91,7 +91,8 @@ fn a_dictionary_that_is_dropped_while_it_is_flushed_hinders_nothing() {
             );
             db.put(kept, b"k", b"kept", Durability::Buffered).unwrap();
             db.flush().unwrap();
-            // Placed by the journal, more than a zone of it, and all that their generation has.
+            // The journal has placed these values. They fill more than a zone, and are all values
+            // of their generation.
             let large = vec![7; 3 << 20];
             (0..4).for_each(|i| db.put(gone, &[i], &large, Durability::Buffered).unwrap());
             let other = db.clone();

@@ -1,5 +1,5 @@
-//! A store that is open for reading only follows what is published: each state is shown whole, as
-//! one commit, and views of the states before go on.
+//! Tests of a read-only store that follows what is published. It shows each published state as a
+//! whole, as one commit, and views of earlier states stay valid.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,13 +20,13 @@ fn of_view(view: &View) -> Model {
     view.dictionaries().iter().map(|d| (d.id, tuples(d.id))).collect()
 }
 
-/// Publishes it with what is read first.
+/// Publishes the store with first reads.
 fn push(db: &Kvdb, to: &kvdb::RemoteStore) -> kvdb::PushStats {
     let mut publisher = db.publisher(to).unwrap();
     publisher.rehearse(Box::new(|db| {
         let view = db.view();
         for info in view.dictionaries() {
-            // There may be no room for more.
+            // The cache may be full.
             let some = view.scan(info.id, b"", b"", 3).unwrap_or_default();
             some.iter().for_each(|(key, _)| drop(view.get(info.id, key)));
         }
@@ -38,14 +38,14 @@ fn follower(db: &Kvdb, bucket: &Bucket) -> Follower {
     db.follower(&bucket.store("fruit")).unwrap()
 }
 
-/// A reader in a file of its own, with room for so many bytes of zones.
+/// A reader in a file of its own, with room for this many bytes of zones.
 fn reader_with(device: &Arc<MemoryDevice>, bucket: &Bucket, cache_bytes: u64) -> Kvdb {
     let options = OpenOptions { read_only: true, ..small() };
     let zones = RemoteZones { cache_bytes, ..bucket.zones() };
     open_with(device.clone(), zones, options).unwrap()
 }
 
-/// Something that is no commit to a dictionary: snapshots and branches come and go.
+/// Changes other than commits to a dictionary: snapshots and branches are made and dropped.
 fn change_states(db: &Kvdb, random: &mut Random) {
     let (snapshots, step) = (db.snapshots(), random.number());
     match random.below(6) {
@@ -54,7 +54,7 @@ fn change_states(db: &Kvdb, random: &mut Random) {
             if let Some(s) = snapshots.get(random.below(4) as usize) {
                 let name = s.name.clone();
                 db.drop_snapshot(&name).unwrap();
-                // The same name, for something else.
+                // The same name now refers to a different object.
                 db.snapshot(&name).unwrap();
             }
         }
@@ -115,7 +115,7 @@ fn follow_states(seed: u64) -> [u64; 3] {
             views.remove(random.below(views.len() as u64) as usize);
         }
         if random.one_in(6) {
-            // Closed and opened again, of the same state: what was fetched is there.
+            // The file is closed and opened again with the same state, and has the fetched data.
             views.clear();
             let before = all(&db);
             drop((follows, db));
@@ -174,7 +174,7 @@ fn asking_costs_one_request_and_no_bytes_while_nothing_is_published() {
     }
     change(&db, &mut random, 5);
     publisher.publish(&mut |_| Ok(())).unwrap();
-    // One that was looked at, and is not shown, is still news.
+    // A state that was fetched but not shown still counts as new.
     assert!(follows.look().unwrap().is_some());
     assert!(follows.follow().unwrap());
     assert!(all(&reader) == all(&db));
@@ -211,7 +211,7 @@ fn readers_of_the_feed_are_told_which_keys_have_changed() {
     push(&source, &bucket.store("fruit"));
     assert!(follows.follow().unwrap());
     assert!(db.commits_since(recent.up_to, 100).expect("followed").commits.is_empty());
-    // Very many changes are not listed, and the caller is told so.
+    // A very long list of changes is not returned, and the caller learns that.
     for n in 0..70_000 {
         source.put(fruit.id(), format!("k{n}").as_bytes(), b"", Durability::Buffered).unwrap();
     }
@@ -252,7 +252,7 @@ fn what_cannot_follow_says_so() {
     };
     refused(&source);
     refused(&open_with(forked(&store, 4), bucket.zones(), small()).unwrap());
-    // Refused are also a copy of another store, and a file that is written.
+    // A copy of another store, and a file that is open for writing, are refused as well.
     push(&source_of("other"), &bucket.store("other"));
     refused(&reader(&copied(&bucket.store("other"), 5), &bucket));
     let device = copied(&store, 6);
@@ -339,7 +339,7 @@ fn views_of_older_states_read_what_the_local_file_has_no_more() {
     write(100);
     let db = reader(&copied(&bucket.store("fruit"), 5), &bucket);
     let mut follows = follower(&db, &bucket);
-    // The values are read at the end alone, when their zones were used again.
+    // The values are read only at the end, when their zones have been reused.
     let mut views = Vec::new();
     for _ in 0..5 {
         views.push((db.view(), contents(&source).unwrap()));

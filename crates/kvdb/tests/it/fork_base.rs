@@ -1,5 +1,5 @@
-//! A fork keeps the state that it began as, and the store that it comes from can take over its
-//! changes, value by value.
+//! Tests of the base of a fork. A fork keeps the state in which it began, and the store that it
+//! comes from can take over its changes, value by value.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,5 @@
-//! A full store, and a full host: commits are refused before anything is acknowledged, nothing is
-//! lost, deleting works and gives the space back.
+//! Tests of a full store and a full host. Commits are refused before anything is acknowledged, no
+//! data is lost, and deleting works and frees space.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +35,7 @@ fn key(i: u64) -> Vec<u8> {
     format!("{i:08}").into_bytes()
 }
 
-/// Puts values until the store is full; gives how many there are.
+/// Puts values until the store is full. Returns their number.
 fn fill(db: &Kvdb, d: DictionaryId, first: u64, per_batch: u64, len: usize) -> u64 {
     let mut random = Random::new(first);
     let mut i = first;
@@ -70,7 +70,7 @@ fn delete(db: &Kvdb, d: DictionaryId, from: u64, to: u64) {
     db.commit(batch, Durability::Synced).unwrap();
 }
 
-/// Fills, deletes, fills again, a few times over, with opening again in between.
+/// Fills the store, deletes data and fills it again several times, with reopenings in between.
 fn cycle(
     device: Arc<MemoryDevice>,
     env: Arc<dyn Env>,
@@ -173,8 +173,8 @@ fn a_quarter_of_a_full_store_of_small_values_gives_its_space_back() {
         .create_dictionary("d", DictionaryOptions { stitch_at: 0, ..Default::default() })
         .unwrap();
     let count = fill(&db, d, 0, 20, 500);
-    // Every fourth one is deleted: all others must be written again, and there is no room for them
-    // in addition to the existing data.
+    // Every fourth one is deleted: all others must be rewritten, and there is no space for them in
+    // addition to the existing data.
     for i in (0..count).step_by(400) {
         let mut batch = Batch::new();
         (i..count.min(i + 400)).step_by(4).for_each(|i| batch.delete(d, key(i)));
@@ -191,7 +191,7 @@ fn holes_are_made_whole_when_space_runs_short() {
     let env = Arc::new(Simulated::new(1));
     let (db, d) = create(Arc::new(MemoryDevice::new()), env, Some(CAPACITY), small());
     let count = fill(&db, d, 0, 16, 4096);
-    // Nine of ten pages go, everywhere: no zone is empty afterwards.
+    // Deletes nine of ten pages in every place, so that no zone is empty afterwards.
     for tenth in 0..count / 10 {
         let mut batch = Batch::new();
         (1..10).for_each(|i| batch.delete(d, key(tenth * 10 + i)));

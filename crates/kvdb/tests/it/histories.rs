@@ -1,6 +1,6 @@
-//! Random histories of concurrent transactions, with power cuts in between, checked with `adya`:
-//! under snapshot isolation they must be valid as strong snapshot isolation, serializable ones as
-//! strictly serializable, views and plain commits included.
+//! Checks random histories of concurrent transactions, with power cuts in between, with `adya`.
+//! Under snapshot isolation they must be valid as strong snapshot isolation, and serializable ones
+//! must be strictly serializable, including views and plain commits.
 //!
 //! A store lives several lives, each ended by a power cut, each with keys of its own. After the cut
 //! the lists tell which transactions have survived: each of them whole or not at all, those that
@@ -10,13 +10,13 @@
 //! Transactions delete ranges and write them again, take runs in bulk, go back to savepoints,
 //! change things by nested batches, survive a restart; and some are what `WATCH` and `EXEC` are: a
 //! commit that depends on what was read before it began. Ingests put pairs of keys down that must
-//! show together. In some lives the store goes back to a snapshot now and then while all this goes
-//! on: that begins a new *epoch*, a history of its own which starts with what the rollback has
-//! left. What had ended before a rollback began and is not in the snapshot must be gone, and a
+//! show together. In some lives the store goes back to a snapshot from time to time while all this
+//! continues: that begins a new *epoch*, a history of its own which starts with what the rollback
+//! has left. What had ended before a rollback began and is not in the snapshot must be gone, and a
 //! transaction that began before it must not have committed behind it.
 //!
 //! `KVFS_TRANSACTIONS=n` runs n transactions at each level instead of the usual few,
-//! `KVFS_SEED_BASE=n` begins with another seed: each run says with which one the next goes on.
+//! `KVFS_SEED_BASE=n` begins with another seed: each run says with which one the next continues.
 
 use crate::model;
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,7 +40,7 @@ const THREADS: u64 = 6;
 const LIFE: u64 = 1200;
 /// Lists that transactions append to.
 const LISTS: u64 = 10;
-/// The numbers of keys that plain commits write, each of them once, come behind.
+/// The numbers of keys that plain commits write, each of them once, follow after the lists.
 const FRESH: u64 = 1000;
 /// The first number that ingests write: both of a pair in one dictionary.
 const INGESTED: u64 = 1_000_000;
@@ -61,12 +61,11 @@ struct Life {
     numbers: AtomicU64,
     fresh: AtomicU64,
     ingested: AtomicU64,
-    /// Held by each attempt while it is under way; alone by the thread that looks at what a
-    /// rollback has left.
+    /// Each attempt holds this lock shared. The thread that examines the result of a rollback holds
+    /// it exclusively.
     gate: RwLock<()>,
     epoch: AtomicU64,
-    /// Durable transactions that are left open, and what they have read of keys that they have not
-    /// written.
+    /// Durable transactions that are left open, and their reads of keys that they have not written.
     left: Mutex<Vec<(kvdb::TransactionId, Vec<Did>)>>,
 }
 
@@ -142,8 +141,7 @@ impl Life {
         Ok(())
     }
 
-    /// A commit that knows nothing of what was there: alone, or as a transaction that takes no
-    /// locks.
+    /// A blind commit: a plain one, or a transaction that takes no locks.
     fn blind(&self, batch: Batch, durability: Durability, random: &mut Random) -> kvdb::Result<()> {
         if !random.one_in(3) {
             return self.db.commit(batch, durability);
@@ -174,7 +172,7 @@ impl Life {
             t.put(dict, name, encode(&list))?;
         }
         match savepoint {
-            // It never happened.
+            // The attempt had no effect.
             Some(savepoint) if random.one_in(2) => t.rollback_to(&savepoint)?,
             _ => did.push(Did::Append(key, number)),
         }
@@ -261,8 +259,8 @@ impl Life {
         Ok(())
     }
 
-    /// `simple`: what it has read and not appended to stays as it was, whichever of its calls is
-    /// the last that counts.
+    /// If `simple`, everything that it has read and not appended to stays unchanged, whichever of
+    /// its calls is the last that counts.
     fn transaction(
         &self,
         t: &Transaction,
@@ -329,7 +327,7 @@ impl Life {
             t.read_conflict_range(dict, &self.name(from), &self.name(to))?;
             self.read(&Reader::Transaction(&t), from, did)?;
         }
-        // One of them, or another list than those that it depends on.
+        // Chooses one of these lists, or another list on which the commit does not depend.
         let (key, mut list) = match random.one_in(2) {
             true => lists.swap_remove(random.below(lists.len() as u64) as usize),
             false => {
@@ -411,7 +409,7 @@ impl Life {
                     dict,
                     tuples.into_iter().map(|(key, number)| (self.name(key), encode(&[number]))),
                 );
-                // It is on disk when it returns.
+                // The commit is on disk when it returns.
                 let end = if ingested.is_ok() { End::Synced } else { end(ingested.map(drop)) };
                 ("ingest", end)
             }
@@ -428,8 +426,8 @@ impl Life {
                         let leave = random.one_in(10);
                         let done = self.transaction(&t, random, &mut did, leave);
                         if done.is_ok() && leave {
-                            // It is there when the store is opened again, and reads what it has
-                            // read.
+                            // The transaction is open again after the store is reopened, and reads
+                            // the same values.
                             self.left.lock().push((t.id(), did.clone()));
                             ("durable", End::Failed)
                         } else {
@@ -452,8 +450,8 @@ impl Life {
         Attempt { thread, from, to: self.tick(), did, end, kind }
     }
 
-    /// Runs transactions on several threads until they are enough or the power fails: those of each
-    /// epoch, the last one behind.
+    /// Runs transactions on several threads until there are enough or the power fails. Returns
+    /// those of each epoch, in order.
     fn live(&self, seed: u64, device: &CrashDevice, rollbacks: bool) -> Vec<Epoch> {
         let over = &AtomicBool::new(false);
         let mut epochs = std::thread::scope(|scope| {
@@ -486,7 +484,7 @@ impl Life {
         epochs
     }
 
-    /// Goes back to a snapshot, while others are at work; each time that begins a new epoch.
+    /// Rolls back to a snapshot while others work. Each rollback begins a new epoch.
     fn roll_back_now_and_then(&self, seed: u64, over: &AtomicBool) -> Vec<Epoch> {
         let mut random = Random::new(seed ^ 0x5eed);
         let mut epochs = Vec::new();
@@ -516,7 +514,7 @@ impl Life {
             let to = self.tick();
             match outcome {
                 Ok(()) => {}
-                // Someone holds locks for too long: nothing has happened.
+                // A transaction holds locks for too long, so the rollback had no effect.
                 Err(Error::Locked(_)) => {
                     self.db.drop_snapshot(&name).expect("dropped");
                     continue;
@@ -636,8 +634,8 @@ fn run(isolation: Isolation) {
     assert!(rolled_back > 0, "none of the lives had a rollback");
 }
 
-/// Durable transactions that were left open read what they read before, as far as they have come.
-/// Gives how many there are.
+/// Durable transactions that were left open read the same values as before, as far as they were
+/// durable. Returns their number.
 fn judge_durable(
     db: &Kvdb,
     dicts: &[DictionaryId; 2],
@@ -684,7 +682,7 @@ fn serializability_holds_in_random_histories() {
     run(Isolation::Serializable);
 }
 
-/// Were the checks blind, they would see nothing in this either.
+/// A check that detected nothing would also accept this history.
 #[test]
 #[should_panic(expected = "G-single")]
 fn a_lost_update_would_be_found() {
@@ -704,7 +702,7 @@ fn a_lost_update_would_be_found() {
     check(Isolation::Snapshot, &attempts, "by hand");
 }
 
-/// Write skew is what sets the two levels apart.
+/// Write skew distinguishes the two levels.
 #[test]
 fn write_skew_is_valid_at_one_level_only() {
     let one = |thread, from, did| Attempt {

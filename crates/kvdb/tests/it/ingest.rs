@@ -1,5 +1,5 @@
-//! Bulk ingest: written once, all or nothing, newest of what was there when it ended, cheap to
-//! merge afterwards.
+//! Tests of bulk ingest. Data is written once and becomes visible as a whole or not at all. It is
+//! newer than everything that existed when the ingest ended, and merging it afterwards is cheap.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! Tests of the actions of other threads while a rollback or an ingest becomes durable and then
 //! visible. The device holds the sync of its edit in the manifest, so that each of these orders of
-//! events happens every time; and schedules of a seed try the moments around it.
+//! events happens in every run. Seeded schedules try the moments around it.
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -32,7 +32,7 @@ fn get(db: &Kvdb, d: DictionaryId, key: &str) -> Option<String> {
     text(db.get(d, key.as_bytes()).unwrap())
 }
 
-/// Does `during` while the sync of the manifest's edit of `step` is under way, which must be its
+/// Does `during` while the sync of the manifest's edit of `step` is in progress, which must be its
 /// first edit.
 fn while_synced<T>(device: &HeldSync, step: impl FnOnce() + Send, during: impl FnOnce() -> T) -> T {
     /// Releases the sync even if the test fails.
@@ -88,7 +88,7 @@ fn a_transaction_that_begins_while_a_rollback_is_synced_does_not_undo_it() {
         "it had read {read}, and its commit said {outcome:?}"
     );
     conflicts(outcome);
-    // One that begins now has the state of the snapshot.
+    // A transaction that begins now has the state of the snapshot.
     let t = db.begin(Isolation::Snapshot).unwrap();
     assert_eq!(text(t.get(d, b"counter").unwrap()).as_deref(), Some("1"));
     t.put(d, "counter", "2").unwrap();
@@ -194,7 +194,7 @@ fn a_serializable_transaction_does_not_outlive_a_rollback_of_what_it_has_read() 
         assert!(matches!(outcome, Err(Error::Locked(_))), "{outcome:?}");
     }
     assert_eq!(get(&db, second, "k"), None);
-    // One that had not looked, and one that was in another branch, go on.
+    // A transaction that had not read, and one in another branch, continue.
     assert_eq!(text(idle.get(d, b"k").unwrap()).as_deref(), Some("1"));
     idle.commit(BUFFERED).unwrap();
     elsewhere.commit(BUFFERED).unwrap();
@@ -216,7 +216,7 @@ fn what_a_serializable_transaction_reads_during_a_rollback_is_what_that_leaves()
             || db.rollback("one").unwrap(),
             || {
                 scope.spawn(move || read.send(text(t.get(d, b"k").unwrap())).unwrap());
-                // It waits; were it not to, it would read what is about to go.
+                // The transaction waits. Otherwise it would read data that is about to be removed.
                 let early = reads.recv_timeout(Duration::from_millis(20));
                 assert!(early.is_err(), "{early:?}");
             },
@@ -227,7 +227,7 @@ fn what_a_serializable_transaction_reads_during_a_rollback_is_what_that_leaves()
     t.commit(BUFFERED).unwrap();
 }
 
-/// Three ways for a commit to come with a version of its own instead of through the memtables.
+/// Three ways in which a commit installs a version of its own instead of using the memtables.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Rollback,
@@ -235,8 +235,8 @@ enum Step {
     Bind,
 }
 
-/// A transaction reads a key and writes it, while a step writes it as well: whichever comes first,
-/// the other one knows of it.
+/// A transaction reads a key and writes it, while a step writes it as well. Whichever comes first,
+/// the other one detects it.
 #[cfg(debug_assertions)]
 fn read_and_written_beside(step: Step, isolation: Isolation, seed: u64) -> &'static str {
     let done = schedule::run(seed, move || {
@@ -311,8 +311,8 @@ fn no_schedule_loses_an_update_beside_a_rollback_an_ingest_or_a_bound_commit() {
     }
 }
 
-/// A commit that meets the end of one of its dictionaries happens before it, or says so and has
-/// changed nothing.
+/// A commit that runs at the same time as the drop of one of its dictionaries takes effect before
+/// the drop, or returns an error and changes nothing.
 #[test]
 #[cfg(debug_assertions)]
 fn a_commit_to_a_dictionary_that_is_dropped_meanwhile_is_made_whole_or_refused() {
@@ -333,7 +333,7 @@ fn a_commit_to_a_dictionary_that_is_dropped_meanwhile_is_made_whole_or_refused()
                 db.create_dictionary("gone", paged.clone()).unwrap(),
                 db.create_dictionary("kept", paged).unwrap(),
             );
-            // Large values wait for their places, which their records are told of.
+            // Large values wait for their places, which their records are notified of.
             let value = move |n: u8| vec![n; if seed % 2 == 0 { 3000 } else { 30 }];
             db.put(kept, b"k", &value(1), BUFFERED).unwrap();
             let other = db.clone();
@@ -345,7 +345,7 @@ fn a_commit_to_a_dictionary_that_is_dropped_meanwhile_is_made_whole_or_refused()
             drops.join().unwrap();
             let expected = match &outcome {
                 Ok(()) => value(3),
-                // It may have waited for the locks of the drop for as long as it does.
+                // The commit may have waited for the locks of the drop until its timeout.
                 Err(Error::NoDictionary(_) | Error::Locked(_)) => value(1),
                 other => panic!("{other:?}"),
             };

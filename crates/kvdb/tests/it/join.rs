@@ -1,5 +1,5 @@
-//! Dictionaries that say how a commit joins what two have changed: without a routine of the
-//! program, in every program that opens the store.
+//! Tests of dictionaries that define how a commit joins two concurrent changes. This needs no
+//! routine of the program and holds in every program that opens the store.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ fn get(db: &Kvdb, d: DictionaryId) -> Option<String> {
     db.get(d, b"key").unwrap().map(|v| String::from_utf8(v.to_vec()).unwrap())
 }
 
-/// Two transactions begin at `base`, put these values at one key and commit in this order.
+/// Two transactions begin at `base`, put these values under one key and commit in this order.
 fn two(db: &Kvdb, d: DictionaryId, base: &str, values: [&str; 2]) -> Result<(), Error> {
     put(db, d, base);
     let [first, second] = values.map(|value| {
@@ -86,8 +86,8 @@ fn a_rule_is_changed_at_once_and_survives_opening_a_clone_and_a_stream() {
     assert_eq!(other.dictionaries()[0].options, options);
 }
 
-/// Many transactions change sets of lines that they know only as they were when each began; what
-/// is there in the end is what every one of them added, without what every one of them removed.
+/// Many transactions change sets of lines, and each knows only the set at its beginning. In the end
+/// the set has every line that one of them added, without those that one of them removed.
 #[test]
 fn sets_that_many_change_have_the_changes_of_all() {
     for seed in 0..20 {

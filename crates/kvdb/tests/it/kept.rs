@@ -1,5 +1,5 @@
 //! Tests of data that is kept for as long as it can be read: values of tuples, values under a
-//! second key, versions that a view reads.
+//! second key, and versions that a view reads.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,7 +51,7 @@ impl Store {
         d
     }
 
-    /// Data that nothing refers to any more gives back its space, and other data is written there.
+    /// The space of unreferenced data is freed, and other data is written there.
     fn write_over(&self) {
         self.db.reclaim();
         for _ in 0..100 {
@@ -104,8 +104,8 @@ fn a_tuple_has_its_value_also_when_its_view_is_gone() {
     }
 }
 
-/// A value that was put under another key where it lies stays there, whatever becomes of the one
-/// that it came from.
+/// A value that was put by reference under another key stays in place, whatever happens to its
+/// first key.
 #[test]
 fn a_value_with_two_keys_outlives_the_first_one() {
     for way in ["batch", "transaction", "large transaction"] {
@@ -153,7 +153,7 @@ fn a_value_with_two_keys_outlives_the_first_one() {
     }
 }
 
-/// Range tombstones that newer ones cover are forgotten, but for those that a view tells apart.
+/// Range tombstones that newer ones cover are dropped, except for those that a view distinguishes.
 #[test]
 fn a_view_sees_what_it_saw_however_many_ranges_are_deleted_above_it() {
     let s = Store::new();
@@ -193,7 +193,7 @@ fn a_view_sees_what_it_saw_however_often_it_is_overwritten() {
         if i % 7 == 0 {
             views.push((s.db.view(), i));
         }
-        // The clock says what no view reads any more.
+        // The clock determines which versions no view reads any more.
         s.env.advance(Duration::from_millis(20));
         s.db.step().unwrap();
         for (view, i) in &views {

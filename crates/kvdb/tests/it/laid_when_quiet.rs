@@ -1,5 +1,6 @@
-//! Values that were written out of order are laid in the order of the user while the store is
-//! quiet. This ends when clients come, comes to rest, and writes little more than was written.
+//! Tests that values which were written out of order are moved into the order of the user while the
+//! store is quiet. The work stops when clients come, it ends after some time, and it writes little
+//! more than the original writes did.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -18,15 +19,15 @@ const VALUE: usize = 4096;
 const KEYS: usize = 4000;
 const ALL: u64 = (KEYS * VALUE) as u64;
 
-/// A device with one head, which counts seeks between values, and can hold up the first value that
-/// is laid.
+/// A device with one head. It counts seeks between values, and can delay the first value that is
+/// moved.
 type Disk = WatchedDevice<Head>;
 
 #[derive(Default)]
 struct Head {
     head: AtomicU64,
     seeks: AtomicU64,
-    /// Told that a value is about to be laid, and awaited before it is.
+    /// Notified when a value is about to be moved, which then waits for the answer.
     holds_up: Mutex<Option<(Sender<()>, Receiver<()>)>>,
 }
 
@@ -105,9 +106,9 @@ fn options(lay_when_quiet: bool, quiet_after: Duration) -> OpenOptions {
 
 const SOON: Duration = Duration::from_millis(100);
 
-/// A machine with much else to do does not stop for so long while it writes. A pass that began then
-/// would take what was written by then as its measure, and the rest might be too little for another
-/// one.
+/// Even a busy machine does not pause for so long while it writes. A pass that began during the
+/// writes would count only the data written by then, and the rest might be too little for another
+/// pass.
 const LATER: Duration = Duration::from_secs(2);
 
 /// A store whose values have no order of their own.
@@ -232,8 +233,8 @@ fn a_pass_ends_when_a_client_reads_and_the_next_one_lays_the_rest() {
     let read = |n: usize| assert!(db.get(d, &key(n)).unwrap().unwrap() == value(n, 0), "{n}");
     read(0);
     goes_on.send(()).unwrap();
-    // The client goes on, so no other pass begins. The first one has come to its end when nothing
-    // more is laid.
+    // The client continues, so no other pass begins. The first one has ended when no more values
+    // are moved.
     let (mut before, mut same) = (laid(&db), 0);
     let mut n = 0;
     while same < 2000 {

@@ -1,4 +1,5 @@
-//! Limits of transactions: what would take more is refused in them, and nowhere else.
+//! Tests of the limits of transactions. A change that exceeds a limit is refused in that
+//! transaction and in no other place.
 
 use std::sync::Arc;
 
@@ -21,7 +22,7 @@ fn value(byte: u8) -> Vec<u8> {
     vec![byte; 10_000]
 }
 
-/// Puts values until one is refused; how many were taken.
+/// Puts values until one is refused. Returns the number of accepted ones.
 fn fill(t: &Transaction, dict: kvdb::DictionaryId, prefix: &str) -> usize {
     for n in 0..10_000 {
         match t.put(dict, format!("{prefix}{n:05}"), value(n as u8)) {
@@ -52,7 +53,7 @@ fn what_would_take_more_is_refused_there_and_the_rest_commits() {
     batch.put(dict.id(), "large", value(1).repeat(3));
     assert!(matches!(t.apply(batch), Err(Error::OverLimit { .. })));
     assert_eq!(t.get(dict.id(), b"small").expect("read"), None);
-    // Others are free to write.
+    // Other transactions can write.
     dict.insert("outside", value(1).repeat(600)).expect("written");
     t.commit(Durability::Buffered).expect("committed");
     assert_eq!(
@@ -71,7 +72,8 @@ fn what_is_deleted_or_overwritten_gives_room_back() {
     t.delete_range(dict, "a", "b").expect("deletions are taken");
     let again = fill(&t, dict, "b");
     assert!(again + 20 > taken, "{again} after {taken}");
-    // The same keys over and over take no more than once, where there is room for some of them.
+    // Overwriting the same keys repeatedly takes no more space than once, if there is room for some
+    // of them.
     t.delete_range(dict, format!("b{:05}", again / 2), "c").expect("deletions are taken");
     for round in 0..40u8 {
         for n in 0..again / 2 {
@@ -91,7 +93,7 @@ fn what_is_committed_into_a_transaction_counts_there() {
         let within = TransactionOptions { within: Some(outer.id()), ..Default::default() };
         db.begin_with(within).expect("begun")
     };
-    // One within it has what is left, and not more.
+    // A nested transaction may use what is left, and not more.
     let one = begin();
     let taken = fill(&one, dict, "one");
     assert!((200..320).contains(&taken), "{taken}");
@@ -101,7 +103,7 @@ fn what_is_committed_into_a_transaction_counts_there() {
     let refused = two.commit(Durability::Buffered);
     assert!(matches!(refused, Err(Error::OverLimit { .. })), "{refused:?}");
     two.abort();
-    // A limit of its own is the smaller one.
+    // If the nested one has a limit of its own, the smaller one applies.
     outer.delete_range(dict, "one", "onf").expect("deletions are taken");
     outer.make_room().expect("merged");
     let small = limited(&db, 100_000, Some(outer.id()));

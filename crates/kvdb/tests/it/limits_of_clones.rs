@@ -1,4 +1,5 @@
-//! Limits of clones: what would take more of the device is refused in one, and nowhere else.
+//! Tests of the limits of clones. A change that would take more of the device than its clone may
+//! have is refused, and changes in other places are not.
 
 use std::sync::Arc;
 
@@ -49,7 +50,7 @@ fn is_over(refused: &kvdb::Result<()>) -> bool {
     matches!(refused, Err(Error::CloneOverLimit { limit: LIMIT, branch }) if branch == "try")
 }
 
-/// Puts values until one is refused; how many were taken.
+/// Puts values until one is refused. Returns the number of accepted ones.
 fn fill(d: &Dictionary, prefix: &str) -> usize {
     for n in 0..2_000 {
         match d.insert(format!("{prefix}{n:05}"), value(n as u8)) {
@@ -66,7 +67,7 @@ fn fill(d: &Dictionary, prefix: &str) -> usize {
 #[test]
 fn what_would_take_more_is_refused_in_it_and_nowhere_else() {
     let (_, db, d) = limited();
-    // Runs that it shares with the snapshot count for nothing.
+    // Runs that the clone shares with the snapshot do not count.
     let before = limit_of(&db).expect("limited");
     assert!(before.bytes == LIMIT && before.taken < 100_000, "{before:?}");
     let taken = fill(&d, "k");
@@ -94,7 +95,7 @@ fn what_would_take_more_is_refused_in_it_and_nowhere_else() {
     other.insert("outside", value(1).repeat(600)).expect("written");
     assert_eq!(db.limit_of(main.id()), None);
     assert_eq!(db.limit_of(other.id()), None);
-    // A larger one is one for what comes, and none takes it away.
+    // A larger limit applies to later changes, and `None` removes the limit.
     db.limit_branch("try", Some(2 * LIMIT)).expect("limited");
     d.insert("more", value(1).repeat(100)).expect("there is room");
     db.limit_branch("try", None).expect("there is none");
@@ -115,12 +116,13 @@ fn what_is_deleted_or_overwritten_gives_room_back() {
         let again = fill(&d, "a");
         assert!(again + 30 > taken, "round {round}: {again} after {taken}");
     }
-    // One key after the other, too.
+    // The same holds if the keys are put one after the other.
     for n in 0..taken {
         d.remove(format!("a{n:05}")).expect("deletions are taken");
     }
     assert!(fill(&d, "b") + 30 > taken);
-    // The same keys over and over take no more than once, where there is room for some of them.
+    // Overwriting the same keys repeatedly takes no more space than once, if there is room for some
+    // of them.
     let mut batch = Batch::new();
     batch.delete_range(d.id(), "b00100", "c");
     db.commit(batch, Durability::Buffered).expect("deletions are taken");
@@ -178,13 +180,13 @@ fn a_transaction_is_held_to_it_when_it_changes_something_and_when_it_commits() {
         assert!(t.room().is_some_and(|room| room < 20_000));
         t
     };
-    // Two that fit alone and not together: the second is refused, and open.
+    // Two transactions each fit alone and not together. The second one is refused and stays open.
     let (one, two) = (fill("one"), fill("two"));
     one.commit(Durability::Buffered).expect("there is room");
     let refused = two.commit(Durability::Buffered);
     assert!(is_over(&refused), "{refused:?}");
     assert!(two.get(d.id(), b"two00000").expect("it is open").is_some());
-    // One that deletes commits.
+    // A transaction that deletes can commit.
     let delete = begin();
     let mut batch = Batch::new();
     batch.delete_range(d.id(), "one", "onf");

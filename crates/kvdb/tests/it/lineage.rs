@@ -1,5 +1,5 @@
-//! Tests of the states that a clone and its origin have in common: which they are, how long they
-//! are kept, and what happens to them when the changes of one branch are taken over by the other.
+//! Tests of the states that a clone and its origin have in common: which states these are, how long
+//! they are kept, and what happens to them when one branch takes over the changes of the other.
 
 use std::sync::Arc;
 
@@ -87,7 +87,7 @@ fn the_state_that_a_clone_was_made_of_stays_as_long_as_the_clone() {
     assert_eq!(of(&db, "other").as_deref(), Some("base"));
     db.drop_snapshot("s").expect("dropped");
     db.drop_branch("other").expect("dropped");
-    // Nothing is left of it: the next clone of the name is of another state.
+    // No trace is left of it: the next clone with the name is made of another state.
     db.snapshot("s").expect("made");
     db.clone_snapshot("s", "c").expect("made");
     assert_eq!(text(&db.lineage("c").expect("known").origin, d, "k").as_deref(), Some("main"));
@@ -111,7 +111,7 @@ fn states_that_are_kept_are_seen_by_none_and_end_with_the_clone() {
     assert_eq!(names, ["s"]);
     db.drop_common_states("c", &[2]).expect("dropped");
     assert_eq!(db.lineage("c").expect("known").kept, [2]);
-    // A clone whose name begins alike has its own.
+    // A clone whose name has the same beginning has a state of its own.
     db.clone_snapshot("s", "c2").expect("made");
     db.keep_common_state("c2", "c2", 9).expect("kept");
     db.drop_branch("c").expect("dropped");
@@ -171,8 +171,8 @@ fn what_is_received_in_the_place_of_a_clone_is_no_clone() {
     assert!(db.common_state("c", 1).is_err());
 }
 
-/// Every state that the device may be left in: a clone has the state that it was made of, or is not
-/// there.
+/// In every state in which the device may be left, a clone has the state that it was made of, or
+/// does not exist.
 #[test]
 fn at_no_moment_a_power_cut_leaves_a_clone_without_it() {
     let run = |cut: Option<u64>| {
@@ -228,7 +228,7 @@ fn what_one_has_changed_is_taken_over_and_what_both_have_is_a_conflict() {
     assert_eq!(text(&now, d, "k").as_deref(), Some("clone"));
     assert_eq!(text(&now, d, "made"), Some(long));
     assert_eq!(text(&now, d, "other").as_deref(), Some("main"));
-    // The same on both sides is none.
+    // An equal change on both sides is not a conflict.
     assert_eq!(carried(&db, [c, d], &mut conflict), Vec::<String>::new());
     put(&db, d, "k", "main");
     assert_eq!(carried(&db, [c, d], &mut conflict), ["k"]);

@@ -1,4 +1,4 @@
-//! The manifest's move to another zone, when the one it lies in is full of edits.
+//! Tests of the manifest's move to another zone when its current zone is full of edits.
 
 use std::io;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ impl World {
         World { device, db, d }
     }
 
-    /// One edit of the manifest; how many operations of the device it took.
+    /// Makes one edit of the manifest. Returns the number of device operations.
     fn edit(&self, number: u64) -> kvdb::Result<u64> {
         let before = self.device.operations();
         self.db.set_stitch_at(self.d, number)?;
@@ -108,8 +108,8 @@ fn a_store_that_was_closed_is_opened_without_a_search() {
     assert_eq!(db.get(world.d, b"k").unwrap().as_deref(), Some(b"v".as_slice()));
 }
 
-/// Without a zone for a new manifest the one that a close has vouched for goes on. What follows is
-/// found, also where the first copy of it is spoiled and must be searched past.
+/// Without a zone for a new manifest, the store continues the one whose end a close has recorded.
+/// Later chunks are found, even if the first copy of one is damaged and must be skipped.
 #[test]
 fn a_manifest_that_goes_on_behind_a_close_is_searched_again() {
     let world = World::new();
@@ -131,7 +131,7 @@ fn a_manifest_that_goes_on_behind_a_close_is_searched_again() {
     };
     let later = (77, Some(Bytes::from_static(b"later")));
     assert_eq!(opened(&killed), later);
-    // The sectors that the manifest has been given since, but for the second copies.
+    // The sectors that were written to the manifest since, except for the second copies.
     let mut spoiled = 0;
     let mut sector = [0; 4096];
     let mut was = sector;
@@ -180,8 +180,8 @@ impl Device for BadSectors {
     }
 }
 
-/// Every chunk of the manifest is there twice. A medium that fails gives an error where a sector is
-/// bad, seldom other bytes.
+/// Every chunk of the manifest exists twice. A failing medium returns an error for a bad sector,
+/// and seldom wrong bytes.
 #[test]
 fn a_chunk_of_the_manifest_is_read_from_the_copy_that_can_be_read() {
     let world = World::new();
@@ -208,7 +208,7 @@ fn a_chunk_of_the_manifest_is_read_from_the_copy_that_can_be_read() {
         assert_eq!(setting(&db), 3, "without the sector at {at:#x}");
         // The last chunk is one that a crash may have left torn.
         found += usize::from(report.faults.iter().any(|f| f.place == "manifest"));
-        // Without both copies it is not known what the store consists of.
+        // If both copies are lost, the content of the store is not known.
         if n + 1 < begins.len() && (n == 0 || begins[n - 1] + 4096 != at || n % 2 == 0) {
             let (report, opened) = open(&[at, begins[n + 1]]);
             assert!(!report.is_clean() && opened.is_err(), "without {at:#x} and what follows");
@@ -260,7 +260,7 @@ fn clones_are_what_they_were_after_checkpoints_of_the_manifest() {
     put(&db, "rolled-back", "d", "void");
     db.rollback("before").unwrap();
     db.limit_branch("limited", Some(1 << 20)).unwrap();
-    // Clones whose parent, whose snapshot and whose dictionaries in the main branch are gone.
+    // Tests clones whose parent, snapshot and dictionaries in the main branch were dropped.
     db.snapshot_of("written", "of-written", Durability::Synced).unwrap();
     db.clone_snapshot("of-written", "below").unwrap();
     db.drop_branch("written").unwrap();
@@ -293,7 +293,7 @@ fn clones_are_what_they_were_after_checkpoints_of_the_manifest() {
         db = again(db);
         check(&db, &expected, when);
     }
-    // A clone that is written to goes its own way.
+    // A clone that is written to diverges.
     put(&db, "idle", "d", "new");
     let idle = expected.iter_mut().find(|(name, _)| name == "idle").unwrap();
     idle.1[0].2 = Some(Bytes::from_static(b"new"));

@@ -1,5 +1,5 @@
-//! A store that is opened with the mirror of a process that was killed has every commit that
-//! returned: what was on its way to the device, and what had not left the process.
+//! A store that is opened with the mirror of a killed process has every commit that returned,
+//! including data that was on its way to the device and data that had not left the process.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -89,10 +89,10 @@ fn what_no_device_has_is_in_the_mirror() {
     u.db.put(u.dict, b"k", b"1", Durability::Buffered).expect("put");
     let (db, mirrored, place) = u.killed();
     assert_eq!((db.get(u.dict, b"k").expect("read").as_deref(), mirrored), (Some(&b"1"[..]), 1));
-    // It is on the device now, and not in the mirror any more.
+    // The commit is on the device now, and no longer in the mirror.
     db.put(u.dict, b"k", b"2", Durability::Synced).expect("put");
     assert!(place.copy().mirror().notes().expect("read").is_empty());
-    // Without the mirror it is gone, as after a power cut.
+    // Without the mirror the commit is lost, as after a power cut.
     let device = Arc::new(MemoryDevice::clone(&u.device));
     let (db, mirrored) = open(&device, &Place::new());
     assert_eq!((db.get(u.dict, b"k").expect("read"), mirrored), (None, 0));
@@ -178,7 +178,7 @@ fn processes_that_are_killed_one_after_the_other_lose_nothing() {
             assert_eq!(db.get(dict, &[i]).expect("read").as_deref(), Some(&[i; 3000][..]), "{i}");
         }
         db.put(dict, &[round], &[round; 3000], Durability::Buffered).expect("put");
-        // Killed: nothing of it is closed.
+        // The process is killed, and closes nothing.
         std::mem::forget(db);
     }
 }
@@ -227,7 +227,7 @@ fn commits_of_several_threads_are_all_there() {
             });
         }
         for _ in 0..20 {
-            // In this order: what the mirror loses in that time is on the device.
+            // The order matters: data that the mirror drops in that time is on the device.
             let known = done.lock().expect("no panic").clone();
             let place = u.place.copy();
             let (db, _) = open(&Arc::new(MemoryDevice::clone(&u.device)), &place);

@@ -1,5 +1,5 @@
-//! Random histories of transactions within transactions against a model: maps within maps, and
-//! what each of them has changed since the ones within it began.
+//! Compares random histories of transactions within transactions with a model of nested maps. Each
+//! map also records what its transaction has changed since the inner ones began.
 //!
 //! `KVFS_SEEDS=n` runs n seeds instead of the usual few; `KVFS_SEED=n` runs one.
 
@@ -37,7 +37,7 @@ fn apply(map: &mut Map, ops: &[Op]) {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Overlap {
     Nothing,
-    /// Ranges that both deleted: whether that is found depends on where they begin.
+    /// A conflict between two deleted ranges is found or not, depending on where they begin.
     Ranges,
     Keys,
 }
@@ -62,7 +62,7 @@ fn overlap(mine: &[Op], theirs: &[Op]) -> Overlap {
     pairs.max().unwrap_or(Overlap::Nothing)
 }
 
-/// The store or a transaction: what it was when that began, and what was changed in it since.
+/// The store or a transaction: its state at the beginning, and its changes since.
 #[derive(Default)]
 struct Node {
     handle: Option<Transaction>,
@@ -75,7 +75,8 @@ struct Node {
     age: u64,
     savepoints: Vec<(Savepoint, usize, u64)>,
     durable: bool,
-    /// It began before the store was opened: values are compared as well as numbers.
+    /// The transaction began before the store was opened, so values are compared as well as
+    /// numbers.
     restored: bool,
 }
 
@@ -202,7 +203,7 @@ impl World {
         within.map(|(id, _)| *id).collect()
     }
 
-    /// It has ended, and what was open within it has ended, too.
+    /// The transaction has ended, and so have those within it.
     fn end(&mut self, id: TransactionId) -> Node {
         for within in self.within(id) {
             self.has_ended(within);
@@ -278,7 +279,7 @@ impl World {
         }
     }
 
-    /// The power fails, or the store is closed; durable ones go on.
+    /// The power fails, or the store is closed. Durable transactions continue.
     fn restart(&mut self) {
         self.db.sync().unwrap();
         let device = Arc::new((*self.device).clone());

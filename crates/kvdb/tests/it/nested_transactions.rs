@@ -1,5 +1,6 @@
-//! Tests of a transaction within another one: it reads the state in which it found the outer one.
-//! Its commit becomes a part of the outer one, and is visible to others when that one commits.
+//! Tests of a transaction within another one. It reads the state in which it found the outer one.
+//! Its commit becomes a part of the outer transaction, and is visible to others when that one
+//! commits.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,7 +63,7 @@ impl World {
         all.into_iter().map(|(key, value)| (text(key), text(value))).collect()
     }
 
-    /// Returns the store as it is after a crash at this moment: all synced data is there.
+    /// Returns the store as after a crash at this moment, with all synced data.
     fn crash(&self) -> World {
         self.db.sync().unwrap();
         let device = Arc::new((*self.device).clone());
@@ -98,7 +99,7 @@ fn conflicts(t: &Transaction, keys: &[&str]) {
     }
 }
 
-/// It is over, and its calls say why.
+/// The transaction has ended, and its calls return the reason.
 #[track_caller]
 fn was_aborted(t: &Transaction, why: &str) {
     match t.get(DictionaryId(u32::MAX), b"a") {
@@ -353,7 +354,7 @@ fn a_savepoint_from_before_it_began_takes_it_and_a_later_one_what_it_has_committ
     parent.rollback_to(&late).unwrap();
     assert_eq!(w.seen(&parent), pairs(&[("a", "1")]), "with what was committed since");
     assert_eq!(w.seen(&open), pairs(&[("a", "1"), ("d", "child")]), "it is open as before");
-    // Keys that are as they were again are no conflict.
+    // Keys that have their earlier values again are not a conflict.
     open.put(w.d, "b", "child").unwrap();
     let deep = w.within(&open);
     commit(&deep);
@@ -484,7 +485,7 @@ fn what_cannot_be_within_another_one_is_refused_in_a_sentence() {
     }
 }
 
-/// Large ones come as the runs that they have written, without being written again.
+/// Large nested transactions hand over the runs that they have written, without rewriting them.
 #[test]
 fn one_that_is_larger_than_memory_comes_in_by_reference() {
     let w = World::new();
@@ -699,13 +700,13 @@ fn one_within_a_durable_one_is_kept_from_its_commit_on() {
     assert_eq!(parent_again.get(w.d, b"b").unwrap().as_deref(), Some(&b"small"[..]));
     assert_eq!(parent_again.get(w.d, b"n").unwrap().as_deref(), Some(&b"3"[..]));
     assert_eq!(parent_again.get(w.d, b"open").unwrap(), None);
-    // One that begins after that works as before.
+    // A transaction that begins after that works as before.
     let later = again.within(&parent_again);
     later.delete_range(w.d, "many", "manz").unwrap();
     commit(&later);
     commit(&parent_again);
     assert_eq!(again.db.view().iter(w.d).count(), 3);
-    // Going back takes it out of the log as well.
+    // Rolling back to a savepoint also removes it from the log.
     parent.rollback_to(&mark).unwrap();
     let again = w.crash();
     let parent = again.db.transaction(parent.id()).unwrap();

@@ -1,7 +1,7 @@
-//! No space at any moment: the host refuses to grow the store in the middle of a flush, a merge, a
-//! manifest's checkpoint, a new segment of the journal; the power fails in a full store. Commits
-//! are refused, nothing else: whatever was acknowledged is there, deleting works, and with the
-//! space comes everything back without opening the store again.
+//! Tests of running out of space at any moment. The host refuses to grow the store in the middle of
+//! a flush, a merge, a checkpoint of the manifest or a new segment of the journal, or the power
+//! fails in a full store. Only commits are refused. Acknowledged data is kept, deleting works, and
+//! when space returns everything works again without reopening the store.
 //!
 //! `KVFS_SEEDS=n` runs n / 20 seeds (each takes a second or two) instead of the usual few;
 //! `KVFS_SEED=n` runs one.
@@ -28,7 +28,7 @@ fn seeds(usual: u64) -> std::ops::Range<u64> {
     }
 }
 
-/// `true` when it was done, `false` when there was no space.
+/// Returns `true` if the change was made, and `false` if there was no space.
 fn done(what: &str, result: kvdb::Result<()>) -> bool {
     match result {
         Ok(()) => true,
@@ -37,8 +37,8 @@ fn done(what: &str, result: kvdb::Result<()>) -> bool {
     }
 }
 
-/// A file on a host that refuses space when told to. What the file has already it keeps, unless it
-/// gave it back.
+/// A file on a host that refuses space on demand. The file keeps its allocated space unless it
+/// releases it.
 struct Host {
     memory: Arc<MemoryDevice>,
     state: Mutex<HostState>,
@@ -47,7 +47,7 @@ struct Host {
 struct HostState {
     /// Zones that the host has set aside for the file.
     backed: BTreeSet<u64>,
-    /// Refuses once in so many times; 0: never.
+    /// Refuses once in this many times; 0 means never.
     refuses: u64,
     struck: u64,
     random: Random,
@@ -116,7 +116,7 @@ impl Device for Host {
     }
 }
 
-/// Gives how often the host has refused.
+/// Returns how often the host has refused.
 fn host_refuses(seed: u64) -> u64 {
     let mut random = Random::new(seed);
     let env = Arc::new(Simulated::new(seed));
@@ -136,7 +136,7 @@ fn host_refuses(seed: u64) -> u64 {
             let what = format!("seed {seed}, round {round}, step {step}");
             let mut changes = changes(&mut random, &dicts);
             if random.one_in(3) {
-                // Volume, so that zones are wanted.
+                // Enough data that zones are needed.
                 let first = random.below(1500);
                 let dict = dicts[random.below(3) as usize];
                 changes = (0..24)
@@ -197,9 +197,9 @@ fn a_host_that_refuses_space_at_any_moment_loses_nothing_and_stops_nothing() {
     assert!(refused > 0, "the host refused nothing");
 }
 
-/// A host without preallocation finds no space in the middle of a write of the manifest, after part
-/// of it, perhaps enough of it to count. The edit is refused, so it must not count at the next
-/// opening: its zones are others' by then.
+/// A host without preallocation runs out of space in the middle of a write of the manifest. The
+/// written part may be a valid edit. The edit is refused, so it must not be valid at the next
+/// opening, when its zones have been reused.
 #[test]
 fn a_manifest_that_the_host_has_no_space_for_is_refused_and_leaves_nothing_behind() {
     let mut refused = 0;
@@ -251,7 +251,7 @@ fn key(i: u64) -> Vec<u8> {
     format!("{i:08}").into_bytes()
 }
 
-/// Puts values until the store is full; gives how many are there.
+/// Puts values until the store is full. Returns their number.
 fn fill(db: &Kvdb, d: DictionaryId, first: u64, per_batch: u64, len: usize) -> u64 {
     let mut random = Random::new(first);
     for i in (first..).step_by(per_batch as usize) {
@@ -274,8 +274,8 @@ fn count(db: &Kvdb, d: DictionaryId) -> u64 {
     found
 }
 
-/// Full, then one deletion after the other; the power fails again and again, and every time the
-/// store opens with all that was acknowledged.
+/// The store is full, and keys are deleted one by one. The power fails repeatedly, and each time
+/// the store opens with all acknowledged data.
 fn power_fails_when_full(seed: u64, limit: Option<u64>) {
     const CAPACITY: u64 = 20 * ZONE_SIZE;
     let mut random = Random::new(seed);
@@ -401,7 +401,7 @@ fn cycles(len: usize, per_batch: u64, reserve_zones: u32) {
             "values of {len}, round {round}: full with {held} bytes of {usable}"
         );
         assert_eq!(count(&db, d), alive.len() as u64);
-        // Every other one, anywhere.
+        // Deletes every second key.
         let victims: Vec<u64> = alive.iter().copied().filter(|_| random.one_in(2)).collect();
         for part in victims.chunks(500) {
             let mut batch = Batch::new();
@@ -440,8 +440,9 @@ fn deleting_here_and_there_makes_room_again_for_small_values() {
 }
 
 /// Snapshots and views keep the zones of a full store, so that merges gain little, whatever they
-/// write. They go on all the same, and may not use up what flushes take from the reserve: without a
-/// flush no snapshot can be dropped, nor anything deleted once the journal is full.
+/// write. The merges continue nevertheless, and must not use up the part of the reserve that
+/// flushes need. Without a flush no snapshot can be dropped, and no key deleted once the journal is
+/// full.
 fn full_for_long(seed: u64) {
     const CAPACITY: u64 = 20 * ZONE_SIZE;
     let mut random = Random::new(seed);
@@ -466,7 +467,7 @@ fn full_for_long(seed: u64) {
     for round in 0..30 {
         let mut value = vec![0; [300, 5000, 60_000][random.below(3) as usize]];
         // The shortest values of all keys are less than the store takes: then it is full only as
-        // long as something keeps what they have replaced.
+        // long as a snapshot or view keeps the replaced values.
         for _ in 0..CAPACITY / value.len() as u64 / 8 {
             random.fill(&mut value);
             let mut batch = Batch::new();
@@ -507,7 +508,7 @@ fn full_for_long(seed: u64) {
 
 #[test]
 fn a_store_that_is_full_for_long_goes_on_removing() {
-    // The first ones are those that found it.
+    // The first cases are those that found the bug.
     for seed in [7, 10].into_iter().chain(seeds(0)) {
         full_for_long(seed);
     }

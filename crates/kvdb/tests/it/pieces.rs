@@ -1,5 +1,5 @@
-//! Large merges in several pieces: the outcome is that of one piece, threads are at them at the
-//! same time, and one may fail.
+//! Tests of large merges in several pieces. The result equals that of a merge in one piece, several
+//! threads work on the pieces at the same time, and a piece may fail.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ fn run(seed: u64, pieces: usize) -> (Model, u64, u64) {
                 db.defragment(DefragOptions { fullest_percent: 99, ..DefragOptions::default() })
                     .unwrap(),
             ),
-            // In the middle of whatever is under way.
+            // Crashes in the middle of any work in progress.
             6 if round % 20 == 7 => db.compact(dicts[random.below(3) as usize]).unwrap(),
             _ => {}
         }
@@ -94,7 +94,7 @@ struct TwoWriters {
     device: MemoryDevice,
     writers: Mutex<BTreeSet<u64>>,
     met: Condvar,
-    /// No other writer came.
+    /// No second writer arrived.
     alone: Mutex<bool>,
 }
 
@@ -184,8 +184,8 @@ fn two_threads_merge_one_pair_of_levels_at_the_same_time() {
     let device = Arc::new(TwoWriters::default());
     several_runs(device.clone(), 4, 8000);
     let (db, _) = Kvdb::open(device.clone(), Arc::new(Machine::default()), threads(2)).unwrap();
-    // One merge is due, of all there is. The first of the two waits in the middle of it for
-    // the other.
+    // One merge of everything is due. The first of its two threads waits in the middle for the
+    // other.
     db.flush().unwrap();
     await_rest(&db);
     let stats = db.stats();

@@ -38,7 +38,7 @@ fn work(
                 match db.commit(batch, durability) {
                     Ok(()) if durability == Durability::Synced => history.certain(),
                     Ok(()) => {}
-                    // Refused, and nothing of it may ever be seen.
+                    // The commit was refused, so its changes may never be visible.
                     Err(Error::NoSpace) => drop(history.possible.pop()),
                     Err(e) => return Err(e),
                 }
@@ -118,7 +118,7 @@ fn enlarge(change: &mut Change) {
 fn options(random: &mut Random) -> OpenOptions {
     // Parts so small that most merges consist of several.
     let merge_part = 16 << 10 << random.below(4);
-    // Several threads do the large ones among them in pieces.
+    // Several threads do large merges in pieces.
     let merge_threads = 1 + random.below(4) as usize;
     OpenOptions {
         memory: (1 << 20) << random.below(2),
@@ -150,7 +150,7 @@ fn run(seed: u64, large: bool) {
     let mut history = History { possible: vec![with_all(Model::new(), &dicts)] };
     for life in 0..1 + random.below(4) {
         let device = Arc::new(CrashDevice::over(image.clone()));
-        // Sometimes within recovery itself.
+        // Sometimes the power fails during recovery.
         let within = if random.one_in(8) { 6 } else { 400 };
         device.cut_power_after(random.below(within));
         let opened = Kvdb::open(device.clone(), env.clone(), options(&mut random));
@@ -171,7 +171,7 @@ fn run(seed: u64, large: bool) {
             if let Err(e) = work(db, &env, &mut random, &dicts, &mut history, steps, large) {
                 assert!(device.is_dead(), "seed {seed}, life {life}: {e}");
             } else if random.one_in(3) && !device.is_dead() {
-                // In an orderly way, for once.
+                // This time the store is closed cleanly.
                 if db.close().is_ok() {
                     history.certain();
                 }
@@ -194,7 +194,7 @@ fn a_store_survives_power_cuts_as_the_state_after_some_commit() {
     }
 }
 
-/// Stores of many zones with holes in them, which defragmentation moves together at all times.
+/// Tests stores of many zones with holes, which defragmentation compacts all the time.
 #[test]
 fn a_store_survives_power_cuts_while_it_is_defragmented() {
     for seed in seeds(12) {

@@ -1,4 +1,4 @@
-//! Tests of a publisher, which publishes a store repeatedly: each publication is complete, and data
+//! Tests of a publisher, which publishes a store repeatedly. Each publication is complete, and data
 //! that was not written since the last one is neither read nor uploaded.
 
 use std::sync::Arc;
@@ -19,7 +19,7 @@ fn compact_all(db: &Kvdb) {
     dictionaries(db).unwrap().iter().for_each(|&dict| db.compact(dict).unwrap());
 }
 
-/// Fails unless the newest state there is what the store has.
+/// Fails unless the newest published state equals the store.
 fn assert_is_there(db: &Kvdb, bucket: &Bucket, name: &str, seed: u64) {
     let device = copied(&bucket.store(name), seed);
     assert_eq!(all(&reader(&device, bucket)), all(db), "seed {seed}");
@@ -51,7 +51,7 @@ fn each_publication_has_what_was_there_whatever_was_done_between_them() {
                     bucket.faults.set_rates(Rates::default());
                 }
                 4 => {
-                    // It has written some of its zones by then.
+                    // The publisher has written some of its zones by then.
                     let after = random.below(6);
                     let mut looked = 0;
                     let cut = publisher.publish(&mut |_| {
@@ -94,7 +94,7 @@ fn zones_that_were_not_written_are_not_read_again() {
     assert!(each <= 4 * ZONE_SIZE, "{each} bytes were read for each publication");
     assert_is_there(&db, &bucket, "words", 1);
 
-    // This process does not know what another one has published in the time between, so it reads
+    // A new publisher does not know what another process has published in the meantime, so it reads
     // everything.
     drop(publisher);
     let before = read(&db);
@@ -278,7 +278,7 @@ fn a_note_of_a_publication_that_was_overtaken_takes_nothing_back() {
     assert!(other.publish(&mut |_| Err(Error::Invalid("cut".into()))).is_err());
     let epoch = || bucket.store("words").head().unwrap().unwrap().epoch;
     let claimed = epoch();
-    // So many bytes that it notes how far it is.
+    // Enough bytes that the publisher notes its progress.
     let mut random = Random::new(5);
     for i in 0..100 {
         words.insert(format!("{i:08}"), bytes(&mut random, 1 << 20)).unwrap();
@@ -295,7 +295,7 @@ fn a_note_of_a_publication_that_was_overtaken_takes_nothing_back() {
 
 #[test]
 fn what_a_copy_of_the_store_has_written_is_not_taken_for_what_lies_here() {
-    // Everything is written again so often that zones have other bytes at the same addresses.
+    // Everything is rewritten until zones have new content at the same addresses.
     for rounds in 1..4 {
         a_copy_is_cut_off_after(rounds);
     }

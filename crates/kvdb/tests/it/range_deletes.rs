@@ -1,5 +1,6 @@
-//! Range deletes: one tombstone whatever it covers. A flush does not write what a later one covers,
-//! merges drop whole subtrees unread, reads pass over what is gone; and many of them are no burden.
+//! Tests of range deletes. Each is one tombstone, whatever it covers. A flush does not write data
+//! that a later tombstone covers, merges drop whole subtrees unread, and reads skip deleted ranges.
+//! A large number of tombstones costs little.
 
 use std::sync::Arc;
 
@@ -124,7 +125,7 @@ fn a_few_range_tombstones_leave_the_filters_at_work() {
     let ops = |db: &Kvdb| db.stats().io.by_purpose[Purpose::Tuples as usize].read_ops;
     let before = ops(&db);
     for _ in 0..300 {
-        // In no run, and next to the tombstone.
+        // The key is in no run, and next to the tombstone.
         let i = random.below(6_000);
         assert_eq!(d.get([&key(i)[..], b"z"].concat()).unwrap(), None);
     }
@@ -141,7 +142,7 @@ fn tombstones_that_lie_end_to_end_become_one() {
     for i in 1_000..19_000 {
         d.remove_range(key(i)..key(i + 1)).unwrap();
     }
-    // A survivor in the middle.
+    // A key in the middle that stays.
     d.insert(key(7_000), "alive").unwrap();
     db.flush().unwrap();
     let young: u64 =
@@ -179,7 +180,7 @@ fn tombstones_over_one_another_cost_no_more_than_their_number() {
     assert_eq!(d.range(key(5_000)..key(5_010)).count(), 10, "what comes later is alive");
     db.flush().unwrap();
     assert_eq!(d.range(key(5_000)..key(5_010)).count(), 10);
-    // The same range again and again.
+    // Deletes the same range repeatedly.
     let before = db.stats().memtable_bytes;
     for _ in 0..20_000 {
         d.remove_prefix(&key(0)[..7]).unwrap();

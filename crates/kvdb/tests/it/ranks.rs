@@ -1,4 +1,4 @@
-//! Tests of ranks: the number of keys before a key, and the nth key, are always those of a walk.
+//! Tests of ranks. The number of keys before a key, and the nth key, always agree with a walk.
 
 use std::collections::BTreeSet;
 
@@ -41,7 +41,7 @@ fn keys(view: &View, d: DictionaryId) -> Vec<String> {
     all
 }
 
-/// Ranks, counts and places in a view are what a walk through it counts.
+/// Ranks, counts and places in a view equal those that a walk counts.
 fn check(db: &Kvdb, view: &View, d: DictionaryId, numbers: &mut Numbers, most: u64) {
     let all = keys(view, d);
     let before = |key: &str| all.partition_point(|other| &other[..] < key) as u64;
@@ -60,7 +60,7 @@ fn check(db: &Kvdb, view: &View, d: DictionaryId, numbers: &mut Numbers, most: u
     assert_eq!(db.count::<&str>(view, d, ..).expect("counted"), all.len() as u64);
 }
 
-/// Some change, committed in one way or another.
+/// A random change, committed in a random way.
 fn change(db: &Kvdb, d: DictionaryId, numbers: &mut Numbers, most: u64) {
     let number = numbers.next(most);
     match numbers.next(12) {

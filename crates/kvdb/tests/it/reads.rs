@@ -90,8 +90,8 @@ fn a_mark_of_a_dictionary_changes_with_its_content() {
     assert_eq!(db.dictionary_info(now), None);
 }
 
-/// A device behind a host's cache: what was read or announced is there at once, all else is waited
-/// for.
+/// A device with a host's cache. Data that was read or announced before is available at once, and
+/// all other reads wait.
 #[derive(Default)]
 struct Waiting {
     inner: MemoryDevice,
@@ -224,7 +224,7 @@ impl Loaded {
         *self.db.stats().io.of(purpose)
     }
 
-    /// Device reads of tuples, by purpose summed up.
+    /// Device reads of tuples, summed over purposes.
     fn reads(&self) -> u64 {
         [Purpose::Tuples, Purpose::Index, Purpose::Pages].map(|p| self.io(p).read_ops).iter().sum()
     }
@@ -468,22 +468,22 @@ fn a_store_that_fits_into_the_hosts_memory_is_there_after_few_waits() {
                 [Purpose::Tuples, Purpose::Index, Purpose::Pages].map(|p| s.io(p).ahead_bytes);
             (s.device.waits() - waits, now.iter().sum::<u64>() - ahead.iter().sum::<u64>())
         };
-        // Nothing is known of memory, or there is too little: what is read is what was asked for.
-        // Reading around would bring the whole store.
+        // If the memory of the host is unknown or too small, only the requested data is read.
+        // Reading around it would fetch the whole store.
         let (waits, ahead) = get(1000);
         assert!(waits > 500 && ahead == 0, "{waits} waits, {ahead} bytes in vain");
         s.device.host.lock().memory = Some(zones::ZONE_SIZE);
         let (_, ahead) = get(1000);
         assert_eq!(ahead, 0);
-        // After a while it is looked again.
+        // After a while the store asks for the memory again.
         s.device.host.lock().memory = Some(1 << 30);
         s.device.forget();
         get(10_000);
         let (waits, ahead) = get(1000);
         assert!(waits < 20, "{waits} waits");
         assert_eq!(ahead, 0, "nothing is fetched twice");
-        // It is never read ahead again: values that are gone from memory are read when they are
-        // asked for.
+        // The data is never read ahead again. Values that were evicted from memory are read on
+        // request.
         s.device.forget();
         let (_, ahead) = get(1000);
         assert_eq!(ahead, 0);
@@ -546,7 +546,7 @@ fn many_keys_at_once_are_what_they_are_one_by_one_and_wait_less() {
         wanted.push(b"no such key".to_vec());
         wanted.push(wanted[0].clone());
         let got = s.db.multi_get(s.d, &wanted).unwrap();
-        // The index, and the first of what it points to.
+        // The read fetches the index, and the first of its targets.
         let waits = s.device.waits();
         assert!(waits < 100, "{waits} waits for {} keys", wanted.len());
         for (key, value) in wanted.iter().zip(got) {

@@ -1,5 +1,6 @@
-//! Stores in object storage: what is published is what was there, it is published once, and a local
-//! file that refers to it reads what it needs, waits when it must, and never returns wrong bytes.
+//! Tests of stores in object storage. Exactly the content of the store is published, and each part
+//! is published once. A local file that refers to it reads what it needs, waits when it must, and
+//! never returns wrong bytes.
 
 use std::io;
 use std::sync::Arc;
@@ -129,7 +130,7 @@ fn a_publication_that_was_cut_off_goes_on_where_it_was() {
         random.fill(&mut value);
         words.insert(format!("{i:08}"), value.clone()).unwrap();
     }
-    // Minutes go by, and then the network cable is pulled.
+    // Minutes pass, and then the network is disconnected.
     let cut = db.push(&bucket.store("words"), &mut |now| {
         env.advance(Duration::from_secs(5));
         let far = now.bytes >= 100 << 20;
@@ -177,7 +178,7 @@ fn publications_under_faults_are_whole_or_not_there() {
             let Some(was) = &published else { continue };
             let device = copied(&bucket.store("fruit"), seed * 10 + round);
             let there = all(&reader(&device, &bucket));
-            // A publication whose last answer was lost for good may be there all the same.
+            // A publication whose last answer was lost may nevertheless have succeeded.
             assert!(there == *was || there == all(&db), "seed {seed}, round {round}");
         }
         failures.fetch_add(failed, Ordering::Relaxed);
@@ -230,7 +231,7 @@ fn a_copy_is_a_store_of_its_own_that_shares_what_was_there() {
     let report = fork.stats();
     assert!(report.io.total().write_bytes > 0);
 
-    // It has a name of its own, and what it shares is not written again.
+    // The fork has a name of its own, and shared data is not written again.
     let refused = fork.push(&bucket.store("fruit"), &mut |_| Ok(())).unwrap_err();
     assert!(refused.to_string().contains("another store"), "{refused}");
     let pushed = push(&fork, &bucket.store("attempt"));
@@ -288,7 +289,7 @@ fn a_small_cache_is_enough_and_stays_small() {
     for _ in 0..2 {
         assert_eq!(contents(&copy).unwrap(), was);
     }
-    // Zones are given up whole, and those under the reads stay.
+    // Whole zones are evicted, and those in use by reads stay.
     assert!(device.allocated() < 48 << 20, "{} bytes", device.allocated());
     let words = copy.open_dictionary("words").unwrap();
     std::thread::scope(|scope| {
@@ -328,7 +329,7 @@ fn reads_wait_while_the_place_is_not_to_be_reached_and_go_on_by_themselves() {
         assert_eq!(reading.join().unwrap(), was);
     });
 
-    // Not for ever: then the read fails, and the next one is tried again.
+    // The wait is bounded. Then the read fails, and the next read tries again.
     let impatient = RemoteZones { timeout: Duration::from_millis(60), ..bucket.zones() };
     let device = copied(&bucket.store("fruit"), 43);
     let options = OpenOptions { read_only: true, ..small() };
@@ -488,8 +489,8 @@ fn a_store_that_is_full_is_published_and_read_elsewhere() {
     fork.open_dictionary("words").unwrap().insert("more", value).unwrap();
 }
 
-/// Zones that lie in object storage are never free in a fork, so to move what is left in them would
-/// take space and give none.
+/// Zones in object storage are never free in a fork, so moving their remaining data would take
+/// space and free none.
 #[test]
 fn a_fork_does_not_move_what_it_took_over() {
     let bucket = Bucket::new();
@@ -516,7 +517,7 @@ fn a_fork_does_not_move_what_it_took_over() {
     assert_eq!(contents(&fork).unwrap(), left);
 }
 
-/// Zones that came from one place are not in another one.
+/// Zones that came from one place do not exist in another one.
 #[test]
 fn a_fork_that_is_published_elsewhere_is_whole_there() {
     let folder = tempfile::tempdir().unwrap();
@@ -588,7 +589,7 @@ fn a_full_disk_has_fetched_parts_given_up() {
     assert!(disk.memory.allocated() <= 40 << 20);
 }
 
-/// A device of a host that has space for so many bytes of it.
+/// A device of a host that has space for this many of its bytes.
 struct Small {
     memory: MemoryDevice,
     most: u64,
@@ -629,7 +630,7 @@ fn a_copy_that_nobody_keeps_is_published_whole_and_a_fork_shares_while_it_is_reg
     let base = push(&db, &bucket.store("fruit"));
     let was = all(&db);
 
-    // A cache of a mount: what it came from may be deleted at any time.
+    // A cache of a mount, whose source may be deleted at any time.
     let cache = open_with(copied(&bucket.store("fruit"), 131), bucket.zones(), small()).unwrap();
     let whole = push(&cache, &bucket.store("of-cache"));
     assert!(whole.bytes >= base.live_bytes, "{whole:?} of {base:?}");
@@ -643,7 +644,7 @@ fn a_copy_that_nobody_keeps_is_published_whole_and_a_fork_shares_while_it_is_reg
     let whole = push(&fork, &bucket.store("of-fork"));
     assert!(whole.bytes >= base.live_bytes, "{whole:?} of {base:?}");
 
-    // One that counts for an hour, by the clock of the place.
+    // A registration that is valid for an hour, by the clock of the place.
     let device = Arc::new(MemoryDevice::new());
     let lifetime = Some(Duration::from_secs(3600));
     let options = ForkOptions { lifetime, ..ForkOptions::default() };
@@ -652,7 +653,7 @@ fn a_copy_that_nobody_keeps_is_published_whole_and_a_fork_shares_while_it_is_reg
     let fork = open_with(device, bucket.zones(), small()).unwrap();
     assert_eq!(push(&fork, &bucket.store("of-hour")).bytes, 0);
 
-    // Nothing of the store it came from is needed where it was not shared.
+    // Unshared data does not depend on the store from which the fork came.
     bucket.store("fruit").unpublish(&Simulated::new(134)).unwrap();
     for name in ["of-cache", "of-fork"] {
         let device = copied(&bucket.store(name), 135);
@@ -679,7 +680,7 @@ fn a_writer_writes_to_none_of_the_zones_that_it_took_over() {
     let world = Arc::new(Simulated::new(22));
     bucket.store("fruit").writer_to(device.clone(), world, &options).unwrap();
     let writer = open_with(device.clone(), bucket.zones(), small()).unwrap();
-    // Nothing refers to what it took over.
+    // From here on nothing refers to the data that it took over.
     writer.drop_dictionary(writer.dictionary("words").unwrap()).unwrap();
     fill(&writer, &mut random, 400);
     let expected = all(&writer);

@@ -1,6 +1,6 @@
-//! Syncs that return when the commits are in object storage, too: no synced data is lost with a
-//! machine, whichever machine takes the store, and a machine that sleeps and wakes is told nothing
-//! that is not so.
+//! Tests of syncs that return when the commits are also in object storage. No synced data is lost
+//! with a machine, whichever machine takes over the store, and a machine that sleeps and wakes gets
+//! no false acknowledgement.
 
 use crate::bucket;
 use std::collections::BTreeSet;
@@ -19,7 +19,7 @@ use kvdb::{
 use objects::{Condition, Key, Object, Objects, ObjectsError, Page, Part, Rates, Tag};
 use zones::MemoryDevice;
 
-/// A clock and random numbers as no other machine has them.
+/// A clock and random numbers that differ from those of any other machine.
 fn fresh() -> Arc<Simulated> {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     Arc::new(Simulated::new(NEXT.fetch_add(1, Ordering::Relaxed) << 20))
@@ -78,7 +78,7 @@ impl Machine {
         publisher.lock().unwrap().publish(&mut |_| Ok(())).map(drop)
     }
 
-    /// The device keeps its bytes; all that the process knew is gone.
+    /// The device keeps its bytes, and the state of the process is lost.
     fn crash(&mut self) {
         let device = Arc::new(MemoryDevice::clone(&self.device));
         self.open = None;
@@ -123,7 +123,7 @@ fn keys(db: &Kvdb) -> BTreeSet<String> {
 }
 
 /// A state that is published while others commit has the commits up to its number, and the journal
-/// goes on after that number: none is in neither.
+/// continues after that number, so each commit is in one of them.
 #[test]
 fn commits_during_a_publication_are_in_its_state_or_in_the_journal_after_it() {
     let (bucket, _) = published();
@@ -191,14 +191,14 @@ fn what_was_synced_is_there_when_the_machine_is_lost() {
     let head = bucket.store("fruit").head().unwrap().unwrap();
     assert_eq!(head.generation, generation, "nothing was published for it");
     let expected = all(&db);
-    // Not synced: it may be there or not.
+    // The commit was not synced, so it may be lost.
     db.put(words, b"late", b"", Durability::Buffered).unwrap();
     drop(db);
     lost.open = None;
 
     let here = Machine::opened(&bucket, true);
     assert!(all(here.db()) == expected);
-    // Before it has published anything, it is lost, too.
+    // The machine is also lost before it has published anything.
     drop(here);
     let mut third = Machine::opened(&bucket, true);
     assert!(all(third.db()) == expected);
@@ -269,7 +269,7 @@ fn a_machine_that_sleeps_while_the_store_is_taken_is_told_nothing_that_is_not_so
     assert!(keys(taker.db()).contains("before"));
     let error = insert(sleeper.db(), "asleep").expect_err("it was taken");
     assert!(is_displaced(&error), "{error}");
-    // However long it sleeps, and whatever was published and collected since.
+    // This holds however long it sleeps, and whatever was published and collected since.
     insert(taker.db(), "there").unwrap();
     taker.close().unwrap();
     let place = RemotePlace::new(bucket.counts.clone());
@@ -289,7 +289,7 @@ fn a_machine_that_sleeps_while_the_store_is_taken_is_told_nothing_that_is_not_so
 
 #[test]
 fn a_taken_store_has_what_arrives_before_the_seal_and_nothing_after_it() {
-    // Another machine takes the store while a sync is under way, after each of its requests.
+    // Another machine takes the store while a sync is in progress, after each of its requests.
     for stop in 0..40 {
         let (bucket, _) = published();
         let mut old = Machine::opened(&bucket, false);
@@ -308,7 +308,7 @@ fn a_taken_store_has_what_arrives_before_the_seal_and_nothing_after_it() {
                 taken
             });
             gate.wait();
-            // The taker stands still between two of its requests.
+            // The machine that takes over is stopped between two of its requests.
             let told = insert(old.db(), "meanwhile");
             let crashed = Arc::new(MemoryDevice::clone(&device));
             gate.open();
@@ -321,7 +321,7 @@ fn a_taken_store_has_what_arrives_before_the_seal_and_nothing_after_it() {
         let there = keys(&db);
         assert!(before.iter().all(|key| there.contains(*key)), "{stop}: {there:?}");
         assert!(told.is_err() || there.contains("meanwhile"), "{stop}: an answer was wrong");
-        // It had crashed there, and is begun again.
+        // The machine had crashed there, and is started again.
         drop(db);
         let mut again = Machine { device: crashed, open: None };
         again.try_open(&bucket, true).unwrap();
@@ -594,9 +594,9 @@ impl Objects for Lost {
     }
 }
 
-// A head has the same state as the one before where nothing was
-// changed. The head before was taken for the new one when the request for that was lost, so nothing
-// said where the journal of this machine is.
+// If nothing was changed, a head has the same state as the one before. When the request for the new
+// head was lost, the old one was mistaken for it, so no head recorded where the journal of this
+// machine is.
 #[test]
 fn a_lost_request_to_publish_what_is_published_already_is_made_again() {
     let (mut bucket, db) = published();

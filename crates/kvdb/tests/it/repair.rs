@@ -1,5 +1,5 @@
-//! Repairs where several have the same damaged run: the main branch, a snapshot, and a clone of
-//! that.
+//! Tests of repairs where several branches share a damaged run: the main branch, a snapshot, and a
+//! clone of the snapshot.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ fn value(i: u64) -> Vec<u8> {
     value
 }
 
-/// A store with a run that three have, and above it what only the main branch has.
+/// A store with a run that three branches share, and above it a run of the main branch alone.
 fn made() -> Arc<MemoryDevice> {
     let device = Arc::new(MemoryDevice::new());
     let create = CreateOptions { open: options(), ..CreateOptions::default() };
@@ -71,7 +71,7 @@ fn all_that_have_a_damaged_run_have_the_repaired_one_at_once() {
     assert_eq!((report.runs, report.removed.len()), (1, 1), "{report:?}");
     let keys = report.removed[0].keys.clone().expect("keys");
     assert!(keys.start[..] <= b"key100"[..] && keys.end[..] > b"key100"[..], "{keys:?}");
-    // The store goes on with it, and what is freed takes nothing along.
+    // The store continues with it, and freeing data damages nothing else.
     let d = db.dictionary("d").unwrap();
     db.put(d, b"new", b"value", Durability::Synced).unwrap();
     db.compact(d).unwrap();
@@ -95,7 +95,7 @@ fn all_that_have_a_damaged_run_have_the_repaired_one_at_once() {
             "{i} in the snapshot"
         );
         assert_eq!(main.get(in_clone, &key).unwrap().map(|v| v.to_vec()), old, "{i} in the clone");
-        // Versions above the damage are there.
+        // Versions above the damage are kept.
         let new = if i % 3 == 0 { Some(value(i + 1000)) } else { old };
         assert_eq!(main.get(d, &key).unwrap().map(|v| v.to_vec()), new, "{i}");
     }
@@ -103,8 +103,8 @@ fn all_that_have_a_damaged_run_have_the_repaired_one_at_once() {
     assert_eq!(main.get(d, b"new").unwrap().as_deref(), Some(&b"value"[..]));
 }
 
-/// Stand-ins for a lost block are in all states that had it, and newer tuples hide them. What is
-/// not among the lost keys, or does not ascend, is left out.
+/// All states that had a lost block get its replacement tuples, and newer tuples hide them.
+/// Replacements that are not among the lost keys, or not in ascending order, are left out.
 #[test]
 fn stand_ins_for_a_lost_block_are_in_all_states_that_had_it() {
     let device = made();
@@ -172,7 +172,7 @@ fn what_the_caller_refuses_changes_nothing() {
     assert!(!kvdb::check(device.clone(), &mut |_, _| {}).is_clean(), "as it was");
 }
 
-/// They are not in memory all at once: there may be one for each page that was lost.
+/// The replacements are not in memory all at once, since there may be one for each lost page.
 #[test]
 fn changes_of_the_caller_take_effect_in_their_order_however_many_they_are() {
     let device = made();

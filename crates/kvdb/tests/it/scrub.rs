@@ -1,5 +1,5 @@
-//! Scrubs of a store that is in use: what is whole is never found, what is not is found, and a
-//! scrub ends when it is told to.
+//! Tests of scrubs of a store that is in use. A scrub reports all damaged data and no sound data,
+//! and ends when it is told to stop.
 
 use std::io;
 use std::ops::Range;
@@ -20,8 +20,8 @@ fn value(i: u64, len: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Everything that frees zones goes on while one scrub follows the other; the device forgets what
-/// is freed, so a scrub that read on in what was gone would find it changed.
+/// Everything that frees zones runs while one scrub follows the other. The device discards freed
+/// zones, so a scrub that read freed data would find it changed.
 #[test]
 fn beside_writers_merges_snapshots_and_rollbacks_nothing_is_found() {
     let device = Arc::new(MemoryDevice::new());
@@ -90,7 +90,7 @@ fn beside_writers_merges_snapshots_and_rollbacks_nothing_is_found() {
         });
         let mut scrubs = 0;
         while scrubs < 6 || commits.load(SeqCst) < 1500 {
-            // Some slow enough that much goes on during them.
+            // Some scrubs are so slow that many changes happen during them.
             let rate = [None, Some(200 << 20), Some(40 << 20)][scrubs % 3];
             assert!(db.scrub(ScrubOptions { bytes_per_second: rate }).unwrap());
             db.wait_for_scrub();
@@ -107,7 +107,7 @@ fn beside_writers_merges_snapshots_and_rollbacks_nothing_is_found() {
     db.close().unwrap();
 }
 
-/// A device that writes down what is written to it.
+/// A device that records its writes.
 struct Writes {
     inner: MemoryDevice,
     written: Mutex<Vec<(Purpose, Range<u64>)>>,

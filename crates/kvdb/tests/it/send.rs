@@ -1,5 +1,5 @@
-//! A snapshot sent is the same snapshot received: whole or as changes, in one piece or in many, and
-//! nothing else is ever seen.
+//! Tests of sent snapshots. A received snapshot equals the one that was sent, whole or as changes,
+//! in one piece or in many, and no intermediate state is ever visible.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -73,7 +73,7 @@ fn whole_and_incremental_streams_make_the_same_snapshots() {
                 let options =
                     ReceiveOptions { snapshot: Some(format!("{name} {branch}")), ..into(branch) };
                 match other.receive(&stream[..], &options) {
-                    // One snapshot is there once.
+                    // A snapshot with the name exists only once.
                     Err(Error::Exists(_)) if branch == "copy" => {}
                     done => assert_eq!(done.unwrap().snapshot, options.snapshot.clone().unwrap()),
                 }
@@ -154,7 +154,7 @@ fn a_stream_that_is_cut_off_goes_on() {
     let received = other.receive(&rest[..], &into("")).unwrap();
     assert_eq!((received.tuples, received.chunks), (8000, stats.chunks));
     assert_eq!(of(&other, "s"), of(&db, "s"));
-    // Too late a beginning is refused, and a stream can be given up.
+    // A stream that begins too late is refused, and a stream can be abandoned.
     let fresh = store(5);
     assert!(matches!(fresh.receive(&rest[..], &into("")), Err(Error::Invalid(_))));
     cut(&fresh, &stream[..stream.len() / 3]);
@@ -269,7 +269,7 @@ fn a_long_stream_is_written_once_and_power_cuts_leave_all_or_nothing_of_it() {
     let before = other.stats().io.total().write_bytes;
     other.receive(&streams[0][..], &into("")).unwrap();
     let written = other.stats().io.total().write_bytes - before;
-    // The beginning twice, the rest once.
+    // Sends the beginning twice and the rest once.
     assert!(
         written < streams[0].len() as u64 * 3 / 2,
         "{written} bytes written of {}",
@@ -338,14 +338,14 @@ fn what_is_committed_to_a_branch_while_a_stream_comes_is_not_replaced() {
     let (one, two) = (send(&db, "one", None), send(&db, "two", Some("one")));
     let main = ReceiveOptions::default();
 
-    // A whole stream goes where nothing is.
+    // A whole stream is received into an empty branch.
     let other = store(2);
     let make = || other.open_dictionary("mine").unwrap().insert("k", "v").unwrap();
     let outcome = other.receive(Amid { stream: &one, then: Some(Box::new(make)) }, &main);
     assert!(matches!(outcome, Err(Error::Exists(_))), "{outcome:?}");
     assert_eq!(other.open_dictionary("mine").unwrap().get("k").unwrap().unwrap(), "v");
 
-    // Changes go where their base is.
+    // A stream of changes is received into a branch that has its base.
     let other = store(3);
     other.receive(&one[..], &main).unwrap();
     let there = other.open_dictionary("d").unwrap();
@@ -358,8 +358,8 @@ fn what_is_committed_to_a_branch_while_a_stream_comes_is_not_replaced() {
     assert_eq!(there.get("mine").unwrap().unwrap(), "v");
     there.remove("mine").unwrap();
 
-    // One that reads or changes the branch in a transaction during this does not commit to what is
-    // no more.
+    // A transaction that reads or changes the branch during this cannot commit into the replaced
+    // branch.
     let (snapshot, serializable) =
         (other.begin(Isolation::Snapshot).unwrap(), other.begin(Isolation::Serializable).unwrap());
     snapshot.put(there.id(), "mine", "v").unwrap();
@@ -377,7 +377,7 @@ fn what_is_committed_to_a_branch_while_a_stream_comes_is_not_replaced() {
 }
 
 /// Received data stays when the last step fails, and a stream that begins where the first ended
-/// goes on.
+/// continues.
 #[test]
 fn what_was_received_stays_when_it_cannot_take_the_place_of_the_branch() {
     let (db, other) = (store(1), store(2));
@@ -386,7 +386,7 @@ fn what_was_received_stays_when_it_cannot_take_the_place_of_the_branch() {
     db.snapshot("one").unwrap();
     let one = send(&db, "one", None);
     let main = ReceiveOptions::default();
-    // The name is taken while the stream comes.
+    // The name is reserved while the stream is received.
     let take = || other.snapshot("one").unwrap();
     let outcome = other.receive(Amid { stream: &one, then: Some(Box::new(take)) }, &main);
     assert!(matches!(outcome, Err(Error::Exists(_))), "{outcome:?}");
@@ -403,7 +403,7 @@ fn what_was_received_stays_when_it_cannot_take_the_place_of_the_branch() {
     assert_eq!(names, ["d"]);
 }
 
-/// Changes of a commit before the branch was replaced are gone.
+/// Changes that were committed before the branch was replaced are lost.
 #[test]
 fn what_was_committed_before_the_branch_was_replaced_cannot_be_undone() {
     let (db, other) = (store(1), store(2));
@@ -439,7 +439,7 @@ fn changes_bring_the_options_of_dictionaries_with_them() {
     assert_eq!(other.dictionaries()[0].options, options);
 }
 
-/// The data of one stream of a snapshot is no part of another stream, even if each chunk of both
+/// The data of one stream of a snapshot is not used for another stream, even if each chunk of both
 /// has as many tuples of the same size.
 #[test]
 fn what_came_of_a_whole_stream_is_no_part_of_the_changes_and_the_other_way_round() {
@@ -475,7 +475,7 @@ fn what_came_of_a_whole_stream_is_no_part_of_the_changes_and_the_other_way_round
     assert!(of(&other, "two") == of(&db, "two"), "all, behind a part of the changes");
     assert_eq!(other.receiving().unwrap(), []);
 
-    // One goes on whatever came of the other.
+    // One stream continues, whatever happens to the other.
     let other = store(4);
     other.receive(&one[..], &into("")).unwrap();
     cut(&other, &changes, "");
@@ -486,7 +486,7 @@ fn what_came_of_a_whole_stream_is_no_part_of_the_changes_and_the_other_way_round
     other.receive(&rest[..], &into("")).unwrap();
     assert!(of(&other, "two") == of(&db, "two"), "the rest of the changes");
 
-    // Both are given up together.
+    // Both are abandoned together.
     let other = store(5);
     other.receive(&one[..], &into("")).unwrap();
     cut(&other, &changes, "");
@@ -496,8 +496,8 @@ fn what_came_of_a_whole_stream_is_no_part_of_the_changes_and_the_other_way_round
     assert!(other.view().dictionaries().iter().all(|d| d.branch.is_empty()));
 }
 
-/// A position says of which stream it is: with another base there are other tuples in the chunks of
-/// the same numbers, and where both have as many of the same size nothing else would tell.
+/// A position identifies its stream. With another base the chunks of the same numbers contain other
+/// tuples, and if the sizes are equal, nothing else would reveal that.
 #[test]
 fn a_position_goes_with_the_base_of_its_stream() {
     let (db, other) = (store(1), store(2));
@@ -544,14 +544,14 @@ fn a_position_goes_with_the_base_of_its_stream() {
     let old = kvdb::Received { base: kvdb::BuildsUpon::Unknown, ..changes.clone() };
     assert!(kvdb::Received::from_bytes(&old.to_bytes()).unwrap() == old);
     db.send("two", None, io::sink(), Some(&old)).unwrap();
-    // The base is dropped: what has come is of no use here any more.
+    // The base is dropped, so the received part is useless.
     db.drop_snapshot("one").unwrap();
     let gone = db.send("two", Some("zero"), io::sink(), Some(&changes));
     assert!(matches!(&gone, Err(Error::NoSnapshot(_))), "{gone:?}");
 }
 
 /// The snapshot that a stream of changes builds upon is dropped while the stream comes, and another
-/// one gets its name: what the branch has is compared with what it was.
+/// one gets its name. The content of the branch is compared with the base.
 #[test]
 fn a_base_that_is_made_again_while_a_stream_comes_is_another_snapshot() {
     let (db, other) = (store(1), store(2));

@@ -1,4 +1,4 @@
-//! Tests of serializable transactions: each has the result that it would have alone, whatever
+//! Tests of serializable transactions. Each has the result that it would have alone, whatever
 //! others read and write at the same time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ fn begin(db: &Kvdb) -> Transaction {
     db.begin(Isolation::Serializable).unwrap()
 }
 
-/// One that does not wait.
+/// A transaction that does not wait.
 fn hasty(db: &Kvdb) -> Transaction {
     let options = TransactionOptions {
         lock_timeout: Duration::ZERO,
@@ -93,7 +93,7 @@ fn the_older_goes_first_and_the_younger_begins_again() {
         "{e}"
     );
     assert!(matches!(younger.commit(Durability::Buffered), Err(Error::Locked(_))));
-    // Begun again it is as old as it was, and goes before all that came since.
+    // When it is restarted it keeps its age, and precedes all that began since.
     let newcomer = begin(&db);
     newcomer.put(d, "b", "newcomer").unwrap();
     let again = TransactionOptions {
@@ -145,7 +145,7 @@ fn a_snapshot_transaction_commits_around_locks() {
             assert!(t.get(d, b"a").unwrap().is_none_or(|v| v == "t"));
             t.put(d, "a", "t").unwrap();
             t.commit(Durability::Buffered).unwrap();
-            // It was first to commit.
+            // The transaction was the first to commit.
             assert!(
                 matches!(committed.join().unwrap(), Err(Error::Conflict { .. })),
                 "large: {large}"
@@ -209,8 +209,8 @@ fn a_drop_ends_transactions_that_have_read_or_changed_what_is_dropped() {
     }
 }
 
-/// A read of a dictionary that is gone says so, however it is read: no answer looks like that of an
-/// empty dictionary.
+/// Every kind of read of a dropped dictionary returns an error, and never the answer of an empty
+/// dictionary.
 #[test]
 fn every_read_of_a_dictionary_that_is_gone_says_so() {
     let db = Kvdb::in_memory();

@@ -1,5 +1,5 @@
-//! Codecs of series of values: each value has that of its series by whatever way it gets its place,
-//! and reads need not know it.
+//! Tests of codecs for series of values. However a value gets its place, it is encoded by the codec
+//! of its series, and reads need not know the codec.
 
 use std::sync::Arc;
 
@@ -80,7 +80,7 @@ fn batch(dict: DictionaryId, series: &str) -> Batch {
     batch
 }
 
-/// The ways on which values get their places.
+/// The ways in which values get their places.
 const WRITERS: &[(&str, Writer)] = &[
     ("each by itself", |db, dict, series| put_each(db, dict, series, Durability::Buffered)),
     ("each synced", |db, dict, series| put_each(db, dict, series, Durability::Synced)),
@@ -254,7 +254,7 @@ fn compressed_values_are_sound_after_a_power_cut_a_scrub_and_in_a_copy() {
     }
 }
 
-/// Reads what it would know from a damaged store.
+/// Reads what it would find in a damaged store.
 struct Damaged;
 
 impl SeriesSource for Damaged {

@@ -1,5 +1,5 @@
-//! Syncs that callers share: one that comes while a sync is under way waits for the next one, which
-//! is that of all who came by then, and for no other.
+//! Tests of syncs that callers share. A sync that arrives while another one is in progress waits
+//! only for the next one, which covers all callers that have arrived by then.
 
 use std::io;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use env::sync::Mutex;
 use kvdb::{CreateOptions, Durability, Kvdb, OpenOptions};
 use zones::{Device, MemoryDevice, Purpose};
 
-/// A device whose syncs, once it is `held`, say that they begin and end when they are told to.
+/// A device whose syncs, once it is `held`, report that they begin, and end on the test's command.
 struct Held {
     memory: MemoryDevice,
     held: Mutex<Option<(Sender<()>, Receiver<()>)>>,
@@ -61,7 +61,7 @@ fn all_that_come_during_a_sync_share_the_next_one() {
     begins.recv().expect("the sync of the first one begins");
     let others: [&[u8]; 5] = [b"a", b"b", b"c", b"d", b"e"];
     putting.extend(others.map(put));
-    // They are visible before they are durable.
+    // The commits are visible before they are durable.
     while !others.iter().all(|key| db.get(dict, key).expect("read").is_some()) {
         std::thread::yield_now();
     }

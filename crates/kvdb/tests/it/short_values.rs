@@ -1,5 +1,6 @@
-//! Short values, of 512 bytes to 2 KiB, in a dictionary whose `separate_at` adapts: outside their
-//! blocks while it is overwritten, in them when it is read in order or at rest.
+//! Tests of short values, of 512 bytes to 2 KiB, in a dictionary whose `separate_at` adapts. They
+//! lie outside of their blocks while the dictionary is overwritten, and inside while it is read in
+//! order or at rest.
 //!
 //! `KVFS_SEEDS=n` runs n histories instead of the usual few; `KVFS_SEED=n` runs one.
 
@@ -96,7 +97,7 @@ impl Store {
         self.db.view().cursor(self.dict, b"", b"").unwrap()
     }
 
-    /// Reads all values in order; how many.
+    /// Reads all values in order. Returns their number.
     fn scan(&self) -> u64 {
         let mut cursor = self.cursor();
         let mut count = 0;
@@ -149,7 +150,7 @@ fn what_is_written_deleted_and_written_is_written_twice_and_ends_in_blocks() {
     let written = (store.written() - made) as f64 / user as f64;
     assert!(written < 2.1, "{written} bytes for each byte");
     assert_eq!((store.outside(), store.bytes_outside(store.dict)), (false, 0));
-    // A scan reads what is there, in order, and no more.
+    // A scan reads the stored data in order, and no more.
     let read = |store: &Store| store.db.stats().io.of(Purpose::Pages).read_bytes;
     let before = read(&store);
     assert_eq!(store.scan(), COUNT);
@@ -215,7 +216,7 @@ fn a_dictionary_that_is_scanned_while_it_is_written_keeps_its_values_inside() {
         assert!(seconds < 10, "{} bytes are outside", store.bytes_outside(store.dict));
     }
     assert_eq!(store.bytes_outside(store.dict), 0);
-    // Most of what is there must be written again before they go outside once more.
+    // Most values must be rewritten before they are stored outside again.
     store.put_all(0..COUNT / 2);
     assert!(!store.outside());
     store.put_all(0..COUNT);
@@ -272,7 +273,7 @@ fn a_length_that_is_asked_for_does_not_adapt() {
         store.settle();
         assert_eq!(store.bytes_outside(store.dict) > 0, outside, "{separate_at}");
     }
-    // It can be asked for later, and again be left to the store.
+    // The option can be set later, and reset to automatic.
     let mut store = Store::new();
     store.put_all(0..COUNT);
     assert!(store.outside());
@@ -358,7 +359,7 @@ fn a_store_without_room_for_them_leaves_values_outside_and_works_on() {
     assert_eq!(store.scan(), count);
     (0..count).filter(|key| key % 8 != 0).for_each(|key| store.delete(key));
     store.settle();
-    // A store without threads does this when it is told to.
+    // A store without threads does this on request.
     store.db.defragment(DefragOptions::default()).unwrap();
     store.settle();
     assert_eq!((store.scan(), store.bytes_outside(dict)), (count.div_ceil(8), 0));
@@ -372,7 +373,8 @@ struct Met {
     gathered: u64,
 }
 
-/// A random history of a dictionary whose values go out and in, all the while compared with a map.
+/// A random history of a dictionary whose values move out of blocks and back, compared with a map
+/// all the time.
 fn history(seed: u64, met: &mut Met) {
     let mut random = Random::new(seed);
     let (device, env) = (Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(seed)));
@@ -428,7 +430,7 @@ fn history(seed: u64, met: &mut Met) {
             15 => store.env.advance(Duration::from_millis(100)),
             16 => views.push((store.db.view(), map.clone())),
             17 if random.one_in(2) => {
-                // A view would keep the device of a store that is gone.
+                // A view would keep the device of a closed store.
                 views.clear();
                 store.reopen(random.one_in(2));
             }

@@ -1,5 +1,5 @@
-//! Snapshots keep what was, branches go their own ways, a rollback brings back what was: across
-//! flushes, merges, reopenings, crashes.
+//! Tests of snapshots, branches and rollbacks across flushes, merges, reopenings and crashes.
+//! Snapshots keep their state, branches diverge, and a rollback restores an old state.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ fn store() -> Kvdb {
 }
 
 fn reopen(db: Kvdb, device: &Arc<MemoryDevice>) -> Kvdb {
-    // Another world each time: what is random must not come again.
+    // Each world has another seed, since random numbers must not repeat.
     let seed = db.stats().io.total().write_bytes;
     drop(db);
     Kvdb::open(device.clone(), Arc::new(Simulated::new(seed)), small()).unwrap().0
@@ -320,7 +320,7 @@ fn a_view_tells_of_one_dictionary_what_its_list_tells() {
     assert_eq!(t.dictionary_info(e).unwrap().branch, "", "as of the main branch");
 }
 
-/// A store of many clones would list the same again and again.
+/// A store of many clones would list the same repeatedly.
 #[test]
 fn the_statistics_leave_out_the_dictionaries_of_clones_that_have_not_changed() {
     let device = Arc::new(MemoryDevice::new());
@@ -378,7 +378,7 @@ fn the_list_tells_what_a_snapshot_holds_before_any_merge() {
     d.remove_range(key(2400)..).unwrap();
     assert!(about(whole / 4 * 3).contains(&alone("first")), "{}", alone("first"));
     assert!(alone("second") < whole / 10, "{}", alone("second"));
-    // A clone has all that the first one has.
+    // A clone of the clone has everything that the first one has.
     db.clone_snapshot("first", "clone").unwrap();
     assert_eq!(alone("first"), 0);
 }
@@ -620,7 +620,7 @@ fn power_cuts_leave_some_state_between_two_steps() {
         };
         let mut world = World::default();
         world.branches.insert(String::new(), ManifestState::new());
-        // States that may be found; the first one is certain.
+        // The states that may be found. The first one is certain.
         let mut possible = vec![world];
         let mut count = 0;
         for life in 0..5u64 {
@@ -681,7 +681,7 @@ fn what_is_committed_after_a_rollback_and_a_crash_is_not_taken_for_what_the_roll
     let d = db.open_dictionary("d").unwrap().id();
     db.put(d, b"k", b"before", Durability::Synced).unwrap();
     db.snapshot("s").unwrap();
-    // The rollback is on disk; what came before it never was.
+    // The rollback is on disk, and the commits before it never were.
     (0..5u8).for_each(|i| db.put(d, &[i], b"undone", Durability::Buffered).unwrap());
     db.rollback("s").unwrap();
     let mut image = device.durable();
@@ -735,8 +735,9 @@ fn opening_a_store_reads_a_list_of_its_snapshots_and_nothing_that_is_in_them() {
             [Purpose::Tuples, Purpose::Index, Purpose::Pages].map(|p| io.of(p).read_ops),
             [0; 3]
         );
-        // The list of snapshots and the rest of its zone, once; of the journal, which is empty, the
-        // rest of the segment in use and the next one, where a later write would tell of a hole.
+        // Opening reads the list of snapshots and the rest of its zone once. Of the empty journal
+        // it reads the rest of the current segment and the next one, where a later write would
+        // reveal a hole.
         let [list, journal] = [Purpose::Manifest, Purpose::Journal].map(|p| io.of(p).read_bytes);
         assert!(list < 12 << 20, "{list} bytes of the manifest read");
         assert!(journal < 2 * ZONE_SIZE + (1 << 20), "{journal} bytes of the journal read");

@@ -1,5 +1,6 @@
 //! Tests of the space that a store takes in addition to its live data, while it is written and
-//! after it has settled. In memory and step by step: nothing here depends on time.
+//! after it has settled. The tests run in memory and step by step, so their results do not depend
+//! on time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,7 @@ struct Bench {
     dict: DictionaryId,
     env: Arc<Simulated>,
     random: Random,
-    /// The most that runs held when it was looked at.
+    /// The maximum of the space of runs over all observations.
     most: u64,
 }
 
@@ -28,7 +29,7 @@ impl Bench {
         let open = OpenOptions { memory: 16 << 20, ..OpenOptions::default() };
         let options = CreateOptions { open, ..CreateOptions::default() };
         let db = Kvdb::create(Arc::new(MemoryDevice::new()), env.clone(), options).unwrap();
-        // In its blocks a value is gone with the merge that finds it dead.
+        // A dead value inside of a block is removed by the merge that finds it.
         let options = DictionaryOptions { separate_at: 2048, ..DictionaryOptions::default() };
         let dict = db.create_dictionary("d", options).unwrap();
         Bench { db, dict, env, random: Random::new(3), most: 0 }
@@ -123,8 +124,8 @@ fn what_is_overwritten_is_found_by_a_sample_and_does_not_pile_up() {
     }
     let live = count * TUPLE;
     assert!((20..100).contains(&seen), "dead at most: {seen}% of what is alive");
-    // Half as much again is dead when it is merged away, and a zone of each run is in the way of
-    // that.
+    // Half as much data again may be dead before it is merged away, and each run may hold one more
+    // zone.
     assert!(
         bench.most <= live / 100 * 160 + 16 * ZONE_SIZE,
         "{} MiB for {} MiB",

@@ -1,5 +1,5 @@
-//! Values that several keys share: put where they are stored, not copied, and there for as long as
-//! one key refers to them.
+//! Tests of values that several keys share. They are put by reference, not copied, and stay for as
+//! long as one key refers to them.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ fn written(db: &Kvdb) -> u64 {
     db.stats().io.total().write_bytes
 }
 
-/// Gives the values of `from*` to `to*` as well, in a transaction or without one.
+/// Puts the values of `from*` under `to*` by reference, in a transaction or without one.
 fn share(db: &Kvdb, d: DictionaryId, to: &str, in_transaction: bool) {
     let mut batch = Batch::new();
     for (key, value) in db.view().scan_stored(d, b"from", b"from\xff", 100).unwrap() {

@@ -1,5 +1,5 @@
-//! A synced commit waits for no other caller's bulk writes (KEVIN, §5.1): what was committed before
-//! it must be durable with it, so that is written early, and little is left for the sync.
+//! A synced commit waits for no other caller's bulk writes (KEVIN, §5.1). The commits before it
+//! must become durable with it, so they are written early, and little is left for the sync.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,8 +56,8 @@ fn bulk_value(i: u32, len: usize) -> Vec<u8> {
     vec![i as u8 | 1; len]
 }
 
-/// Puts so many values, not synced, at times with a few that are; gives the most that one of these
-/// wrote beyond its bytes. `rate`: MB/s of values.
+/// Puts this number of values without a sync, and sometimes a few synced ones. Returns the largest
+/// number of bytes that one of these wrote beyond its own. `rate` is in MB/s of values.
 fn put_beside(s: &Store, values: u32, len: usize, small: usize, rate: usize) -> u64 {
     let mut random = Random::new(u64::from(values) + len as u64);
     let mut most = 0;

@@ -1,4 +1,5 @@
-//! A commit that a sync follows: what the sync has to write, and what becomes of the values.
+//! Tests of a commit that a sync follows: the bytes that the sync has to write, and the places of
+//! the values.
 
 use std::sync::Arc;
 
@@ -82,7 +83,7 @@ fn they_survive_a_power_cut_and_get_their_places_by_a_flush() {
         assert_eq!(db.get(d, &[2]).expect("read").expect("there"), vec![2; 5000]);
     };
     expected(&db);
-    // All of it is behind the sync: nothing that came later may be needed.
+    // The sync covers all of it, so recovery must not need anything that was written later.
     let image = Arc::new(device.durable());
     let (again, _) =
         Kvdb::open(image.clone(), Arc::new(Simulated::new(1)), options()).expect("it opens");

@@ -1,5 +1,5 @@
-//! A store with its background threads: commits that share syncs, readers next to writers, memory
-//! that holds.
+//! Tests of a store with its background threads: commits share syncs, readers work next to writers,
+//! and memory stays bounded.
 
 use crate::model;
 use std::sync::Arc;
@@ -95,8 +95,8 @@ fn readers_see_whole_commits_while_everything_goes_on() {
                 scope.spawn(move || {
                     let mut random = Random::new(writer);
                     for i in 0..commits {
-                        // The same number under the same key in both dictionaries; `b` with a page
-                        // behind it.
+                        // The same number is stored under the same key in both dictionaries, in `b`
+                        // followed by a page.
                         let key = (writer << 32 | random.below(3000)).to_be_bytes().to_vec();
                         let mut batch = Batch::new();
                         batch.put(a, key.clone(), i.to_be_bytes().to_vec());

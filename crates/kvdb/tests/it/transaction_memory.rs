@@ -1,6 +1,6 @@
-//! Tests of the data that open transactions may pile up, against the store's memory: their changes,
-//! the transactions themselves, savepoints, nested batches and noted reads. Each has a limit, and
-//! an error that changes nothing.
+//! Tests of the data that open transactions may accumulate, relative to the store's memory: their
+//! changes, the transactions themselves, savepoints, nested batches and recorded reads. Each has a
+//! limit, and reaching it is an error that changes nothing.
 
 use std::sync::Arc;
 
@@ -83,7 +83,7 @@ fn there_are_so_many_open_transactions_and_no_more() {
     };
     assert!(matches!(refused, Error::Limit(_)), "{refused}");
     assert_eq!(all.len(), MEMORY / (64 << 10));
-    // A transaction that the program holds and ends itself is not refused for the sake of those.
+    // A transaction that the program holds and ends itself is not refused in favour of those.
     let dict = db.open_dictionary("d").expect("made").id();
     let t = db.begin(Isolation::Serializable).expect("begun");
     t.put(dict, "k", "1").expect("put");

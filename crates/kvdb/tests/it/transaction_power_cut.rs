@@ -1,7 +1,7 @@
-//! Power cuts at every kind of moment of stores that transactions work on, small ones and such that
-//! outgrow memory and bind runs of their own, and such that others were committed into: each of
-//! them is there whole or not at all, in the order of their commits; those that were synced are
-//! there.
+//! Tests of power cuts at every kind of moment, in stores that transactions work on. Some
+//! transactions are small, some outgrow memory and have runs of their own, and some contain
+//! committed inner ones. After recovery each exists whole or not at all, in the order of their
+//! commits, and all synced ones exist.
 //!
 //! `KVFS_SEEDS=n` runs n seeds instead of the usual few; `KVFS_SEED=n` runs one.
 
@@ -29,8 +29,8 @@ impl Running {
     fn begin(db: &Kvdb, random: &mut Random, base: &Model) -> kvdb::Result<Running> {
         let isolation =
             if random.one_in(4) { Isolation::Serializable } else { Isolation::Snapshot };
-        // There is one thread: no other could end what it would wait for. Commits are made
-        // `without_lock_waits` for the same reason.
+        // There is only one thread, so no other could release a lock that it waits for. Commits are
+        // made `without_lock_waits` for the same reason.
         let options = TransactionOptions {
             isolation,
             lock_timeout: Duration::ZERO,
@@ -113,7 +113,7 @@ impl Running {
         Ok(())
     }
 
-    /// It sees its base, and its own changes above it.
+    /// The transaction sees its base, and its own changes above that.
     fn verify(&self, dict: DictionaryId, newest: &Model) -> kvdb::Result<()> {
         let mut expected = match self.transaction.isolation() {
             Isolation::Snapshot => self.base.clone(),
@@ -162,7 +162,7 @@ fn work(
                     _ => running[one].change(random, dicts),
                 };
                 match step {
-                    // Over, for the sake of an older one.
+                    // The transaction was ended in favour of an older one.
                     Err(Error::Locked(_)) => drop(running.swap_remove(one)),
                     step => step?,
                 }
@@ -178,7 +178,7 @@ fn work(
                             history.certain();
                         }
                     }
-                    // Refused, and nothing of it may ever be seen.
+                    // The commit was refused, so its changes may never be visible.
                     Err(Error::NoSpace | Error::Conflict { .. } | Error::Locked(_)) => {
                         drop(history.possible.pop())
                     }
@@ -213,7 +213,7 @@ fn work(
     Ok(())
 }
 
-/// Commits of transactions in memory, of such with runs, and of such within others.
+/// Counts commits of transactions in memory, of transactions with runs, and of nested transactions.
 fn run(seed: u64) -> [u64; 3] {
     let mut random = Random::new(seed);
     let env = Arc::new(Simulated::new(seed));
@@ -234,7 +234,7 @@ fn run(seed: u64) -> [u64; 3] {
     let mut committed = [0; 3];
     for life in 0..1 + random.below(4) {
         let device = Arc::new(CrashDevice::over(image.clone()));
-        // Sometimes within recovery itself.
+        // Sometimes the power fails during recovery.
         let within = if random.one_in(8) { 6 } else { 300 };
         device.cut_power_after(random.below(within));
         let opened = Kvdb::open(device.clone(), env.clone(), options(&mut random));

@@ -1,5 +1,5 @@
-//! Tests of transactions under snapshot isolation: a transaction sees a frozen store and its own
-//! changes; no other reader sees these before it commits, and then all readers see all of them.
+//! Tests of transactions under snapshot isolation. A transaction sees a frozen store and its own
+//! changes. No other reader sees these before it commits, and then all readers see all of them.
 
 use std::sync::Arc;
 
@@ -165,7 +165,7 @@ fn a_plain_write_counts_as_a_commit_of_its_own() {
     t.put(d, "a", "t").unwrap();
     put(&db, d, "a", "plain");
     assert!(matches!(t.commit(Durability::Buffered), Err(Error::Conflict { .. })));
-    // Data that was written before the beginning is no conflict, wherever it lies.
+    // Data that was written before the beginning is not a conflict, wherever it lies.
     for flush in [false, true] {
         put(&db, d, "a", "before");
         if flush {
@@ -198,7 +198,7 @@ fn conflicts_are_found_in_runs_and_after_merges() {
             matches!(t.commit(Durability::Buffered), Err(Error::Conflict { .. })),
             "delete: {delete}"
         );
-        // One that begins now sees it, and has no conflict.
+        // A transaction that begins now sees the change, and has no conflict.
         let t = db.begin(Isolation::Snapshot).unwrap();
         t.put(d, "k", "t").unwrap();
         db.compact(d).unwrap();
@@ -210,12 +210,12 @@ fn conflicts_are_found_in_runs_and_after_merges() {
 fn ranges_conflict_with_what_lies_in_them() {
     let (db, d) = store();
     put(&db, d, "m", "0");
-    // Mine is a range, theirs a key in it.
+    // This transaction deletes a range, and the other one puts a key in it.
     let t = db.begin(Isolation::Snapshot).unwrap();
     t.delete_range(d, "a", "z").unwrap();
     put(&db, d, "n", "1");
     assert!(matches!(t.commit(Durability::Buffered), Err(Error::Conflict { .. })));
-    // The other way round; in a run too.
+    // The same with the roles exchanged, also with the key in a run.
     for flush in [false, true] {
         let t = db.begin(Isolation::Snapshot).unwrap();
         t.put(d, "m", "t").unwrap();
@@ -237,7 +237,7 @@ fn ranges_conflict_with_what_lies_in_them() {
     t.commit(Durability::Buffered).unwrap();
 }
 
-/// Whichever side is walked to find it: the one that has fewer items is.
+/// The conflict is found from either side, since the search walks the side with fewer items.
 #[test]
 fn a_range_that_another_deletes_conflicts_with_the_keys_in_it() {
     for mine in [1, 2, 50] {
@@ -369,8 +369,8 @@ fn savepoints_bring_back_the_state_they_marked() {
     }
 }
 
-/// Runs that come by [`kvdb::Transaction::bulk`] are made fewer on the way, and the newest of them
-/// counts, before the commit and after it.
+/// Runs of [`kvdb::Transaction::bulk`] are merged during the load, and the newest tuple counts,
+/// before the commit and after it.
 #[test]
 fn of_many_runs_the_newest_counts() {
     let (db, d, _) = small();
@@ -630,7 +630,7 @@ fn it_tells_before_its_commit_whether_others_were_there() {
     assert!(t.is_outdated().unwrap(), "the same value again is a change");
 }
 
-/// A commit that is refused for now, for the sake of a lock that another transaction has on `held`.
+/// A commit that is refused for now, because another transaction has a lock on `held`.
 fn refused_for_now(db: &Kvdb, d: DictionaryId, t: &kvdb::Transaction) {
     let other = db.begin(Isolation::Serializable).unwrap();
     other.lock_key(d, b"held", true).unwrap();

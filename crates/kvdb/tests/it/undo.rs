@@ -1,4 +1,5 @@
-//! Commits that can be undone: what is kept of them, for how long, and what undoing them does.
+//! Tests of commits that can be undone: which data is kept for an undo, for how long, and the
+//! effect of undoing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,7 +41,7 @@ fn get(db: &Kvdb, d: DictionaryId, key: &str) -> Option<String> {
     value.map(|value| String::from_utf8(value.to_vec()).expect("text"))
 }
 
-/// Commits a put that can be undone; the number of the commit.
+/// Commits a put that can be undone. Returns the number of the commit.
 fn commit(db: &Kvdb, d: DictionaryId, key: &str, value: &str) -> u64 {
     let t = begin(db, "a change");
     t.put(d, key, value).expect("put");
@@ -48,7 +49,7 @@ fn commit(db: &Kvdb, d: DictionaryId, key: &str, value: &str) -> u64 {
     db.undoable_commits().last().expect("it was kept").number
 }
 
-/// The keys that stand against undoing it; none: it is undone.
+/// Undoes the commit. Returns the keys that conflict; if there are none, the commit is undone.
 fn undo(db: &Kvdb, number: u64) -> Vec<String> {
     let (before, after) = db.states_around(number).expect("it is kept");
     let t = begin(db, "undo");
@@ -141,8 +142,7 @@ fn a_commit_that_others_make_between_begin_and_commit_of_the_undoing_is_a_confli
     assert_eq!(get(&db, d, "k").as_deref(), Some("others"));
 }
 
-/// Others commit all the time: the two states differ in what the transaction has changed, and in
-/// nothing else.
+/// Others commit all the time. The two states differ only in the changes of the transaction.
 #[test]
 fn the_states_around_a_commit_differ_in_that_commit_alone() {
     let (db, d) = create(Arc::new(MemoryDevice::new()), Arc::new(Machine::default()), true);

@@ -1,5 +1,5 @@
-//! Updates: values that are changed without being read. What they come to, wherever the value and
-//! the updates lie; what they cost; and what they mean for transactions and for a replay.
+//! Tests of updates, which change values without reading them: their results wherever the value and
+//! the updates lie, their costs, and their meaning for transactions and for a replay.
 
 use std::sync::Arc;
 
@@ -119,7 +119,7 @@ fn two_transactions_that_add_to_one_counter_both_commit() {
     a.commit(Durability::Buffered).unwrap();
     b.commit(Durability::Buffered).unwrap();
     assert_eq!(d.get("n").unwrap().unwrap(), "113");
-    // One that was set by the transaction itself is no sum any more.
+    // A value that the transaction itself has set is not a sum any more.
     let [c, e] = [(); 2].map(|()| db.begin(Isolation::Snapshot).unwrap());
     c.put(d.id(), "n", "0").unwrap();
     c.update(d.id(), "n", Update::add(1)).unwrap();
@@ -261,7 +261,7 @@ fn a_replay_that_was_cut_off_after_a_flush_adds_nothing_twice() {
             seen += 1;
         }
         assert_eq!(seen, keys);
-        // No flush and no mark of a proper end: the machine stops here.
+        // The machine stops here, without a flush and without a mark of a clean close.
         db.halt("the machine stops");
     }
     assert!(replayed[1] < replayed[0] / 2, "the first replay flushed: {replayed:?}");

@@ -1,5 +1,5 @@
-//! A defragmentation lays values in the order that the user of the store supplies, and nothing that
-//! is read changes.
+//! Tests that a defragmentation lays values in the order that the user of the store supplies, and
+//! changes no result of a read.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -20,7 +20,7 @@ use crate::model::{Backwards, contents, create, small};
 const VALUE: usize = 4096;
 const KEYS: usize = 4000;
 
-/// A device with one head, which counts what is done with values.
+/// A device with one head, which counts reads and writes of values.
 type Disk = WatchedDevice<Head>;
 
 #[derive(Default)]
@@ -316,12 +316,12 @@ fn what_is_left_among_holes_is_moved_in_the_order_in_which_it_is_read() {
         assert!(db.get(d, &key(i)).unwrap().unwrap() == double(i), "{i}");
     }
     let seeks = disk.seeks.load(Relaxed) - before;
-    // The zone that is written next keeps what it has: half of its values, each a seek.
+    // The zone that is written next keeps its data: half of its values, each of which costs a seek.
     let kept = ZONE_SIZE / (2 * VALUE as u64) / 2;
     assert!(seeks <= kept + KEYS as u64 / 40, "{seeks} seeks");
 }
 
-/// A defragmentation with a rate does what an automatic one does: rounds, and no pass.
+/// A defragmentation with a rate works like an automatic one, in rounds and without a pass.
 #[test]
 fn rounds_empty_zones_and_keep_the_order_in_which_values_are_read() {
     let (disk, db, d) = store();
@@ -447,7 +447,7 @@ fn nothing_is_lost_if_the_host_refuses_space_and_the_next_one_lays_the_rest() {
     assert!(kvdb::check(disk, &mut |_, _| {}).is_clean());
 }
 
-/// Copies from before count if there is no room for more, but only if they were written.
+/// Earlier copies count if there is no room for more, but only if they were written.
 #[test]
 fn no_reference_leads_to_a_place_that_the_host_has_refused_to_write() {
     const FEW: usize = 2000;

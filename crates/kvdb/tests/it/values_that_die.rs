@@ -1,5 +1,6 @@
-//! Values that are overwritten or deleted before the next sync are never written, if the store
-//! holds them until then (`OpenOptions::hold_values`). The bytes that reach the device are counted.
+//! Tests that values which are overwritten or deleted before the next sync are never written, if
+//! the store holds values until then (`OpenOptions::hold_values`). The tests count the bytes that
+//! reach the device.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
-//! A store in object storage that is written at its address, now on one machine, now on another:
-//! it is the same store, one file of it is open at a time, and no commit that was published is
-//! lost. A file that was displaced keeps what it has, and says so.
+//! Tests of a store in object storage that is written at its address by one machine after another.
+//! It stays the same store, one file of it is open at a time, and no published commit is lost. A
+//! file that was displaced keeps its content and reports that it was displaced.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -30,7 +30,7 @@ impl Machine {
     fn try_open(&mut self, bucket: &Bucket, take: bool) -> kvdb::Result<LocalCopy> {
         let store = bucket.store("fruit");
         let options = WriterOptions { label: self.label.clone(), take };
-        // Another world each time: what is random must not come again.
+        // Each world has another seed, since random numbers must not repeat.
         static WORLDS: AtomicU64 = AtomicU64::new(1);
         let world = WORLDS.fetch_add(1, Ordering::Relaxed);
         let env = Arc::new(Simulated::new(world << 20));
@@ -67,7 +67,7 @@ impl Machine {
         closed
     }
 
-    /// The device keeps its bytes; all that the process knew is gone.
+    /// The device keeps its bytes, and the state of the process is lost.
     fn crash(&mut self) {
         let device = Arc::new(MemoryDevice::clone(&self.device));
         self.open = None;
@@ -115,7 +115,8 @@ fn the_store_goes_on_at_its_address_with_all_that_it_has() {
     assert!(there.db().snapshot_label("monday").is_some());
     insert(there.db(), "from there");
     there.close().unwrap();
-    // It had all that was published, so it may begin with what is there now.
+    // The file had everything that was published, so it may continue with the current published
+    // state.
     here.open(&bucket);
     assert!(keys(here.db()).contains("from there"));
     let head = bucket.store("fruit").head().unwrap().unwrap();
@@ -177,7 +178,7 @@ fn one_file_is_open_at_a_time_and_one_that_is_displaced_keeps_what_it_has() {
         let kept = here.try_open(&bucket, take).unwrap_err();
         assert!(matches!(kept, Error::Unpublished(_)), "{kept}");
     }
-    // Under another name all of it is there.
+    // Published under another name, it has all of its content.
     let rescued = open_with(here.device.clone(), bucket.zones(), small()).unwrap();
     assert!(keys(&rescued).contains("only here"));
     push(&rescued, &bucket.store("rescued"));
@@ -340,13 +341,13 @@ fn a_store_that_the_file_holds_is_not_written_over() {
         let refused = here.try_open(&bucket, true).unwrap_err().to_string();
         assert!(refused.contains("holds another store"), "{refused}");
     }
-    // A cache has nothing that is not there.
+    // A cache has no data that is missing in the place.
     let cache = copied(&bucket.store("fruit"), 2);
     let mut here = Machine { device: cache, ..Machine::new("here") };
     here.open(&bucket);
     insert(here.db(), "only here");
     here.crash();
-    // Neither is one of which it is not known what it has.
+    // The same holds for a file whose content is not known.
     here.device.flip_bit(4096 + 20, 0);
     let refused = here.try_open(&bucket, true).unwrap_err();
     assert!(matches!(refused, Error::Corrupt(_)), "{refused}");
@@ -455,7 +456,7 @@ fn a_store_is_taken_from_a_machine_that_publishes_all_the_while() {
     let take = |world: u64| {
         store.writer_to(here.device.clone(), Arc::new(Simulated::new(world)), &options)
     };
-    // It ends in any case, and takes nothing then.
+    // The attempt ends in any case, and takes nothing then.
     assert!(matches!(take(1 << 42), Err(Error::Limit(_))));
     amid.other.lock().unwrap().publish().unwrap();
 
@@ -494,7 +495,7 @@ fn take_turns(seed: u64) -> BTreeSet<&'static str> {
     let (bucket, source) = published(seed);
     let mut random = Random::new(seed);
     let mut machines: Vec<Machine> = (0..3).map(|i| Machine::new(&format!("{i}"))).collect();
-    // All that each file has, and all that was published.
+    // The content of each file, and of everything that was published.
     let mut has: Vec<BTreeSet<String>> = vec![BTreeSet::new(); machines.len()];
     let mut there = keys(&source);
     let mut may_be_there: Vec<BTreeSet<String>> = vec![];
@@ -530,7 +531,7 @@ fn take_turns(seed: u64) -> BTreeSet<&'static str> {
                     *machine = Machine::new(&machine.label);
                     has[i].clear();
                 }
-                // It may have begun, and is not open.
+                // The opening may have begun, but the store is not open.
                 Err(_) if faulty => machine.crash(),
                 Err(e) => panic!("{what}: {e}"),
             }

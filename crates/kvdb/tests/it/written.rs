@@ -1,5 +1,6 @@
-//! Bytes written to the device for each byte committed, journal, index and filters included.
-//! Counted, not timed: each load is put one by one, merged until nothing is left to do, and closed.
+//! Counts the bytes written to the device for each committed byte, including journal, index and
+//! filters. The counts do not depend on time: each load is put one key at a time, merged until no
+//! work is left, and closed.
 
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ struct Written {
     user: u64,
 }
 
-/// Puts `count` tuples under the keys that `key` gives.
+/// Puts `count` tuples under the keys that `key` returns.
 fn load(
     count: u64,
     value_len: usize,
@@ -77,7 +78,7 @@ fn pages_are_written_once_in_any_order() {
     let at_zero = DictionaryOptions { stitch_at: 0, ..DictionaryOptions::default() };
     let random = load(PAGES, 4096, at_zero, |i| scattered(i, PAGES));
     assert!(random.amplification < 1.3, "random, threshold 0: {}", random.amplification);
-    // 256 ranges, each in order.
+    // Puts keys into 256 ranges, in order within each.
     let append = load(PAGES, 4096, DictionaryOptions::default(), |i| {
         scattered(i % 256, 256) << 32 | (i / 256)
     });

@@ -23,8 +23,8 @@ impl Defragmenter {
     /// Moves the values of dictionaries that have an order of their own out of the victims, in the
     /// order of their addresses. A value to which several runs refer is copied once. `between` is
     /// called with the bytes that were written since the last call, and returns whether to
-    /// continue; otherwise copies to which nothing refers yet are given up. So they are when the
-    /// store runs short of space, since the evacuation can do without them.
+    /// continue; otherwise copies to which nothing refers yet are dropped. They are also dropped
+    /// when the store runs short of space, since the evacuation can do without them.
     pub(super) fn keep_order(
         &self,
         victims: &Victims,

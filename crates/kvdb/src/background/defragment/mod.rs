@@ -18,7 +18,7 @@
 //! parts to keep to its rate. An automatic one goes faster the more space is lost, so that writers
 //! are not delayed before space really runs short; and while readers wait for a disk's seeks it
 //! yields to them, for seconds between small parts. A store that has run short does rounds on the
-//! spot, see `reclaim`.
+//! spot. See `reclaim`.
 //!
 //! - `victims`: selection of the zones to empty;
 //! - `evacuate`: evacuation of these zones, part by part;
@@ -111,7 +111,7 @@ impl Default for DefragOptions {
 pub struct DefragProgress {
     /// A defragmentation is in progress.
     pub running: bool,
-    /// It was started automatically.
+    /// The defragmentation was started automatically.
     pub automatic: bool,
     /// Zones that it can free, as found when it began and updated since.
     pub zones_reclaimable: u64,
@@ -199,7 +199,7 @@ impl Defragmenter {
         !self.is_to_stop()
     }
 
-    /// Runs rounds until nothing more can be gained or it is told to stop.
+    /// Runs rounds until no more space can be gained, or until it is stopped.
     fn rounds(&self, fullest: u64) -> Result<()> {
         loop {
             let all = self.victims(u64::MAX, fullest)?.gain();

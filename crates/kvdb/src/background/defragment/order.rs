@@ -46,10 +46,10 @@ const CLONES: u64 = 8;
 const MOST_CLONES: usize = 64;
 /// The part of the store that a pass leaves free for others while it pins the old places.
 const FREE_PART: u64 = 16;
-/// The values that are visited, and the bytes that are copied, between checks whether to go on.
+/// The values that are visited, and the bytes that are copied, between checks whether to continue.
 const VISITS: usize = 256;
 const COPIES: u64 = 16 << 20;
-/// The times that references are looked for again, in runs that other merges have made since.
+/// The number of further searches for references, in runs that other merges have made since.
 const ATTEMPTS: usize = 4;
 /// The alignment of values, bytes: each unit has a bit in [`Places`].
 const UNIT: u64 = 512;
@@ -61,7 +61,7 @@ pub type VisitRange<'a> = dyn FnMut(DictionaryId, &[u8], &[u8]) -> Result<Contro
 
 /// The order in which the large values of some dictionaries are read, if it is not that of their
 /// keys. A defragmentation that a caller has requested without a limit of its rate lays the values
-/// in this order, see [`crate::Kvdb::set_value_order`]. The store holds its order, so an order must
+/// in this order. See [`crate::Kvdb::set_value_order`]. The store holds its order, so an order must
 /// not hold a [`crate::Kvdb`] of the same store, which would never be dropped.
 pub trait ValueOrder: Send + Sync {
     /// Returns the dictionaries whose values have this order. Their values are not laid in the
@@ -71,7 +71,7 @@ pub trait ValueOrder: Send + Sync {
     /// Calls `visit` with ranges of keys of these dictionaries, each by its first key and the key
     /// after it, in the order in which their values are read, until `visit` breaks. Values of
     /// ranges that are left out stay where they are. An order that takes long to find the next
-    /// range asks with empty ones whether to go on.
+    /// range asks with empty ones whether to continue.
     fn visit(&self, view: &View, visit: &mut VisitRange<'_>) -> Result<()>;
 }
 
@@ -84,12 +84,13 @@ pub(super) struct Bounds {
     /// The number of portions. The rest is left to the next defragmentation, which finds these in
     /// order.
     portions: u64,
-    /// The bytes of all portions: what is live. More would be copies of what was copied before.
+    /// The bytes of all portions, which are the live ones. More bytes would be copies of earlier
+    /// copies.
     all: u64,
 }
 
 impl Bounds {
-    /// Returns the bounds for dictionaries with so many bytes of key blocks and of values, of which
+    /// Returns the bounds for dictionaries with these bytes of key blocks and of values, of which
     /// `live` bytes exist, or `None` if the blocks are not short enough compared with the values.
     /// Each portion may write all blocks again, so the portions, which have at least `portion`
     /// bytes, grow with them, and the blocks that all portions write are short compared with the
@@ -174,9 +175,9 @@ struct Pass<'a> {
     /// The portions that are done, and the bytes of values that they have copied.
     portions: u64,
     copied: u64,
-    /// The bytes that were copied when the free space was last looked at.
+    /// The bytes that were copied when the free space was last measured.
     looked_at: u64,
-    /// Others need the space that is left.
+    /// The store needs the remaining space for other work.
     full: bool,
     /// The pass has ended before the end of the order.
     ended: bool,
@@ -304,8 +305,8 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// Replaces the references to what was copied last. If the pass is given up, so are the copies
-    /// to which nothing refers yet.
+    /// Replaces the references to the values that were copied last. If the pass is abandoned,
+    /// copies to which nothing refers yet are dropped.
     fn finish(mut self) -> Result<Laid> {
         if !(self.course.gives_up)() {
             self.replace_references()?;

@@ -1,16 +1,16 @@
-//! Values are laid in an order of the user's while the store is quiet: what commits have written
-//! out of order since the last pass.
+//! Moves values into the user's order while the store is quiet: those that commits have written out
+//! of order since the last pass.
 //!
 //! A pass costs reads even if it finds nothing to do: the order is walked through, and the places
 //! of all values are looked up. Aging is therefore measured by the bytes of large values that
 //! commits have brought, which are counted as they are placed. A pass begins when these are an
 //! eighth of the live data, and neither commits nor reads of clients have come for a while. It ends
-//! as soon as they do, and the next one goes on where it has ended.
+//! as soon as they do, and the next one continues where it has ended.
 //!
-//! What passes write is weighed by the same measure: at most two bytes for each one that commits
-//! have brought. So a byte is laid twice at most, unless its neighbours were written again. Values
-//! in zones that snapshots use stay where they are, since their copies would take space of their
-//! own.
+//! The writes of passes have a bound by the same measure: at most two bytes for each one that
+//! commits have placed. So a byte is laid twice at most, unless its neighbours were written again.
+//! Values in zones that snapshots use stay where they are, since their copies would take space of
+//! their own.
 
 use std::collections::BTreeSet;
 
@@ -30,7 +30,7 @@ const AGED_LEAST: u64 = 4 << 20;
 const TIMES: u64 = 2;
 /// The passes that clients may end one after the other although none of them has got any further.
 /// Each walks from the beginning of the order to the ranges that are left. If clients read more
-/// often than this takes, such walks would keep the device busy without end.
+/// often than this takes, such walks would keep the device busy endlessly.
 const IN_VAIN: u32 = 8;
 /// The values that are copied before references are replaced, bytes. This is also what is still
 /// written for when clients come.
@@ -46,10 +46,10 @@ pub(super) struct Aging {
     left: u64,
     /// The ranges of the order that the last pass has passed, if it did not come to the end.
     reached: u64,
-    /// The bytes that commits had brought when passes went on after these ranges. Values of ranges
-    /// that had been passed before may be among them.
+    /// The bytes that commits had brought when passes continued after these ranges. Values of
+    /// ranges that had been passed before may be among them.
     missed: u64,
-    /// Clients have ended the last pass, and it is to go on without another byte.
+    /// Clients have ended the last pass, and it is to continue without another byte.
     unfinished: bool,
     /// The number of passes that clients have ended since one has got further.
     in_vain: u32,
@@ -235,7 +235,7 @@ mod tests {
         let mut aging = Aging::default();
         aging.begin(8 * MIB);
         aging.end(MIB, Some(&Laid { copied: MIB, reached: Some(70) }), true);
-        // The pass goes on after the ranges in which this may be.
+        // The pass continues after the ranges in which this may be.
         aging.begin(13 * MIB);
         assert_eq!(aging.missed, 5 * MIB);
         aging.end(MIB, Some(&Laid { copied: MIB, reached: Some(90) }), false);
@@ -256,7 +256,7 @@ mod tests {
         assert!(aging.is_due(8 * MIB, 1 << 40), "without another byte");
         aging.begin(8 * MIB);
         assert_eq!((aging.reached, aging.left), (70, 15 * MIB));
-        // It has written what it may.
+        // The pass has written as much as it may.
         aging.end(15 * MIB, Some(&Laid { copied: 14 * MIB, reached: Some(90) }), false);
         assert!(!aging.is_due(8 * MIB, 0));
         assert_eq!((aging.reached, aging.left), (90, 0));

@@ -118,7 +118,7 @@ impl Defragmenter {
             }
             if state.laying == Laying::Wanted {
                 state.laying = Laying::UnderWay;
-                // It was asked of a defragmentation that has ended.
+                // The request was made to a defragmentation that has ended.
                 state.stop = false;
                 return Some(Wanted::Laying);
             }
@@ -131,7 +131,7 @@ impl Defragmenter {
         self.state.lock().superseded
     }
 
-    /// Sleeps for `time`, or until it is told to stop.
+    /// Sleeps for `time`, or until the request is stopped.
     pub(super) fn pause(&self, time: Duration, closing: impl Fn() -> bool) {
         let mut state = self.state.lock();
         if !state.stop && !closing() {

@@ -26,7 +26,7 @@ use crate::journal::{Writer, record};
 use crate::log::chunk::HEADER;
 use crate::version::generation::{Generation, Layer};
 
-/// Number of values whose places a memtable is told under one lock; readers wait for that time.
+/// The number of values whose places a memtable records under one lock. Readers wait for that time.
 const PER_LOCK: usize = 256;
 
 /// A committed value that has no place yet.
@@ -79,8 +79,7 @@ pub(crate) struct Pending {
     pub cost: u64,
     /// The share of [`room`] that the discarded values would have needed.
     pub discarded: u64,
-    /// The length of the stream when it was last left in memory, see
-    /// [`Log::write_gathered`].
+    /// The length of the stream when it was last left in memory. See [`Log::write_gathered`].
     pub looked_at: usize,
     /// The end of the stream, set when it is taken to be written.
     pub end: PendingEnd,

@@ -1,9 +1,9 @@
 //! Early writes: pending data is written before a sync asks for it.
 //!
 //! A sync writes everything that was committed before it, since commits keep their order. So while
-//! callers wait for syncs now and then, the journal's buffer is written whenever it fills a few
-//! sectors, and deferred values are placed when they amount to a MiB. That leaves little work for a
-//! sync.
+//! callers wait for syncs from time to time, the journal's buffer is written whenever it fills a
+//! few sectors, and deferred values are placed when they amount to a MiB. That leaves little work
+//! for a sync.
 //!
 //! The stream is cut where a chunk of it fills whole sectors, even in the middle of a record, so
 //! that no byte is written that would not be written later. The rest stays in the buffer. (The

@@ -5,9 +5,9 @@
 //! The pending data is examined when it takes as much memory as may be held. Values that later
 //! commits hide are discarded (`deferred`). If enough memory is free then, the rest stays.
 //! Otherwise the oldest part is written, up to a *cut*, and the newer part is put back in front of
-//! the commits since. A cut is a place between two records; commits make one now and then. A part
-//! that is long is written in pieces of a window each, so that the memory of each piece is free as
-//! soon as it is written, and commits need not wait for the whole.
+//! the commits since. A cut is a place between two records; commits make one from time to time. A
+//! part that is long is written in pieces of a window each, so that the memory of each piece is
+//! free as soon as it is written, and commits need not wait for the whole.
 //!
 //! Invariants:
 //!
@@ -19,8 +19,8 @@
 //! 3. Each piece is a write of its own, with its own waste in segments and zones. The pending data
 //!    counts that of its cuts ([`Pending::room`]). If the reserved zones are too few for pieces,
 //!    the whole is written at once.
-//! 4. A buffer of values is free when all of its values are. The memory that values which are gone
-//!    still take is counted, and if it is much, everything is written.
+//! 4. A buffer of values is free when all of its values are. The memory that dropped values still
+//!    take is counted, and if it is much, everything is written.
 
 use std::collections::VecDeque;
 
@@ -166,7 +166,7 @@ impl Pending {
 
 impl Log {
     /// Returns whether values are held: the store was opened so, and callers do not wait for syncs
-    /// now and then.
+    /// from time to time.
     pub(crate) fn holds(&self) -> bool {
         self.hold.load(Ordering::Relaxed) > 0 && !self.writes_early()
     }
@@ -186,7 +186,7 @@ impl Log {
     /// Lets a commit with `total` bytes of large values, the longest of `longest` bytes, hold them.
     /// If too much is held, it returns `None`, and the commit places them itself: then it need
     /// neither wait for the thread that writes the oldest ones nor be slowed down for it. That
-    /// thread is told.
+    /// thread is notified.
     pub(in crate::commit) fn may_hold(&self, total: u64, longest: usize) -> Option<Coming<'_>> {
         let bound = self.held_at_most() as u64;
         if !self.holds() || longest > LONGEST_HELD || total > bound / 2 {
@@ -217,9 +217,9 @@ impl Log {
         self.value_buffers.lock().copy(value)
     }
 
-    /// Returns the memory of deferred values, together with that which values that are gone still
-    /// take, bytes. Of the latter no more than half of the bound counts, since readers may keep
-    /// such values for any time.
+    /// Returns the memory of deferred values and the memory that dropped values still take, in
+    /// bytes. Of the latter no more than half of the bound counts, since readers may keep such
+    /// values for any time.
     pub(crate) fn deferred_memory(&self) -> usize {
         let wasted = self.wasted.load(Ordering::Relaxed);
         self.deferred_bytes() + wasted.min(self.held_at_most() / 2)
@@ -298,8 +298,8 @@ impl Log {
         Ok(Some(taken))
     }
 
-    /// Measures the memory in buffers that values which are gone still take, notes and returns it.
-    /// `taken` is the length of the values in buffers that are not in the pipeline.
+    /// Measures the memory in buffers that dropped values still take, notes and returns it. `taken`
+    /// is the length of the values in buffers that are not in the pipeline.
     fn measure_waste(&self, taken: usize) -> usize {
         // Commits under way may have copied theirs already.
         let coming = self.coming.load(Ordering::Acquire) as usize;

@@ -85,7 +85,7 @@ pub(crate) struct Log {
     /// Set once a commit was synced: zones of the journal should be filled with zeros ahead of
     /// time.
     synced_commits: AtomicBool,
-    /// Tells whether callers wait for syncs now and then.
+    /// Tells whether callers wait for syncs from time to time.
     expected_syncs: ExpectedSyncs,
     /// Set when the journal has taken one of the zones that were set aside.
     journal_tight: AtomicBool,

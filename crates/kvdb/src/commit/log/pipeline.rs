@@ -19,7 +19,7 @@ pub(crate) struct Pipeline {
     pub position: u64,
     /// Bytes of stream that may be pending: the segments at hand have room for them.
     pub room: usize,
-    /// The cost of deferred values that the reserved zones have room for, see [`deferred::room`].
+    /// The cost of deferred values that the reserved zones have room for. See [`deferred::room`].
     pub place_room: u64,
     /// A buffer that was written out, for reuse.
     pub(super) spare: Vec<u8>,

@@ -64,8 +64,8 @@ impl Log {
     }
 
     /// Makes the journal durable. If it was durable already, and nothing was added since, a mark is
-    /// written (not synced) that says so: from then on, damage to the last commits can be told from
-    /// a torn write.
+    /// written (not synced) that says so: from then on, damage to the last commits can be
+    /// distinguished from a torn write.
     pub(crate) fn sync_and_mark(&self) -> Result<()> {
         if !self.journal {
             return Ok(());

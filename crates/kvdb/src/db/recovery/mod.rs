@@ -1,6 +1,6 @@
 //! Creates a store, or opens one in these phases:
 //!
-//! 1. `found`: the superblock leads to the manifest, which lists all runs.
+//! 1. `found`: the superblock refers to the manifest, which lists all runs.
 //! 2. `journal`: the first pass over the journal finds its end and marks the data that it binds.
 //!    Records hold the places of large values that no run lists yet, and their zones must not be
 //!    taken. A record that may not have been synced is valid only if the values that it binds

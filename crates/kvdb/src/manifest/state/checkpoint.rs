@@ -181,7 +181,7 @@ impl ManifestState {
         let kept = self.checkpoint_snapshots(&idle, each);
         for (name, of) in &self.branches {
             each(match idle.get(&**name) {
-                // It is made once more, which takes one edit however many dictionaries it has.
+                // The clone is made once more, which takes one edit for any number of dictionaries.
                 Some(&first) => {
                     Edit::Clone { snapshot: of.to_string(), branch: name.to_string(), first }
                 }

@@ -1,6 +1,6 @@
-//! The state that the manifest's edits lead to: pure data, without open runs. Edits that contradict
-//! it are corruption. `branching` has the edits of snapshots and branches, `checkpoint` the edits
-//! that build a state from nothing.
+//! The state that results from the manifest's edits: pure data, without open runs. Edits that
+//! contradict it are corruption. `branching` has the edits of snapshots and branches, `checkpoint`
+//! the edits that build a state from nothing.
 //!
 //! A snapshot is a set of dictionaries as they were when it was made. They are shared until one of
 //! them changes, so a snapshot costs a few pointers, and a copy of the whole state little more. The
@@ -271,8 +271,8 @@ impl ManifestState {
         Ok(())
     }
 
-    /// Returns the description of a new dictionary. One of a clone shares the name of its branch,
-    /// and what it has in common with the dictionary of the snapshot.
+    /// Returns the description of a new dictionary. A dictionary of a clone shares the name of its
+    /// branch, and the parts that equal the dictionary of the snapshot.
     fn described(&self, info: DictionaryInfo) -> Described {
         let mut described = Described::from(info);
         if let Some((branch, origin)) = self.branches.get_key_value(&*described.branch) {

@@ -1,4 +1,4 @@
-//! Tests of states that edits lead to, and of edits that contradict them.
+//! Tests of states that result from edits, and of edits that contradict them.
 
 use super::*;
 use crate::dictionary::DictionaryOptions;

@@ -1,5 +1,5 @@
-//! Stores in a bucket in memory: its faults are switched on, its requests counted, and what a store
-//! has is compared with what is read of it elsewhere.
+//! Stores in a bucket in memory. A test can inject faults, count requests, and compare the content
+//! of a store with a copy that is read elsewhere.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use zones::{Device, MemoryDevice};
 
 use crate::model::*;
 
-/// A bucket, with faults to be switched on, and counted requests.
+/// A bucket that counts requests and can inject faults.
 pub struct Bucket {
     pub memory: Arc<MemoryObjects>,
     pub faults: Arc<FaultyObjects>,
@@ -97,7 +97,7 @@ pub fn open_with(
     options: OpenOptions,
 ) -> kvdb::Result<Kvdb> {
     let options = OpenOptions { remote: Some(zones), ..options };
-    // Another world each time: what is random must not come again.
+    // Each world has another seed, since random numbers must not repeat.
     static OPENED: AtomicU64 = AtomicU64::new(1000);
     let seed = OPENED.fetch_add(1, Ordering::Relaxed);
     Ok(Kvdb::open(device, Arc::new(Simulated::new(seed)), options)?.0)
@@ -128,7 +128,7 @@ pub fn all(db: &Kvdb) -> BTreeMap<String, Model> {
     all
 }
 
-/// A place whose user stands still before one of its requests, until it is let go on.
+/// A place that holds its user before a chosen request until the test releases it.
 #[derive(Debug)]
 pub struct Gate {
     objects: Arc<dyn Objects>,
@@ -139,7 +139,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Stops before the request after so many.
+    /// Holds the user before the request after this number.
     pub fn new(objects: Arc<dyn Objects>, stop: u64) -> Gate {
         let (state, changed) = (std::sync::Mutex::new((0, false)), std::sync::Condvar::new());
         Gate { objects, stop: AtomicU64::new(stop), state, changed }
@@ -154,13 +154,13 @@ impl Gate {
         }
     }
 
-    /// Stops before the next request.
+    /// Holds the user before the next request.
     pub fn stop_now(&self) {
         let state = self.state.lock().unwrap();
         self.stop.store(state.0, Ordering::SeqCst);
     }
 
-    /// Waits until the user stands still.
+    /// Waits until the user is held.
     pub fn wait(&self) {
         let mut state = self.state.lock().unwrap();
         while state.0 <= self.stop.load(Ordering::SeqCst) && !state.1 {

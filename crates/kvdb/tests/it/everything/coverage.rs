@@ -1,4 +1,4 @@
-//! The public operations of a crate, read from its source: each must occur in the history.
+//! Reads the public operations of a crate from its source. Each of them must occur in the history.
 
 use std::collections::BTreeSet;
 use std::path::Path;

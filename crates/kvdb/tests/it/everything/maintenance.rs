@@ -1,4 +1,4 @@
-//! Operations on dictionaries as such and on the whole store: options, merges, defragmentation,
+//! Operations on whole dictionaries and on the whole store: options, merges, defragmentation,
 //! scrubs, syncs, checkpoints and stores in files.
 
 use std::sync::Arc;
@@ -62,7 +62,7 @@ pub fn dictionaries(w: &mut World) -> Result<(), Dead> {
         return Ok(());
     }
     if w.random.one_in(4) {
-        // It does not run: changes that meet are compared elsewhere.
+        // This rule never runs here: other tests compare concurrent changes.
         struct Never;
         impl MergeRoutine for Never {
             fn merge(
@@ -80,7 +80,7 @@ pub fn dictionaries(w: &mut World) -> Result<(), Dead> {
         return Ok(());
     }
     if w.random.one_in(8) {
-        // Nothing that is compared shows it.
+        // None of the compared results shows this option.
         w.call("Kvdb::create_dictionary_of_store");
         let options = options(w);
         let made = |w: &mut World| w.db.create_dictionary_of_store("notes", options).map(drop);
@@ -202,7 +202,7 @@ pub fn maintenance(w: &mut World) -> Result<(), Dead> {
             w.ok(w.db.scrub(ScrubOptions::default()))?;
             w.db.wait_for_scrub();
             w.db.stop_scrub();
-            // A device that fails is found to; damage there is none.
+            // A scrub reports a failing device, and never damage.
             let failed = |what: &str| what.contains("reading ");
             assert!(
                 w.db.scrub_faults().iter().all(|fault| failed(&fault.what)),
@@ -282,12 +282,12 @@ pub fn checkpoint(w: &mut World) -> Result<(), Dead> {
     Ok(())
 }
 
-/// Publishes the store; what is there is what was committed, with all that earlier publications
+/// Publishes the store. The published state equals the committed one, whatever earlier publications
 /// have written, in this life and before.
 pub fn push(w: &mut World) -> Result<(), Dead> {
     let published = if w.random.one_in(2) {
         w.call("Kvdb::push");
-        // An earlier publisher is overtaken.
+        // This publisher displaces an earlier one.
         w.publisher = None;
         w.db.push(&w.bucket, &mut |_| Ok(()))
     } else {
@@ -379,7 +379,7 @@ pub fn push(w: &mut World) -> Result<(), Dead> {
     Ok(())
 }
 
-/// A reader shows what was published, in a store that stays open.
+/// A reader with a store that stays open shows the published state.
 fn follow(w: &mut World) {
     w.call("Kvdb::follower");
     if let Some((reader, follower)) = &mut w.reader {

@@ -1,7 +1,7 @@
-//! One history with everything in it: random operations of every kind on one store, in one thread,
-//! with power cuts, closes and reopenings in between. An oracle checks every answer, and everything
-//! after each recovery: what was certain is there, and what is there is the state after one of the
-//! steps. A public operation that occurs in no history fails a test.
+//! One history that contains everything: random operations of every kind on one store, in one
+//! thread, with power cuts, closes and reopenings in between. An oracle checks every answer, and
+//! after each recovery the whole store: its state is the one after some step, not older than the
+//! last step that was certainly durable. A public operation that occurs in no history fails a test.
 //!
 //! `KVFS_SEEDS=n` runs n seeds instead of the usual few, from `KVFS_SEED_BASE` on; `KVFS_SEED=n`
 //! runs one, of which `KVFS_STEPS` gives the steps that are run (see `steps.rs`), `KVFS_EACH=1`
@@ -83,7 +83,7 @@ fn options(random: &mut Random) -> OpenOptions {
     OpenOptions { hold_values, ..open }
 }
 
-/// These steps, until the power fails.
+/// Runs these steps until the power fails.
 fn live(w: &mut World, range: Range<u64>, steps: &Steps) -> Result<(), Dead> {
     let all: u64 = OPERATIONS.iter().map(|(_, weight, _)| weight).sum();
     for step in range {
@@ -101,7 +101,7 @@ fn live(w: &mut World, range: Range<u64>, steps: &Steps) -> Result<(), Dead> {
         let (name, _, run) = chosen.expect("the weights add up");
         w.operation = name;
         run(w)?;
-        // For a reader who looks for the step at which it began.
+        // Helps a reader to find the step at which the failure began.
         if number("KVFS_EACH").is_some() {
             reads::everything(w)?;
         }
@@ -109,7 +109,7 @@ fn live(w: &mut World, range: Range<u64>, steps: &Steps) -> Result<(), Dead> {
     Ok(())
 }
 
-/// Runs one seed; gives the operations that it has called, and how often the store was full.
+/// Runs one seed. Returns the operations that it has called, and how often the store was full.
 fn run(seed: u64, steps: &Steps) -> (BTreeSet<&'static str>, u64) {
     let mut random = random_of_life(seed, 0);
     let env = Arc::new(Simulated::new(seed));
@@ -139,7 +139,7 @@ fn run(seed: u64, steps: &Steps) -> (BTreeSet<&'static str>, u64) {
         w.random = random;
         w.operation = "closing";
         if lived.is_ok() && w.random.one_in(2) {
-            // In an orderly way.
+            // Closes the store cleanly.
             w.call("Kvdb::close");
             match w.db.close() {
                 Ok(()) => w.history.certain(),
@@ -163,7 +163,7 @@ fn run(seed: u64, steps: &Steps) -> (BTreeSet<&'static str>, u64) {
         let report = kvdb::check(Arc::new(image.clone()), &mut |_, _| {});
         assert!(report.is_clean(), "{}: {:?}", w.what(), report.faults);
         w.operation = "opening";
-        // Sometimes the power fails again within recovery itself, or right behind it.
+        // Sometimes the power fails again during recovery, or right after it.
         let mut image = image;
         while w.random.one_in(4) {
             let device = Arc::new(CrashDevice::over(image.clone()));
@@ -212,7 +212,7 @@ fn a_store_does_everything_that_it_says() {
         started.elapsed().as_secs_f64(),
         base + seeds
     );
-    // One seed alone need not have everything.
+    // A single seed need not contain every operation.
     if seeds >= 40 {
         assert!(full >= seeds, "only {full} times was a store full");
         let missing: Vec<_> = coverage::public_operations(&TYPES)

@@ -1,5 +1,5 @@
-//! The table of operations, and those that write tuples: each does something to the store and to
-//! what it must hold, and compares every answer.
+//! The table of operations, and the operations that write tuples. Each changes the store and the
+//! oracle in the same way, and compares every answer.
 
 use kvdb::{Batch, Durability, Error, Note, Reads};
 
@@ -13,7 +13,7 @@ use super::world::{Dead, World};
 
 type Run = fn(&mut World) -> Result<(), Dead>;
 
-/// Name, how often, and what is done.
+/// The name, the weight and the action of each operation.
 pub const OPERATIONS: &[(&str, u64, Run)] = &[
     ("put", 8, put),
     ("batch", 14, batch),
@@ -97,7 +97,7 @@ fn batch(w: &mut World) -> Result<(), Dead> {
     w.change(changes, durability == Durability::Synced, |w| w.db.commit(batch, durability))
 }
 
-/// A change of a key of which it is known whether it is there.
+/// A change of a key that is conditional on whether the key exists.
 fn known(w: &mut World) -> Result<(), Dead> {
     let Some((branch, dict, id)) = w.place() else { return Ok(()) };
     let (key, value) = (w.key(), w.value());
@@ -263,7 +263,7 @@ fn dictionary(w: &mut World) -> Result<(), Dead> {
                 assert!(ingest.written() < 1 << 20);
                 ingest.finish().map(drop)
             })?;
-            // One ingest has no tuples, and one is given up.
+            // One ingest has no tuples, and one is abandoned.
             assert_eq!(w.ok(d.ingest(Vec::<(Vec<u8>, Vec<u8>)>::new()))?.tuples, 0);
             if let Some(mut given_up) = w.unless_full(d.begin_ingest())? {
                 w.unless_full(given_up.push("k", "given up"))?;

@@ -1,5 +1,5 @@
-//! The expected content of a store: branches and snapshots, by name, with their dictionaries; and
-//! the effect of changes on it.
+//! The expected content of a store: named branches and snapshots with their dictionaries, and the
+//! effect of changes on them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub enum Kind {
     DeleteRange(Vec<u8>, Vec<u8>),
 }
 
-/// A change, and where.
+/// A change, with its branch and dictionary.
 #[derive(Clone, Debug)]
 pub struct Change {
     pub branch: String,
@@ -156,7 +156,7 @@ impl ManifestState {
     }
 }
 
-/// All tuples of a dictionary as a view has them.
+/// All tuples of a dictionary in a view.
 pub fn tuples(view: &View, dict: kvdb::DictionaryId) -> kvdb::Result<Tuples> {
     Ok(view
         .scan(dict, b"", b"", usize::MAX)?
@@ -165,13 +165,13 @@ pub fn tuples(view: &View, dict: kvdb::DictionaryId) -> kvdb::Result<Tuples> {
         .collect())
 }
 
-/// The dictionaries of one branch that a view has, but for what only fills the store.
+/// The dictionaries of one branch in a view, except for ballast.
 pub fn branch_of(view: &View, branch: &str) -> kvdb::Result<Branch> {
     let all = view.dictionaries().into_iter().filter(|d| d.branch == branch && d.name != BALLAST);
     all.map(|d| Ok((d.name, Arc::new(tuples(view, d.id)?)))).collect()
 }
 
-/// Everything that a view has of the branches of `state`.
+/// The content of the branches of `state` in a view.
 pub fn seen(view: &View, state: &ManifestState) -> kvdb::Result<ManifestState> {
     let branches = state
         .branches
@@ -208,7 +208,7 @@ impl History {
         &self.states[self.states.len().saturating_sub(2)]
     }
 
-    /// This was found: it must be one of the possible states.
+    /// Checks that the found state is one of the possible states.
     pub fn found(&mut self, state: ManifestState, when: &str) {
         let n = self.len();
         let newest = state.differs(self.newest());

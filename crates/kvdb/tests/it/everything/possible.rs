@@ -1,5 +1,5 @@
-//! The states that may be found when the power returns: the state after each step since the last
-//! one that is certain.
+//! The states in which a store may be after a power cut: the state after each step since the last
+//! step that is certainly durable.
 
 pub struct Possible<S> {
     /// Oldest first, never empty.
@@ -19,14 +19,14 @@ impl<S: Clone> Possible<S> {
         self.states.len()
     }
 
-    /// Something is about to be done.
+    /// A step is about to be attempted.
     pub fn attempt(&mut self, change: impl FnOnce(&mut S)) {
         let mut next = self.newest().clone();
         change(&mut next);
         self.states.push(next);
     }
 
-    /// It was refused, and nothing of it may ever be seen.
+    /// The step was refused, so its effect may never be visible.
     pub fn refused(&mut self) {
         self.states.pop();
     }
@@ -36,8 +36,8 @@ impl<S: Clone> Possible<S> {
         self.states.drain(..self.states.len() - 1);
     }
 
-    /// Keeps the newest state that may be the one that was found. Returns `None` if there is no
-    /// such state.
+    /// Keeps the newest state that may equal the found one. Returns `None` if there is no such
+    /// state.
     pub fn keep(&mut self, is_it: impl FnMut(&S) -> bool) -> Option<&S> {
         let at = self.states.iter().rposition(is_it)?;
         self.states = vec![self.states.swap_remove(at)];

@@ -1,5 +1,5 @@
-//! Operations that read the store and compare what they find: gets, scans, cursors, views that are
-//! held, and values where they are stored.
+//! Operations that read the store and compare the results: gets, scans, cursors, held views, and
+//! the places of values.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -89,7 +89,7 @@ pub fn read(w: &mut World) -> Result<(), Dead> {
             "{}",
             w.what()
         );
-        // In reverse, with a guess of how many there are.
+        // Reads in reverse, with an estimate of the number of tuples.
         cursor.will_visit(want.len() / 2);
         w.ok(cursor.seek_to_end())?;
         let mut walked = Vec::new();
@@ -174,7 +174,7 @@ fn zones_make_sense(map: &[ZoneInfo], what: &str) {
     }
 }
 
-/// Views, and scopes on them, are held, and show the same for ever.
+/// Holds views and scopes on them, which must always show the same content.
 pub fn views(w: &mut World) -> Result<(), Dead> {
     if w.views.len() < 4 {
         let state = ManifestState {
@@ -239,11 +239,11 @@ pub fn stored(w: &mut World) -> Result<(), Dead> {
     }
     drop((cursor, tuples, view));
     let durability = w.durability();
-    // One of nothing syncs what was before.
+    // An empty synced commit syncs the commits before it.
     w.change(changes, durability == Durability::Synced, |w| w.db.commit(batch, durability))
 }
 
-/// Compares all that the store has.
+/// Compares the whole content of the store.
 pub fn everything(w: &mut World) -> Result<(), Dead> {
     let found = w.ok(observe(&w.db))?;
     assert!(found == *w.history.newest(), "{}: {}", w.what(), found.differs(w.history.newest()));
@@ -267,7 +267,7 @@ pub fn recent_commits(w: &mut World) -> Result<(), Dead> {
     ] {
         w.call(name);
     }
-    // Some histories fall behind what is kept.
+    // Some histories ask for commits that are no longer kept.
     let bytes = if w.seed.is_multiple_of(3) { 4 << 10 } else { 1 << 20 };
     let branches: Vec<String> = w.history.newest().branches.keys().cloned().collect();
     let branch = w.random.pick(&branches).expect("the main one").clone();

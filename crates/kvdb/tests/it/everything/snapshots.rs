@@ -155,7 +155,7 @@ fn pick_clone(w: &mut World) -> Option<String> {
     names.get(w.random.below(names.len().max(1) as u64) as usize).cloned()
 }
 
-/// A limit that nothing comes near, so that all commits look at it, and that a crash may take back.
+/// A limit that is never reached, so that all commits check it, and that a crash may undo.
 pub fn limit(w: &mut World) -> Result<(), Dead> {
     let Some(name) = pick_clone(w) else { return Ok(()) };
     w.call("Kvdb::limit_branch");
@@ -195,8 +195,8 @@ pub fn limit(w: &mut World) -> Result<(), Dead> {
     Ok(())
 }
 
-/// States that a clone and the branch that it was made of have in common: kept, taken over in a
-/// transaction that is looked at, and dropped. Nothing that others see changes.
+/// Keeps a state that a clone and its parent branch have in common, takes over the changes in a
+/// transaction, checks the result, and drops it. Other readers see no change.
 pub fn in_common(w: &mut World) -> Result<(), Dead> {
     let Some(name) = pick_clone(w) else { return Ok(()) };
     w.call("Kvdb::lineage");
@@ -250,7 +250,8 @@ pub fn drop_branch(w: &mut World) -> Result<(), Dead> {
     Ok(())
 }
 
-/// To another store, with a stream that is cut off at first; and back as a branch.
+/// Sends the snapshot to another store, with a stream that is cut off at first, and back as a
+/// branch.
 pub fn send(w: &mut World) -> Result<(), Dead> {
     let Some((name, (branch, content))) = pick_snapshot(w) else { return Ok(()) };
     for name in [
@@ -269,7 +270,7 @@ pub fn send(w: &mut World) -> Result<(), Dead> {
     let mut stream = Vec::new();
     w.ok(w.db.send(&name, None, &mut stream, None))?;
     if stream.len() > 8 << 20 {
-        // Ballast, which takes long and says nothing.
+        // Ballast takes long to send and tests nothing.
         return Ok(());
     }
     let other = Kvdb::in_memory();
@@ -300,7 +301,7 @@ pub fn send(w: &mut World) -> Result<(), Dead> {
     if w.history.newest().branches.len() >= 4 {
         return Ok(());
     }
-    // It goes its own way there, and comes back.
+    // The copy changes there and is sent back.
     let dict = other.open_dictionary_in("came", "a").expect("made");
     let value = w.value();
     dict.insert("back", value.clone()).expect("put");

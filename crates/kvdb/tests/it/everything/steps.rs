@@ -1,5 +1,5 @@
-//! Chooses the steps of a history that are run, each with random numbers of its own, and finds the
-//! shortest history that fails as a long one did.
+//! Chooses the steps of a history to run, each with random numbers of its own, and finds the
+//! shortest history that fails in the same way as a long one.
 //!
 //! `KVFS_SEED=n KVFS_STEPS=1-124,187-248` runs only these steps of seed n. `KVFS_SHRINK=s` looks
 //! for at most s seconds for a shorter history that fails (30 unless told, 0: not at all).
@@ -21,8 +21,8 @@ pub fn random_of(seed: u64, step: u64) -> Random {
     Random::new(mixed ^ mixed >> 29)
 }
 
-/// The numbers that decide what a life is like: how long it is, when the power fails, how it is
-/// opened again.
+/// The random numbers that shape a life: its length, the moment of the power cut, and the options
+/// of the next opening.
 pub fn random_of_life(seed: u64, life: u64) -> Random {
     random_of(seed, u64::MAX - life)
 }
@@ -83,7 +83,7 @@ impl Steps {
 impl fmt::Display for Steps {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let Some(only) = &self.only else { return write!(f, "all") };
-        // An empty list would mean nothing to who reads it.
+        // An empty list would be meaningless to a reader.
         if only.is_empty() {
             return write!(f, "0");
         }
@@ -96,12 +96,12 @@ impl fmt::Display for Steps {
 }
 
 thread_local! {
-    /// Panics of this thread are looked for, not shown.
+    /// Panics of this thread are caught and not printed.
     static QUIET: Cell<bool> = const { Cell::new(false) };
     static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Returns whether failures are attempts of which nothing is to be printed.
+/// Returns whether failures are expected attempts, which print nothing.
 pub fn is_quiet() -> bool {
     QUIET.get()
 }
@@ -123,9 +123,9 @@ fn place_of_panic(work: impl FnOnce()) -> Option<String> {
     failed.then(|| PLACE.take().unwrap_or_else(|| "an unknown place".into()))
 }
 
-/// Returns the shortest history found within this time that panics where this one did, or `None` if
-/// it does not panic. Delta debugging: pieces are left out, half of the steps at first, single ones
-/// at last, until each is needed.
+/// Returns the shortest history found within `time` that panics where this one did, or `None` if
+/// this one does not panic. Removes ever smaller pieces, from half of the steps down to single
+/// steps, until every remaining step is needed (delta debugging).
 pub fn shortest(steps: &Steps, time: Duration, run: impl Fn(&Steps)) -> Option<Steps> {
     let started = Instant::now();
     let place = place_of_panic(|| run(steps))?;
@@ -155,8 +155,8 @@ pub fn shortest(steps: &Steps, time: Duration, run: impl Fn(&Steps)) -> Option<S
     }
 }
 
-/// Runs a history; one that fails is made short first, and how to repeat it is printed. `command`:
-/// what runs the test.
+/// Runs a history. If it fails, shortens it and prints how to repeat it. `command` is the command
+/// that runs the test.
 pub fn run<T>(seed: u64, command: &str, run: impl Fn(&Steps) -> T) -> T {
     let steps = Steps::of_environment();
     let time = std::env::var("KVFS_SHRINK").ok().and_then(|v| v.parse().ok()).unwrap_or(30);

@@ -1,4 +1,5 @@
-//! Transactions in the history: what each has seen and changed, and what its commit must say.
+//! Transactions in the history: the state that each has seen, its changes, and the expected result
+//! of its commit.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -26,7 +27,7 @@ pub struct Open {
     /// In the log of what was committed.
     since: usize,
     durable: bool,
-    /// It has lived through a restart: what it compares is values.
+    /// The transaction has survived a restart, so it detects conflicts by comparing values.
     restored: bool,
     checks: bool,
     /// The dictionary of the main branch in which conflicts are looked for even if the transaction
@@ -87,7 +88,8 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
             undoable: w.random.one_in(3),
             user: Some(1000),
             in_place,
-            // Never reached: its changes are merged for it all the same.
+            // The limit is never reached, but the store merges the transaction's changes for it
+            // nevertheless.
             limit: w.random.one_in(2).then_some(LIMIT),
             ..Default::default()
         };
@@ -115,7 +117,7 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
         t.check_conflicts_in(&[dict]);
     }
     if durable {
-        // It began with a commit that is on disk.
+        // The transaction began with a commit that is on disk.
         w.history.certain();
     }
     let mut base =
@@ -142,7 +144,7 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
     Ok(())
 }
 
-/// Something in one of the open transactions.
+/// A random operation in one of the open transactions.
 pub fn work(w: &mut World) -> Result<(), Dead> {
     if w.open.is_empty() {
         return begin(w);
@@ -316,7 +318,7 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
         }
         13 => {
             // Changes in a nested batch are not visible in the transaction until the batch takes
-            // effect, nor the other way round.
+            // effect, and later changes of the transaction are not visible in the batch.
             for name in [
                 "Transaction::nested_batch",
                 "NestedBatch::apply",
@@ -414,7 +416,7 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
                         }
                         changes.push(change(Kind::Delete(tuple.key.to_vec())));
                     } else {
-                        // At once, or kept until later.
+                        // Ends the transaction at once, or keeps it until later.
                         w.call("StoredTuple::keep");
                         let kept = w.random.one_in(2).then(|| tuple.keep());
                         let pushed = match &kept {
@@ -505,7 +507,7 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
         18 => {
             w.call("Transaction::is_outdated");
             let outdated = w.ok(t.is_outdated())?;
-            // After a restart it is not known what came before it.
+            // After a restart, earlier changes of others are not known.
             if !open.restored && !w.rolled_back_since(open.since) {
                 assert_eq!(
                     outdated,
@@ -520,7 +522,7 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
     Ok(())
 }
 
-/// A transaction within one: what it changes is seen in itself, and in that one when it has
+/// Runs a nested transaction. Its changes are visible in itself, and in the outer one when it has
 /// committed.
 fn within(
     w: &mut World,
@@ -565,7 +567,7 @@ fn removed(w: &mut World, open: &Open, done: kvdb::Result<()>) -> Result<bool, D
 
 /// Returns whether others have touched the keys of these changes since the transaction began.
 /// Changes that commute do not count: additions to a value that is a number now, and changes of a
-/// dictionary that is gone.
+/// dropped dictionary.
 fn meets(w: &World, open: &Open, mine: &[Change]) -> bool {
     let now = w.history.before_newest();
     let commutes = |change: &Change| {
@@ -582,8 +584,8 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
     }
     let at = w.random.below(w.open.len() as u64) as usize;
     let open = w.open.swap_remove(at);
-    // One that wins over others would win over a rollback as well: what that comes to is not
-    // modelled.
+    // A transaction that overrides others would override a rollback as well, and the model does not
+    // cover that.
     if w.random.one_in(4) || !open.checks && w.rolled_back_since(open.since) {
         w.call("Transaction::abort");
         open.t.abort();
@@ -610,7 +612,7 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
             open.t.in_use(|| open.t.commit(durability))
         }
     };
-    // One that changes nothing has read what was there when it began, all at once.
+    // A transaction that changes nothing has read the state at its beginning.
     let reads = open.changes.iter().any(Change::is_any) && meets(w, &open, &open.reads);
     let alone = |change: &&Change| {
         change.branch.is_empty() && open.alone.as_ref().is_some_and(|dict| *dict == change.dict)
@@ -633,7 +635,8 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
                 );
             }
             if open.restored && open.checks {
-                // Nothing may be lost: whatever it has changed was as it had been when it began.
+                // No update may be lost: everything that it has changed was unchanged since it
+                // began.
                 for change in &open.changes {
                     let now = |s: &ManifestState| s.table(&change.branch, &change.dict).cloned();
                     let key = match &change.kind {
@@ -668,13 +671,13 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
             w.history.refused();
             Ok(())
         }
-        // A dictionary is gone.
+        // A dictionary was dropped.
         Err(Error::NoDictionary(_)) => {
             w.history.refused();
             open.t.abort();
             Ok(())
         }
-        // It is still there, and may be tried again.
+        // The transaction still exists, and the commit may be retried.
         Err(Error::NoSpace)
             if w.limited && !w.device.is_dead() && open.changes.iter().any(Change::adds) =>
         {
@@ -706,8 +709,8 @@ fn keep(w: &mut World) {
     }
 }
 
-/// Every commit that can be undone has the states around it; and one of them is undone, or cannot
-/// be because of what came since.
+/// Checks the states before and after every commit that can be undone, and undoes one of them,
+/// which may fail because of later changes.
 pub fn undo(w: &mut World) -> Result<(), Dead> {
     for name in [
         "Kvdb::undoable_commits",
@@ -720,7 +723,7 @@ pub fn undo(w: &mut World) -> Result<(), Dead> {
     let commits = w.db.undoable_commits();
     let (same, _): (Vec<_>, Vec<u64>) = w.db.undoable_commits_and_bytes().into_iter().unzip();
     assert_eq!(same, commits, "{}", w.what());
-    // A full store lets go of them.
+    // A full store drops the data for undo.
     w.undoable.retain(|number, _| commits.iter().any(|commit| commit.number == *number));
     assert_eq!(commits.len(), w.undoable.len(), "{}: {commits:?}", w.what());
     for (number, (was, left)) in w.undoable.clone() {
@@ -737,7 +740,7 @@ pub fn undo(w: &mut World) -> Result<(), Dead> {
     let now = w.history.newest().branches.get("").cloned().unwrap_or_default();
     let (mut changes, mut against, mut dictionaries) = (Vec::new(), 0, Vec::new());
     for (dict, left) in &left {
-        // One that was dropped since, or made again, cannot be changed back.
+        // A dictionary that was dropped or made again since cannot be changed back.
         let Some(id) = after.dictionary(dict).filter(|id| w.db.dictionary(dict) == Some(*id))
         else {
             continue;
@@ -794,7 +797,8 @@ pub fn undoable_again(w: &mut World) -> Result<(), Dead> {
     Ok(())
 }
 
-/// A serializable one, from its beginning to its end, and what others meet until then.
+/// Runs a serializable transaction from its beginning to its end, and the conflicts that others
+/// have with it.
 pub fn serializable(w: &mut World) -> Result<(), Dead> {
     let Some((branch, dict, id)) = w.place() else { return Ok(()) };
     let options =
@@ -871,8 +875,8 @@ pub fn restored(w: &mut World, before: Vec<Open>) -> Result<(), Dead> {
                 found.differs(&open.sees)
             );
         };
-        // Savepoints are not kept, nor is it known which of the changes are left: of what is not
-        // there nothing is asked.
+        // Savepoints do not survive a restart, and it is not known which changes did, so the test
+        // does not check missing ones.
         open.sees = open.stages.swap_remove(at);
         open.stages = vec![open.sees.clone()];
         // The set of its surviving changes is not known, only their result. For a transaction that

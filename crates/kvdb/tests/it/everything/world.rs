@@ -1,4 +1,4 @@
-//! The store under test, what it must hold, and what the operations share.
+//! The store under test, its expected content, and the state that the operations share.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -34,9 +34,10 @@ pub struct World {
     pub open: Vec<Open>,
     /// The main branch before and after each commit that can be undone.
     pub undoable: BTreeMap<u64, (Branch, Branch)>,
-    /// From where on recent commits to a branch are followed, here and in `committed`.
+    /// The positions from which recent commits to a branch are compared, in the store and in
+    /// `committed`.
     pub followed: BTreeMap<String, (CommitPosition, usize)>,
-    /// Views that are held, and what they must show for ever.
+    /// Held views, and the content that they must always show.
     pub views: Vec<(View, ManifestState)>,
     /// The place to which the store is published.
     pub bucket: RemoteStore,
@@ -46,8 +47,8 @@ pub struct World {
     pub reader: Option<(Kvdb, Follower)>,
     /// A counter from which new names are made.
     pub names: u64,
-    /// The store is small, and may be full: what adds to it may be refused for want of space, what
-    /// removes may not.
+    /// The store is small and may be full. Additions may be refused for lack of space, but removals
+    /// may not.
     pub limited: bool,
     /// The number of refusals.
     pub full: u64,
@@ -98,7 +99,7 @@ impl World {
         self.called.insert(name);
     }
 
-    /// It must succeed unless the power is gone.
+    /// The call must succeed unless the power has failed.
     #[track_caller]
     pub fn ok<T>(&self, result: kvdb::Result<T>) -> Result<T, Dead> {
         result.map_err(|e| {
@@ -133,7 +134,7 @@ impl World {
         format!("k{:03}", self.random.below(150)).into_bytes()
     }
 
-    /// Empty or reversed ones too, now and then.
+    /// Some ranges are empty or reversed.
     pub fn range(&mut self) -> (Vec<u8>, Vec<u8>) {
         let (a, b) = (self.key(), self.key());
         if self.random.one_in(10) { (a, b) } else { (a.clone().min(b.clone()), a.max(b)) }
@@ -154,7 +155,7 @@ impl World {
         value
     }
 
-    /// `commuting`: one that commutes with what others do, too.
+    /// If `commuting`, also returns changes that commute with those of others.
     pub fn update(&mut self, commuting: bool) -> Update {
         let mut bytes = vec![0; self.random.below(200) as usize];
         self.random.fill(&mut bytes);
@@ -243,8 +244,8 @@ impl World {
         (changes, batch)
     }
 
-    /// Changes what the store must hold, and then the store by `work`, as one step. `durable`: it
-    /// is on disk when that returns.
+    /// Changes the expected content, and then the store by `work`, as one step. If `durable`, the
+    /// step is on disk when `work` returns.
     pub fn change(
         &mut self,
         changes: Vec<Change>,
@@ -296,7 +297,7 @@ impl World {
         Ok(done)
     }
 
-    /// Dictionaries of a branch, or one of them, are others from here on.
+    /// Notes that one or all dictionaries of a branch were replaced.
     pub fn replaced(&mut self, branch: &str, dict: &str) {
         self.events.push((self.committed.len(), branch.into(), dict.into()));
         // A transaction that begins from here on begins after it.

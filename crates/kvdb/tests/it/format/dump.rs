@@ -1,4 +1,4 @@
-//! Bytes of a store as they are read, each field with its address and what it means.
+//! Prints the bytes of a store as they are read, each field with its address and meaning.
 
 use std::fmt::Write;
 
@@ -70,7 +70,7 @@ impl<'a> At<'a> {
         n
     }
 
-    /// A length, and so many bytes.
+    /// A length, followed by that number of bytes.
     pub fn counted(&mut self, dump: &mut Dump, meaning: &str) -> &'a [u8] {
         let len = self.varint(dump, &format!("length of the {meaning}"));
         if len == 0 { &[] } else { self.bytes(len as usize, dump, meaning) }

@@ -1,6 +1,6 @@
-//! The worked example of `docs/format.md`: a small store, read by that page alone, from the
-//! superblock down to each value. Nothing here uses the readers of the product; what the page does
-//! not say, this test cannot find.
+//! The worked example of `docs/format.md`. It reads a small store by that page alone, from the
+//! superblock down to each value. Nothing here uses the readers of the product, so the test fails
+//! if the page leaves anything out.
 //!
 //! `KVFS_BLESS=1 cargo test -p kvdb --test it format::` writes the example into the page again.
 

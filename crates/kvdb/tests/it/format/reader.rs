@@ -1,4 +1,4 @@
-//! A reader of a store, written from `docs/format.md`.
+//! A reader of a store that was written from `docs/format.md` alone.
 
 use std::collections::BTreeMap;
 
@@ -238,7 +238,8 @@ impl<'a> Reader<'a> {
         self.tree(root, level);
     }
 
-    /// An entry, the first of its node or alone: where its target lies.
+    /// Returns the address of an entry's target. The entry is the first of its node or stands
+    /// alone.
     fn entry(&mut self, at: &mut At<'a>, level: u64) -> (usize, usize, u64) {
         let d = &mut self.dump;
         for fence in ["low", "high"] {
@@ -360,7 +361,7 @@ impl<'a> Reader<'a> {
                 at.int(8, d, "  sequence number of the change that follows");
             }
             2 => {}
-            // A commit of one change, a put: the value has no length in front.
+            // A commit of one change, a put. The value has no length prefix.
             17 => {
                 at.varint(d, "  dictionary");
                 let key = at.counted(d, "key").to_vec();

@@ -1,5 +1,5 @@
-//! A device on which a sync waits until the test lets it go on: what others do while it is under
-//! way happens in a known order.
+//! A device on which a sync waits until the test lets it continue, so that the actions of others
+//! during the sync happen in a known order.
 
 use std::io;
 use std::time::Duration;
@@ -13,15 +13,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The sync that is held.
 #[derive(Default)]
 struct Hold {
-    /// The next sync behind a write of this purpose is held.
+    /// Holds the next sync after a write of this purpose.
     on: Option<Purpose>,
-    /// A write that precedes such a sync has come.
+    /// A write of the chosen purpose has arrived.
     written: bool,
     held: bool,
 }
 
-/// A device, in memory unless said otherwise, whose next sync behind a write of some purpose can be
-/// held.
+/// A device, by default in memory, that can hold the next sync after a write of some purpose.
 pub struct HeldSync<D = MemoryDevice> {
     pub memory: D,
     state: Mutex<Hold>,
@@ -39,12 +38,12 @@ impl<D> HeldSync<D> {
         HeldSync { memory, state: Mutex::default(), changed: Condvar::default() }
     }
 
-    /// Holds the next sync that comes behind a write for `purpose`.
+    /// Holds the next sync after a write for `purpose`.
     pub fn hold_behind(&self, purpose: Purpose) {
         *self.state.lock() = Hold { on: Some(purpose), ..Hold::default() };
     }
 
-    /// Lets the sync go on that is held, and holds the next one behind a write for `purpose`.
+    /// Releases the held sync, and holds the next one after a write for `purpose`.
     pub fn release_and_hold_behind(&self, purpose: Purpose) {
         self.hold_behind(purpose);
         self.changed.notify_all();
@@ -61,7 +60,7 @@ impl<D> HeldSync<D> {
         }
     }
 
-    /// Lets it go on.
+    /// Releases the held sync.
     pub fn release(&self) {
         *self.state.lock() = Hold::default();
         self.changed.notify_all();

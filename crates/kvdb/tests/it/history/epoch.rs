@@ -1,7 +1,8 @@
-//! Histories that rollbacks or a power cut interrupt. A rollback begins a new *epoch*, a history of
-//! its own which starts with what it has left. What had ended before a rollback began and is not in
-//! the snapshot must be gone, and a transaction that began before it must not have committed behind
-//! it. After a power cut the survivors are a valid history, too.
+//! Histories that rollbacks or a power cut interrupt. A rollback begins a new *epoch*, an
+//! independent history that starts with the state which the rollback has left. A transaction that
+//! ended before a rollback began and is not in the snapshot must have disappeared, and a
+//! transaction that began before the rollback must not have committed after it. After a power cut
+//! the surviving transactions must form a valid history, too.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -9,7 +10,7 @@ use kvdb::Isolation;
 
 use super::{Attempt, Did, End, check};
 
-/// The thread of what a test itself looks at.
+/// The thread number of the reads of the test itself.
 pub const OBSERVER: u64 = 1 << 20;
 
 /// Every list by its number.
@@ -21,7 +22,7 @@ pub struct Epoch {
     /// The state after the previous rollback.
     pub began: Lists,
     pub attempts: Vec<Attempt>,
-    /// The one that ended it.
+    /// The rollback that ended this epoch.
     pub rollback: Option<Rollback>,
 }
 
@@ -30,12 +31,12 @@ pub struct Rollback {
     pub to: u64,
     /// In the snapshot.
     pub kept: Lists,
-    /// In the store when all that was under way had ended.
+    /// In the store when all that was in progress had ended.
     pub left: Lists,
 }
 
 impl Epoch {
-    /// Each begins with what the one before has left.
+    /// Each epoch begins with the state that the one before has left.
     pub fn join(epochs: &mut [Epoch]) {
         for i in 1..epochs.len() {
             epochs[i].began =
@@ -43,7 +44,7 @@ impl Epoch {
         }
     }
 
-    /// Its history by itself: it begins with what was there.
+    /// The history of this epoch alone, which begins with the state that existed then.
     pub fn history(&self) -> Vec<Attempt> {
         let first = self.attempts.iter().map(|a| a.from).min().unwrap_or(0);
         let did: Vec<Did> = self
@@ -69,7 +70,7 @@ impl Epoch {
         all
     }
 
-    /// Judges the rollback that ended it, and what was there until then.
+    /// Checks the rollback that ended the epoch, and the state until then.
     pub fn judge(&self, isolation: Isolation, what: &str) {
         let mut history = self.history();
         if let Some(Rollback { from, to, kept, left }) = &self.rollback {
@@ -106,7 +107,7 @@ impl Epoch {
                     );
                 }
             }
-            // For what was under way it is not known on which side of it it read.
+            // A transaction in progress may have read before or after the rollback.
             let shift = history
                 .iter()
                 .zip(&self.attempts)
@@ -121,7 +122,7 @@ impl Epoch {
     }
 }
 
-/// Judges what is left of a life after the power cut.
+/// Checks the surviving part of a life after the power cut.
 pub fn judge(isolation: Isolation, attempts: &[Attempt], left: &Lists, what: &str) {
     let there: HashSet<(u64, u64)> =
         left.iter().flat_map(|(key, list)| list.iter().map(|n| (*key, *n))).collect();
@@ -142,7 +143,7 @@ pub fn judge(isolation: Isolation, attempts: &[Attempt], left: &Lists, what: &st
         gap.is_none(),
         "{what}: lost, though what began after it is there: {gap:?}, {newest:?}"
     );
-    // Failures stay in it: no transaction may have seen them.
+    // Failed transactions stay in the history, since no other transaction may have seen them.
     let end = attempts.iter().map(|a| a.to).max().unwrap_or(0);
     let mut history: Vec<Attempt> =
         survivors.into_iter().map(|a| Attempt { end: End::Committed, ..a.clone() }).collect();

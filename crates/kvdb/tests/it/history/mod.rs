@@ -22,22 +22,22 @@ pub enum Did {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     Committed,
-    /// It was on disk before the success was reported.
+    /// The commit was on disk before its success was reported.
     Synced,
     Failed,
-    /// The power failed while it committed, or what it did may have been undone.
+    /// The power failed during its commit, or its changes may have been undone.
     Unknown,
 }
 
 #[derive(Clone, Debug)]
 pub struct Attempt {
     pub thread: u64,
-    /// Ticks before its first step and behind its last one.
+    /// The ticks before its first step and after its last one.
     pub from: u64,
     pub to: u64,
     pub did: Vec<Did>,
     pub end: End,
-    /// The kind of the attempt, for people.
+    /// The kind of the attempt, for messages.
     pub kind: &'static str,
 }
 
@@ -149,8 +149,8 @@ impl Figures {
         }
     }
 
-    /// Shows them; fails where the test has not tested anything. `kinds`: what must have been
-    /// committed.
+    /// Prints the counts. Fails if an event that the test is about did not occur. `kinds` lists the
+    /// kinds that must have been committed.
     pub fn conclude(
         &self,
         what: &str,

@@ -115,19 +115,19 @@ pub fn dictionaries(db: &Kvdb) -> kvdb::Result<Vec<DictionaryId>> {
 
 pub fn bytes(random: &mut Random, len: usize) -> Vec<u8> {
     let mut v = vec![0; len];
-    // The longer ones: some are noise, some repeat themselves and can be compressed.
+    // Longer values: some are noise, others repeat themselves and can be compressed.
     let noise = if len > 512 && random.one_in(2) { 100 } else { len };
     random.fill(&mut v[..noise]);
     (noise..len).for_each(|i| v[i] = v[i - noise]);
     v
 }
 
-/// A few changes, most of them small, on few enough keys that they meet again.
+/// A few changes, most of them small, on so few keys that later changes meet them.
 pub fn changes(random: &mut Random, dicts: &[DictionaryId]) -> Vec<Change> {
     let dict = |random: &mut Random| dicts[random.below(dicts.len() as u64) as usize];
     let key = |random: &mut Random| format!("key{:03}", random.below(300)).into_bytes();
     let kind = random.below(20);
-    // A batch with pages enough to be bound late, now and then.
+    // Sometimes the batch has enough pages to be bound late.
     if kind == 0 {
         let (d, first) = (dict(random), random.below(300));
         return (0..2 + random.below(8))
@@ -140,7 +140,7 @@ pub fn changes(random: &mut Random, dicts: &[DictionaryId]) -> Vec<Change> {
             })
             .collect();
     }
-    // Short values enough, now and then, to go outside their blocks.
+    // Sometimes the batch has enough short values that they are stored outside of their blocks.
     if kind == 2 {
         let (d, first) = (dict(random), random.below(300));
         return (first..first + 60)
@@ -230,8 +230,8 @@ impl History {
     pub fn certain(&mut self) {
         self.possible.drain(..self.possible.len() - 1);
     }
-    /// This was found when the store was opened: it must be one of the states. What was read can
-    /// only be lost again as long as it is not on disk; opening puts it there.
+    /// Checks that the state found at opening is one of the possible ones. From then on only this
+    /// state is possible, since opening makes it durable.
     pub fn found(&mut self, state: Model, when: &str) {
         let at = self.possible.iter().rposition(|m| *m == state);
         let at = at.unwrap_or_else(|| {

@@ -1,5 +1,5 @@
-//! A place for stores in memory that a test controls: its clock, lists that are late, and what
-//! happens at the n-th request of somebody.
+//! A place for stores in memory that a test controls: its clock, the delay of its lists, and an
+//! action at a client's n-th request.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use objects::{Condition, Key, MemoryObjects, Object, Objects, ObjectsError, Page
 /// A list may lack what was created so recently.
 pub const LATE: Duration = Duration::from_secs(20 * 60);
 
-/// Objects in memory by a clock that the test advances. Lists lack new objects now and then.
+/// Objects in memory by a clock that the test advances. Lists lack new objects from time to time.
 #[derive(Debug)]
 pub struct Late {
     memory: MemoryObjects,
@@ -50,7 +50,7 @@ impl Objects for Late {
     fn list(&self, prefix: &str, after: &str) -> objects::Result<Page> {
         let mut page = self.memory.list(prefix, after)?;
         let (random, created, late) = &mut *self.state.lock().unwrap();
-        // The last entry of a page stays: the list goes on from there.
+        // The last entry of a page stays, since the next page continues from there.
         let last = page.entries.last().filter(|_| page.more).map(|entry| entry.key.clone());
         if *late && random.one_in(3) {
             let now = self.clock.wall();
@@ -93,7 +93,7 @@ impl Seen {
         self.state.lock().unwrap().last = Some(requests);
     }
 
-    /// Does something before the request of this number, from 0.
+    /// Runs an action before the request of this number, counted from 0.
     pub fn before(&self, request: u64, action: impl FnOnce() + Send + 'static) {
         self.state.lock().unwrap().action = Some((request, Box::new(action)));
     }

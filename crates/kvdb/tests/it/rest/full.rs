@@ -1,5 +1,5 @@
-//! Stores at their size limit: whatever the background tries then comes to rest and writes a
-//! bounded number of bytes, and what removals free is there again without a restart.
+//! Tests of stores at their size limit. Whatever background jobs then try comes to rest and writes
+//! a bounded number of bytes, and space that removals free is usable without a restart.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,11 +19,11 @@ const CAPACITY: u64 = 160 * MIB;
 /// The data that is removed from a full store.
 #[derive(Clone, Copy, Debug)]
 enum Removal {
-    /// Three keys of four, one by one, all over it.
+    /// Removes three keys of four, one by one, in the whole range.
     Scattered,
     /// The first three quarters of the keys, one by one.
     First,
-    /// The same as one range.
+    /// Removes the same keys as one range.
     Range,
     /// The dictionary.
     Dictionary,
@@ -100,10 +100,10 @@ fn gets_full_and_empty_again(shape: &Shape, len: u64, removal: Removal) {
     store.to_rest(&what("filling a store up"), 8 * CAPACITY, |db| {
         (keys, put) = fill(db, dict, len, 0, u64::MAX);
     });
-    // The rest is the reserve, the journal, and what merges are about to give back.
+    // The rest is the reserve, the journal, and space that merges will free.
     assert!(put > CAPACITY / 8, "{}: {} MiB were put", what("filling a store up"), put / MIB);
-    // Writes that are refused repeatedly cost next to nothing. Those that find room, as merges have
-    // given some back in the meantime, cost what they cost in a store that is nearly full.
+    // Writes that are refused repeatedly cost next to nothing. Writes that find space, since merges
+    // have freed some in the meantime, cost as much as in a store that is nearly full.
     let mut accepted = 0;
     let written = store.to_rest(&what("writes to a full store"), u64::MAX, |db| {
         for _ in 0..20 {
@@ -159,8 +159,8 @@ fn gets_full_and_empty_again(shape: &Shape, len: u64, removal: Removal) {
     store.db.close().unwrap();
 }
 
-/// Three of four short values outside of blocks are deleted one by one: what is between the rest is
-/// no alignment.
+/// Three of four short values outside of blocks are deleted one by one. The gaps between the others
+/// must not be taken for alignment.
 #[test]
 fn a_full_store_gives_back_the_space_between_short_values() {
     let options = DictionaryOptions { separate_at: 512, ..DictionaryOptions::default() };

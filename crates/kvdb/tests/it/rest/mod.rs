@@ -1,5 +1,5 @@
-//! The machine *rest*: every job of the background is run to rest on stores of many shapes, and
-//! what it writes is bounded. A job that takes its own work for something to be done never rests.
+//! The machine *rest* runs every background job to rest on stores of many shapes, and bounds the
+//! bytes that it writes. A job that mistakes its own output for new work never rests.
 //!
 //! `make rest` runs a hundred shapes; `KVFS_SEEDS=n` that many, `KVFS_SEED=n` one.
 
@@ -42,7 +42,7 @@ impl ValueOrder for ByTurns {
     }
 }
 
-/// A store, and what it has written at the last look.
+/// A store, and the bytes that it had written when last examined.
 struct Store<'a> {
     shape: &'a Shape,
     db: Kvdb,
@@ -65,8 +65,8 @@ impl Store<'_> {
         self.db.stats().zones_held * ZONE_SIZE
     }
 
-    /// Does `work` and waits until nothing is left to do. Returns what was written, which is no
-    /// more than `bound`.
+    /// Runs `work` and waits until no work is left. Returns the bytes that were written, which must
+    /// not exceed `bound`.
     fn to_rest(&self, what: &str, bound: u64, work: impl FnOnce(&Kvdb)) -> u64 {
         let before = self.written();
         let so_far = || {
@@ -88,7 +88,7 @@ impl Store<'_> {
         };
         work(&self.db);
         let begun = Instant::now();
-        // At rest for a while: some of it begins after a pause.
+        // Waits for a while, since some jobs begin after a pause.
         let mut quiet = 0;
         // A full store may have a merge that is due and finds no room: it is tried again every 5 s,
         // and must write nothing then.
@@ -132,8 +132,8 @@ fn comes_to_rest(shape: &Shape) {
     let store = Store { shape, db };
     store.set_order();
     let mut put = 0;
-    // Flushes, merges, those that wait for quiet, gathering, and defragmentation that begins by
-    // itself: each byte is flushed, merged level by level, and moved.
+    // Covers flushes, merges, merges that wait for quiet, gathering, and automatic defragmentation.
+    // Each byte is flushed, merged level by level, and moved.
     let filled = store.to_rest("filling the store", u64::MAX, |db| put = shape.fill(db));
     let jobs = store.by_job();
     let size = store.size();
@@ -181,8 +181,8 @@ fn comes_to_rest(shape: &Shape) {
             opened >> 10,
         );
     }
-    // Everything may be written some times over, and not without end; of many dictionaries each
-    // flush writes a few sectors.
+    // Everything may be rewritten a few times, but not endlessly. With many dictionaries each flush
+    // writes a few sectors for each of them.
     let times = if shape.dictionaries > 100 { 32 } else { 8 };
     assert!(
         filled <= put * times + laid + 256 * MIB,
@@ -198,8 +198,8 @@ fn every_job_of_the_background_comes_to_rest_on_every_shape() {
     }
 }
 
-/// The store of the report: many files of 2,100 bytes, each with 460 bytes of padding. What was
-/// packed a moment ago is not taken for holes.
+/// The store of the bug report: many files of 2,100 bytes, each with 460 bytes of padding. The
+/// padding of values that were just packed must not be taken for holes.
 #[test]
 fn padding_is_not_taken_for_holes() {
     let mut shape = Shape::of_seed(0);
@@ -224,8 +224,8 @@ fn padding_is_not_taken_for_holes() {
     comes_to_rest(&shape);
 }
 
-/// Values of which most lie together and some in between do not: a defragmentation that is asked
-/// for again does not move them again.
+/// Most values lie together and some between them do not. A repeated defragmentation does not move
+/// them again.
 #[test]
 fn what_was_laid_in_order_is_not_moved_again() {
     comes_to_rest(&Shape::of_seed(42));

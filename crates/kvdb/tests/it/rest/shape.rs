@@ -1,5 +1,5 @@
-//! Shapes of stores, drawn from a seed: how long values are and how they are kept, what is
-//! overwritten, deleted and updated afterwards, and what keeps old states.
+//! Shapes of stores, drawn from a seed: the length and storage of values, the overwrites, deletions
+//! and updates that follow, and what keeps old states.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use kvdb::{
 
 const MIB: u64 = 1 << 20;
 
-/// Lengths of values around those at which something changes: units of 512 bytes, the shortest
-/// values that lie outside their blocks, pages, and zones' parts.
+/// Lengths of values around the limits at which the storage changes: units of 512 bytes, the
+/// shortest values outside of blocks, pages, and parts of zones.
 const LENGTHS: [u64; 24] = [
     10,
     100,
@@ -42,7 +42,7 @@ const LENGTHS: [u64; 24] = [
 
 #[derive(Clone, Copy, Debug)]
 pub enum Lengths {
-    /// All the same.
+    /// All values have the same length.
     One(u64),
     /// The two in turn.
     Two(u64, u64),
@@ -174,7 +174,7 @@ impl Shape {
         (self.bytes / mean.max(1)).max(4)
     }
 
-    /// Brings a store into this shape; the bytes of the values that were put.
+    /// Brings a store into this shape. Returns the bytes of the values that were put.
     pub fn fill(&self, db: &Kvdb) -> u64 {
         let mut random = Random::new(self.seed);
         let mut writer = Writer { db, shape: self, batch: Batch::new(), put: 0, full: false };

@@ -1,5 +1,5 @@
 //! A history of operations on a few registers, and the search for one order that explains it (Wing
-//! and Gong 1993, with memory of what was tried: Lowe 2017).
+//! and Gong 1993, with a record of the states already tried: Lowe 2017).
 
 use std::collections::HashSet;
 
@@ -18,7 +18,7 @@ pub enum Effect {
     /// In the snapshot these registers hold these values.
     #[allow(dead_code, reason = "only the programs on files look there")]
     InSnapshot(Vec<(usize, Option<u64>)>),
-    /// Everything is as in the last snapshot.
+    /// The registers are as in the last snapshot.
     Rollback,
 }
 
@@ -28,7 +28,7 @@ pub struct Operation {
     pub from: u64,
     /// `None` means that no answer arrived, so the operation may have happened or not, and later.
     pub to: Option<u64>,
-    /// It is on disk when it has answered.
+    /// The operation is on disk when it has answered.
     pub synced: bool,
     pub effect: Effect,
 }
@@ -67,7 +67,7 @@ impl ManifestState {
 struct Search<'a> {
     operations: &'a [Operation],
     seen: HashSet<(u128, ManifestState)>,
-    /// The operations that must have happened when this state is found.
+    /// The operations that must have happened if this state is found.
     goal: Option<(u128, Values)>,
 }
 
@@ -133,8 +133,8 @@ pub fn check_left(operations: &[Operation], found: Values) {
 }
 
 #[allow(dead_code, reason = "only the programs on keys open the store again")]
-/// Fails unless `found` is the state that such an order ends with: after a clean close all of it is
-/// there.
+/// Fails unless `found` is the state that such an order ends with: after a clean close no operation
+/// is lost.
 pub fn check_closed(operations: &[Operation], found: Values) {
     let all = (0..operations.len()).fold(0, |mask, i| mask | 1 << i);
     let message =

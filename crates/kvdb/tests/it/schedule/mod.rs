@@ -1,8 +1,8 @@
-//! Small programs of several threads on one store, each under the schedule of a seed, with
-//! background threads, syncs that take their time, and a power cut at the end. What every operation
-//! answered must be explained by one order of all operations in which each takes effect at one
-//! moment between its call and its answer, and what a power cut leaves must be a state of that
-//! order, not older than what was acknowledged as synced.
+//! Runs small programs of several threads on one store, each under the schedule of a seed, with
+//! background threads, slow syncs, and a power cut at the end. One order of all operations must
+//! explain every answer, where each operation takes effect at one moment between its call and its
+//! answer. The state after the power cut must be a state of that order, not older than the last
+//! acknowledged sync.
 //!
 //! `KVFS_SEEDS=n` runs n seeds, `KVFS_SEED=n` only this one, `KVFS_SEED_BASE=n` begins with it.
 //! Long runs: `KVFS_SEEDS=100000 cargo test --profile simulation -p kvdb --test it schedule::`.

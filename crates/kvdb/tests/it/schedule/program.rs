@@ -24,7 +24,7 @@ pub enum Kind {
 
 const THREADS: u64 = 3;
 const OPERATIONS: u64 = 5;
-/// So many kinds of operations are drawn from, some of them more than once.
+/// The number of kinds to draw from. Some of them are drawn more than once.
 const CHOICES: u64 = 20;
 /// Transactions within others. Apart from the others, so that a seed without it has the program
 /// that it had before there were any.
@@ -61,12 +61,12 @@ struct World {
     done: Mutex<Vec<Operation>>,
     /// Snapshots replace each other under one name, one at a time.
     naming: Mutex<bool>,
-    /// The kinds of operations of this run, see [`World::operate`].
+    /// The kinds of operations of this run. See [`World::operate`].
     choices: Vec<u64>,
 }
 
-/// All kinds, or some: what takes several operations of few kinds to go wrong is found sooner where
-/// there are no others (swarm testing: Groce, Zhang, Eide, Chen, Regehr, ISSTA 2012).
+/// Uses all kinds or a few. A bug that needs several operations of few kinds is found sooner
+/// without the others (swarm testing: Groce, Zhang, Eide, Chen, Regehr, ISSTA 2012).
 fn choices(seed: u64, random: &mut Random) -> Vec<u64> {
     let all = random.one_in(3);
     let mut drawn: Vec<u64> = (0..CHOICES).filter(|_| all || random.one_in(2)).collect();
@@ -77,7 +77,7 @@ fn choices(seed: u64, random: &mut Random) -> Vec<u64> {
     if drawn.is_empty() { vec![0] } else { drawn }
 }
 
-/// Registers with what they held or hold.
+/// Registers with their earlier or present values.
 type Registers = Vec<(usize, Option<u64>)>;
 
 enum Reader<'a> {
@@ -167,7 +167,7 @@ impl World {
         })?;
         let did = self.work(&t, random).and_then(|did| t.commit(durability).map(|()| did));
         if did.is_err() {
-            // A durable one would go on.
+            // A durable one would continue.
             t.abort();
         }
         let (mut read, wrote) = did?;
@@ -307,8 +307,8 @@ impl World {
         Ok(Effect::Change { read: Vec::new(), wrote: Vec::new() })
     }
 
-    /// Reads and changes in a nested batch: all that it reads of others is of one moment, and what
-    /// it changed appears at one moment.
+    /// Reads and changes in a nested batch. Its reads show one moment, and its changes appear at
+    /// one moment.
     fn nested_batch(&self, t: &Transaction, random: &mut Random) -> kvdb::Result<Vec<Effect>> {
         let mut nested = t.nested_batch()?;
         let mut read: BTreeMap<usize, Option<u64>> = BTreeMap::new();
@@ -337,7 +337,7 @@ impl World {
         Ok(vec![reads, Effect::Change { read: Vec::new(), wrote: wrote.into_iter().collect() }])
     }
 
-    /// One operation, and what it did when it succeeded.
+    /// Runs one operation. Returns its effect if it succeeded.
     fn operate(&self, random: &mut Random) {
         let durability = if random.one_in(3) { Durability::Synced } else { Durability::Buffered };
         let mut synced = durability == Durability::Synced;
@@ -387,7 +387,7 @@ impl World {
             }
             (None, 11) => {
                 let ingested = self.ingest(random);
-                // One of nothing changes nothing and syncs nothing.
+                // An empty commit changes nothing and syncs nothing.
                 synced = matches!(&ingested, Ok(Effect::Change { wrote, .. }) if !wrote.is_empty());
                 ("ingest", ingested.map(|e| vec![e]))
             }
@@ -433,7 +433,7 @@ impl World {
     }
 }
 
-/// Lives a short life and checks it. Gives how often each kind of operation succeeded.
+/// Runs a short life and checks it. Returns how often each kind of operation succeeded.
 pub fn run(seed: u64, kind: Kind) -> BTreeMap<&'static str, u64> {
     let mut random = Random::new(seed ^ 0x5eed);
     let device = Arc::new(SlowSync(CrashDevice::new()));
@@ -464,7 +464,7 @@ pub fn run(seed: u64, kind: Kind) -> BTreeMap<&'static str, u64> {
         })
         .collect();
     threads.into_iter().for_each(|t| t.join().expect("its panic has ended the run"));
-    // The power fails now: what is left must be a state that was.
+    // The power fails now, and the recovered state must be a state of the history.
     let image = world.device.0.crash(seed);
     let operations = world.done.lock().clone();
     if kind == Kind::Mainline {

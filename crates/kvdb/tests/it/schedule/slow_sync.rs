@@ -1,5 +1,5 @@
-//! A device on which a sync takes its time, so that others run while it is under way, and a write
-//! is no single moment, either.
+//! A device on which a sync takes time, so that other threads run during it, and on which a write
+//! is not instantaneous either.
 
 use std::io;
 use std::time::Duration;

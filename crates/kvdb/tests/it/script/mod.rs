@@ -1,5 +1,5 @@
-//! Plays scripts in which several take steps in turn, and a step may have to wait for another
-//! else's end.
+//! Plays scripts in which several actors take steps in turn. A step may have to wait for the end of
+//! another actor.
 //!
 //! A script has one step a line, `who verb arguments -> outcome`; without an outcome the step must
 //! succeed and say nothing. What a step means is the stage's business, except for
@@ -13,10 +13,10 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::Duration;
 
-/// Nothing here takes so long unless it hangs.
+/// The time after which a step counts as hung.
 pub const LONG: Duration = Duration::from_secs(60);
 
-/// A step, ready to be taken on any thread; gives its outcome.
+/// A step that can run on any thread and returns its outcome.
 pub type Step = Box<dyn FnOnce() -> String + Send>;
 
 /// The subject of a script.
@@ -28,7 +28,7 @@ pub trait Stage {
     fn now(&self) -> String;
 }
 
-/// `title` says which of several ways to play it this is.
+/// `title` names the variant of the script that is played.
 pub fn play(stage: &mut dyn Stage, title: &str, script: &str) {
     let mut waiting = BTreeMap::new();
     for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {

@@ -1,6 +1,6 @@
 //! Runs a history for each seed, several at a time. `KVFS_SEEDS=n` runs n of them, from
-//! `KVFS_SEED_BASE` on; `KVFS_SEED=n` runs that one alone. A long run says each minute how far it
-//! is; a history that fails does not end it, and its seed is in the last message.
+//! `KVFS_SEED_BASE` on; `KVFS_SEED=n` runs only that one. A long run reports its progress each
+//! minute. A failing history does not end the run, and its seed is in the last message.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
