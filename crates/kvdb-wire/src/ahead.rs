@@ -43,7 +43,7 @@ pub struct Ahead {
 /// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// Keys, of which the first one is looked at.
+    /// Keys, the first of which is examined.
     Keys,
     /// A range. It brings what lies near by itself, but for what begins with other numbers.
     Range,
@@ -52,7 +52,7 @@ pub enum Asked {
 /// The next page of a dictionary that is read ahead.
 struct Next {
     bytes: u32,
-    /// One is read. What others ask for then is asked for by itself.
+    /// One range is being read. Requests of other calls are then sent by themselves.
     is_under_way: bool,
 }
 

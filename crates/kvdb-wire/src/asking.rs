@@ -3,7 +3,7 @@
 //! left out. Once the wait has been in vain, one thread probes for the server.
 //!
 //! A server that answers probes may take any time over a request. It may vanish without a word
-//! then, as a machine does that loses its power, so it is probed again and again.
+//! then, as a machine does that loses its power, so it is probed repeatedly.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
@@ -54,8 +54,8 @@ impl Client {
         }
     }
 
-    /// `ends_all`: all calls fail when this one does. `extends`: a server that is there is waited
-    /// for beyond the deadline.
+    /// If `ends_all`, all calls fail when this one does. If `extends`, the call waits beyond the
+    /// deadline as long as the server answers greetings.
     fn retried_until(
         &self,
         mut deadline: Instant,
@@ -71,7 +71,8 @@ impl Client {
             // The rest of the time is reserved for the probe.
             let probe = if extends { PROBE.min(time / 4) } else { Duration::ZERO };
             let until = begun + (time - probe);
-            // A longer attempt than the first one is for a server that is there.
+            // An attempt longer than the first one requires a server that can be reached, so it is
+            // watched.
             let watch = (most > first).then(|| self.watch(first));
             let answer = call(until);
             drop(watch);
@@ -93,7 +94,7 @@ impl Client {
                 continue;
             }
             if extends {
-                // A server that was there, and is not any more, is waited for as by all others.
+                // If the server was reachable and no longer is, this call waits as all others do.
                 match self.deadline() {
                     // A connection that broke before the time was over begins the common wait.
                     Ok(all) if Instant::now() < until => deadline = all,
@@ -118,7 +119,7 @@ impl Client {
 
     /// Returns whether the server answers a greeting within `time` after `from`, if only that there
     /// is no place. Ends a connection that is older than `from`: the server may no longer know it,
-    /// and a request that is sent again is told from its first copy by the connection.
+    /// and the connection distinguishes a request that is sent again from its first copy.
     fn is_there(&self, from: Instant, time: Duration, why: &Error) -> bool {
         let is_old = |one: &Arc<Connection>| one.made < from;
         if let Some(connection) = self.current.peek().filter(is_old) {

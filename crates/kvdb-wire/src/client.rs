@@ -117,7 +117,7 @@ impl Client {
         Ok(client)
     }
 
-    /// Returns the deadline of a call that begins now. Fails if the server is gone.
+    /// Returns the deadline of a call that begins now. Fails if the server has disappeared.
     pub(crate) fn deadline(&self) -> Result<Instant> {
         self.reachable.deadline(self.options.timeout)
     }
@@ -184,13 +184,13 @@ impl Client {
         let socket = match (self.connect)(left(deadline)?) {
             Ok(socket) => socket,
             Err(e) if is_gone(&e) => return Err(e.into()),
-            // A handshake that the server ends, and a lack of descriptors here, do not show that it
-            // is gone.
+            // A handshake that the server ends, and a lack of local descriptors, do not show that
+            // it has disappeared.
             Err(_) => return Ok(()),
         };
         match self.greeted(socket, deadline) {
             Err(e) if left(deadline).is_err() => Err(e),
-            // A server that ends the connection is there, and has no place for another one.
+            // A server that ends the connection is running, and has no place for another one.
             _ => Ok(()),
         }
     }

@@ -208,7 +208,7 @@ impl Conversation {
         // nothing that follows could be understood.
         let request = Request::decode(kind, &body)?;
         drop(body);
-        // The client is there even while the request waits.
+        // The client counts as present even while the request waits.
         let under_way = self.under_way(&request);
         // The share of the tenant comes first: a client that waits for it holds nothing of others.
         let most = most_of_answer(&request);
@@ -465,7 +465,7 @@ impl Conversation {
         let Some((role, line)) = self.role_of(token) else {
             return Err(failure(FailureCode::NotAllowed, "the token is none of this server"));
         };
-        // A client of another version is told the version of the server, and decides what to do.
+        // A client of another version gets the version of the server, and decides what to do.
         if version == VERSION {
             if let Some(line) = line {
                 self.join(&self.tenants.of(line))?;

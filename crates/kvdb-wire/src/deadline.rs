@@ -1,6 +1,6 @@
 //! Deadlines: a call has one deadline, which limits all of its waits. A socket limits each read and
-//! each write separately, so a peer that sends a byte now and then would never exceed that limit.
-//! Therefore the limit is set before each of them to the time that remains.
+//! each write separately, so a peer that sends a byte from time to time would never exceed that
+//! limit. Therefore the limit is set before each of them to the time that remains.
 
 use std::io::{self, Read, Write};
 use std::time::Duration;

@@ -29,7 +29,7 @@ const STEP: usize = 64 << 10;
 pub struct Frame {
     /// Pairs an answer with its request.
     pub number: u64,
-    /// The kind of the body, see `docs/wire.md`.
+    /// The kind of the body. See `docs/wire.md`.
     pub kind: u8,
     /// The encoded message.
     pub body: Bytes,

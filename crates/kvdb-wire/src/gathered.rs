@@ -16,12 +16,12 @@ pub enum Point {
     Deleted,
     /// Updated from an unknown value: only the server can compute the result.
     Updated,
-    /// Put by reference: only the server can tell the value, and whether there is any.
+    /// Put by reference: only the server knows the value, and whether there is any.
     Referred,
 }
 
 impl Point {
-    /// Returns whether only the server can tell the value.
+    /// Returns whether only the server knows the value.
     pub fn is_unknown(&self) -> bool {
         matches!(self, Point::Updated | Point::Referred)
     }
@@ -210,17 +210,17 @@ impl Overlay {
         }
     }
 
-    /// Returns whether the range has values that only the server can tell.
+    /// Returns whether the range has values that only the server knows.
     pub fn has_unknown(&self) -> bool {
         self.points.values().any(Point::is_unknown)
     }
 
-    /// Returns whether the range has keys of which only the server can tell whether they exist.
+    /// Returns whether the range has keys whose existence only the server knows.
     pub fn has_referred(&self) -> bool {
         self.points.values().any(|point| *point == Point::Referred)
     }
 
-    /// Forgets the points of keys whose values only the server can tell.
+    /// Forgets the points of keys whose values only the server knows.
     pub fn forget_unknown(&mut self) {
         self.points.retain(|_, point| !point.is_unknown());
     }

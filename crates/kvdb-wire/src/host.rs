@@ -29,8 +29,8 @@ pub trait Host: Send + Sync {
     /// Ends a transaction and discards its changes.
     fn abort(&self, transaction: &Transaction) -> kvdb::Result<()>;
 
-    /// Returns the name of the file or other object that a key belongs to, for people who are told
-    /// of a conflict.
+    /// Returns the name of the file or other object that a key belongs to, for people who are
+    /// notified of a conflict.
     fn place(&self, _: &Transaction, _: DictionaryId, _: &Bytes) -> Option<String> {
         None
     }
@@ -51,7 +51,7 @@ pub trait Host: Send + Sync {
     }
 
     /// Lends the main branch to a client, which changes it directly, past this host, until it is
-    /// taken back. Returns a number that tells the state in which it is lent. `since` is that
+    /// taken back. Returns a number that identifies the state in which it is lent. `since` is that
     /// number if an earlier server has lent the branch already, to the same client: then this fails
     /// if anything else may have changed the branch in the meantime. Fails if the host changes the
     /// branch itself.

@@ -7,9 +7,9 @@
 //! branch, and the label of its client. A batch writes the record together with its changes, so
 //! that a server that was begun again knows which batches it has.
 //!
-//! A record that cannot be decoded is one of a lease that was lost. Its client is refused, as is
-//! any client that holds no lease, and loses what it had not synced. An error instead would keep
-//! the store from being served for as long as the record is there.
+//! A record that cannot be decoded counts as that of a lost lease. Its client is refused, as is any
+//! client that holds no lease, and loses what it had not synced. An error instead would keep the
+//! store from being served for as long as the record exists.
 
 use kvdb::{Batch, DictionaryId, Kvdb};
 use zones::varint::{get_bytes, get_u32, get_u64, put_bytes, put_u64};
@@ -27,7 +27,7 @@ pub(crate) enum Stands {
     Held,
     /// Its client has given it back.
     GivenBack,
-    /// It was taken from its client, or has ended without it.
+    /// The lease was taken from its client, or has ended without it.
     Lost,
 }
 

@@ -1,6 +1,6 @@
 //! The lease of the main branch: its client changes the branch itself, batch after batch, and not
-//! in a transaction. While it holds the lease, no other client changes the branch, so all that it
-//! has read stays as it is (`docs/decisions/170-main-files-by-lease.md`).
+//! in a transaction. While it holds the lease, no other client changes the branch, so everything
+//! that it has read stays valid (`docs/decisions/170-main-files-by-lease.md`).
 //!
 //! Each lease has an epoch, which is greater than those of all leases before it, including those of
 //! earlier servers (`lease_record`). Requests are made in an epoch, and are refused in any but the
@@ -8,7 +8,7 @@
 //! arrive.
 //!
 //! A client that was not heard of for the time of its lease keeps it until another one wants to
-//! change the branch. So no clock decides while only one client is there.
+//! change the branch. So no clock decides as long as there is only one client.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -53,8 +53,8 @@ pub(crate) fn lease_time(asked: u32) -> Duration {
     }
 }
 
-/// Returns whether a client holds the lease of the main branch of a store, even while no server is
-/// there. A program that serves the store then leaves the files alone that the client has in use.
+/// Returns whether a client holds the lease of the main branch of a store, even while no server
+/// runs. A program that serves the store then leaves the files alone that the client has in use.
 pub fn is_lent(db: &Kvdb) -> kvdb::Result<bool> {
     let Some(dict) = Records::dict_of(db) else { return Ok(false) };
     let record = LeaseRecord::read(db, dict)?;
@@ -116,7 +116,7 @@ pub(crate) struct Unlent<'a> {
 }
 
 impl Lending {
-    /// A lease that an earlier server has given goes on. `dict` has the records.
+    /// A lease that an earlier server has given continues. `dict` has the records.
     pub fn open(db: &Kvdb, host: Arc<dyn Host>, dict: DictionaryId) -> kvdb::Result<Lending> {
         let record = LeaseRecord::read(db, dict)?;
         let lending = Lending {
@@ -149,7 +149,7 @@ impl Lending {
         Ok(lending)
     }
 
-    /// Gives the lease to a client, or goes on with that of this key.
+    /// Gives the lease to a client, or continues with that of this key.
     pub fn hold(&self, asked: AskedLease) -> Answer<HeldLease> {
         let mut state = self.state.write();
         let same = state.held().filter(|held| held.key == asked.key).map(|held| held.epoch);
@@ -157,7 +157,7 @@ impl Lending {
             self.heard.hears();
             return Ok(self.held(&asked, epoch));
         }
-        // A request of a lease that is over arrives late, or its client was not told yet.
+        // A request of an ended lease arrives late, or its client was not notified yet.
         if asked.joins || self.known.is_former(&asked.key) {
             return Err(state.fenced());
         }
@@ -185,13 +185,14 @@ impl Lending {
             batches: 0,
             time: u32::try_from(lease_time(asked.lease).as_millis()).unwrap_or(u32::MAX),
             lent_in,
-            // It is shown to people, and comes from a client.
+            // The label is shown to people, and comes from a client.
             label: match &*asked.label {
                 "" => "a client".into(),
                 label => label.escape_debug().to_string(),
             },
         };
-        // It is on disk before the client knows it, so that no two leases have one epoch.
+        // The epoch is on disk before the client knows it, so that no two leases have the same
+        // epoch.
         if let Err(e) = self.note(&record, Durability::Synced) {
             self.host.take_back();
             return Err(of_store(e));
@@ -390,9 +391,9 @@ impl Lending {
         Ok(view)
     }
 
-    /// Gives the lease of this key back, and returns `None` if there is no such lease. `batches` is
-    /// the number of the last batch, if the client tells it; `held` is the lease as the connection
-    /// of the request has it.
+    /// Ends the lease of this key at its client's request. Returns `None` if there is no such
+    /// lease. `batches` is the number of the last batch, if the client states it. `held` is the
+    /// lease as the connection of the request has it.
     pub fn give_back(
         &self,
         key: &TransactionKey,

@@ -11,9 +11,9 @@ use crate::served_transaction::random_key;
 const MOST_BYTES: usize = 64 << 20;
 
 impl Client {
-    /// Makes a snapshot of a branch of the store; `""` is the main one. It has all that was
-    /// committed there and all that is written in its file system. If `synced`, it is on disk when
-    /// this returns.
+    /// Makes a snapshot of a branch of the store; `""` is the main one. It has everything that was
+    /// committed there and written in its file system. If `synced`, it is on disk when this
+    /// returns.
     pub fn make_snapshot(&self, branch: &str, name: &str, synced: bool) -> Result<()> {
         let (key, branch, name) = (random_key()?, branch.into(), name.into());
         self.done(&Request::Snapshot { key, branch, name, synced })

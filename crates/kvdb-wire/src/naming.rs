@@ -133,7 +133,7 @@ impl Naming {
     pub fn remove_clone(&self, role: &Role, key: &TransactionKey, name: &str) -> Answer<()> {
         allow(role.may_write(name))?;
         if name.is_empty() {
-            // The main branch is no clone, and its transactions go on.
+            // The main branch is no clone, and its transactions continue.
             let what = "a clone has a name".into();
             return Err(Failure { code: FailureCode::Invalid, what });
         }
@@ -154,8 +154,8 @@ impl Naming {
 }
 
 /// Returns whether a name ends like those of snapshots that are made and dropped by rules
-/// (`kvfs snapshot auto`): `-2026-11-24T22:04:36Z`. The rules count all that have such names, so
-/// who makes some of them has others dropped.
+/// (`kvfs snapshot auto`): `-2026-11-24T22:04:36Z`. The rules count all snapshots with such names,
+/// so a client that makes some of them causes others to be dropped.
 fn ends_with_time(name: &str) -> bool {
     const FORM: &[u8] = b"-0000-00-00T00:00:00Z";
     let end = name.len().checked_sub(FORM.len()).and_then(|at| name.as_bytes().get(at..));

@@ -1,5 +1,5 @@
 //! Requests that are done at most once, however often they are sent: each has a key that its client
-//! draws at random. A record in the store, next to those of transactions (`records`), tells a
+//! draws at random. A record in the store, next to those of transactions (`records`), shows a
 //! restarted server what it has done.
 //!
 //! The key of a record is that of the request. The value is a byte, 2 if the request was begun and
@@ -33,7 +33,7 @@ pub(crate) struct Once {
     /// The keys of the records, the oldest first. They are never locked while a record is written,
     /// which may wait for the disk, and they are locked after the keys of `turns` where both are.
     kept: Mutex<VecDeque<TransactionKey>>,
-    /// The requests that are under way. A copy of one waits for its outcome, and others do not
+    /// The requests that are in progress. A copy of one waits for its outcome, and others do not
     /// wait: a snapshot takes as long as what is written before it.
     turns: Turns,
 }
@@ -68,7 +68,7 @@ impl Once {
         }
         if !settled.is_empty() {
             settled.releases_space();
-            // The outcomes are on disk before their copies are told of them.
+            // The outcomes are on disk before their copies are notified of them.
             if let Err(e) = db.commit(settled, Durability::Buffered).and_then(|()| db.sync()) {
                 tracing::warn!("requests that a crash has cut short are not settled: {e}");
             }
@@ -99,7 +99,7 @@ impl Once {
             Some(DONE) => return Ok(()),
             Some(_) if is_done() => {
                 wanted.complete(&self.db)?;
-                // It may have failed on its way to the disk.
+                // The record may have failed on its way to the disk.
                 if durability == Durability::Synced {
                     self.db.sync()?;
                 }

@@ -30,8 +30,8 @@ pub struct Pages {
     values: BTreeMap<(DictionaryId, Bytes), Option<Bytes>>,
     /// The queues of the small values and of the others.
     queues: [Queue; 2],
-    /// Where the ranges begin and end of which `values` has all keys that are there; an empty end
-    /// is that of the dictionary. No two of them overlap or touch.
+    /// The ranges of which `values` has all existing keys, by their starts and ends. An empty end
+    /// stands for the end of the dictionary. No two ranges overlap or touch.
     ranges: BTreeMap<(DictionaryId, Bytes), Bytes>,
     range_bytes: usize,
     pages: VecDeque<Page>,
@@ -80,7 +80,7 @@ fn after(key: &[u8]) -> Bytes {
     [key, &[0]].concat().into()
 }
 
-/// Returns whether a range with this end goes on after `key`, or to it.
+/// Returns whether a range with this end continues after `key`, or to it.
 fn is_before(key: &[u8], end: &Bytes) -> bool {
     end.is_empty() || key < end
 }
@@ -167,8 +167,8 @@ impl Pages {
         self.queues[kind].bytes += size_of_entry(&at.1, value.as_ref());
         let is_in_queue = match self.values.insert(at.clone(), value) {
             None => false,
-            // A server that sends another value than before is wrong, and the bound holds all the
-            // same.
+            // A server that sends another value than before is wrong, and the bound holds
+            // nevertheless.
             Some(before) => {
                 let of = kind_of(before.as_ref());
                 self.queues[of].bytes -= size_of_entry(&at.1, before.as_ref());
@@ -384,8 +384,8 @@ impl Pages {
     pub fn keep_page(&mut self, dict: DictionaryId, request: &PageRequest<'_>, page: &TuplePage) {
         let size = |(key, value): &(Bytes, Bytes)| key.len() + value.len() + ENTRY;
         let bytes = page.tuples.iter().map(size).sum::<usize>() + ENTRY;
-        // One that takes a large part of the memory is one of a long read, which does not come
-        // back.
+        // A page that takes a large part of the memory belongs to a long read, which is not
+        // repeated.
         if request.backward || bytes > self.memory / 8 || !is_part_of_range(request, page) {
             return;
         }

@@ -36,14 +36,14 @@ pub(crate) enum Next {
     Again,
     /// The call fails.
     Fails,
-    /// The call fails, and is the first to find that the server is gone.
+    /// The call fails, and is the first to find that the server has disappeared.
     SaysGone,
 }
 
 #[derive(Default)]
 pub(crate) struct Reachable {
     trouble: Mutex<Option<Trouble>>,
-    /// Notified when the server answers again, or is gone.
+    /// Notified when the server answers again, or has disappeared.
     changed: Condvar,
     /// Set while `trouble` is present, so that a call that is answered does not take its lock.
     is_troubled: AtomicBool,
@@ -56,8 +56,8 @@ struct Trouble {
 }
 
 impl Reachable {
-    /// Returns the deadline of a call that begins now. Fails if the server is gone. A timeout of
-    /// zero means no limit.
+    /// Returns the deadline of a call that begins now. Fails if the server has disappeared. A
+    /// timeout of zero means no limit.
     pub fn deadline(&self, timeout: Duration) -> Result<Instant> {
         let timeout = if timeout.is_zero() { FOR_EVER } else { timeout };
         let from = match &*self.trouble.lock() {

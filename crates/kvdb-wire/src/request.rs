@@ -90,7 +90,7 @@ pub enum Request {
         /// Limit of the bytes.
         length: u32,
     },
-    /// Reads a page of tuples, see [`kvdb::PageRequest`].
+    /// Reads a page of tuples. See [`kvdb::PageRequest`].
     Iterate {
         /// The view.
         view: u64,
@@ -243,7 +243,7 @@ pub enum Request {
         /// The name of the snapshot or clone.
         name: String,
     },
-    /// Takes the lease of the main branch, or continues to hold it. Commit and abort give it back.
+    /// Takes the lease of the main branch, or continues to hold it. Commit and abort return it.
     Hold {
         /// Identifies the lease. The client draws it at random.
         key: TransactionKey,

@@ -40,7 +40,7 @@ impl Role {
         })
     }
 
-    /// Returns whether the client is told that there is a snapshot of a branch.
+    /// Returns whether the client may know that a snapshot of a branch exists.
     pub fn may_list(&self, snapshot: &str, branch: &str) -> bool {
         self.may_read(snapshot) || self.may_write(branch)
     }

@@ -119,8 +119,8 @@ pub struct ServedTransaction {
     open: SingleFlight<(Arc<Connection>, u64)>,
     /// Lets one thread send for all.
     sends: SingleFlight<()>,
-    /// Held while the parts of an answer about its changes are read. The server tells the parts of
-    /// answers to the same question apart only if these are read one after the other.
+    /// Held while the parts of an answer about its changes are read. The server distinguishes the
+    /// parts of answers to the same question only if these are read one after the other.
     reviewing: Mutex<()>,
     pub(crate) outgoing: Mutex<Outgoing>,
     pub(crate) state: Mutex<State>,
@@ -165,7 +165,7 @@ impl ServedTransaction {
             client: client.clone(),
             key,
             // A transaction without a lease does not end by itself. All batches of the lease of the
-            // main branch are there to stay.
+            // main branch are permanent.
             durable: lease == 0 || matches!(begun, Begun::Lease(_)),
             reads_ahead: !joins && !begun.locks(),
             holder,
@@ -182,7 +182,8 @@ impl ServedTransaction {
         })
     }
 
-    /// Returns the key, by which another client can take up the transaction once this one is gone.
+    /// Returns the key, by which another client can take over the transaction once this one has
+    /// ended.
     pub fn key(&self) -> TransactionKey {
         self.key
     }
@@ -279,7 +280,7 @@ impl ServedTransaction {
         self.state.lock().over.clone()
     }
 
-    /// Returns why the server refuses changes, if it does so for want of space.
+    /// Returns why the server refuses changes, if it does so for lack of space.
     pub fn refused(&self) -> Option<String> {
         self.state.lock().refused.as_ref().map(|(why, _)| why.clone())
     }
@@ -387,7 +388,7 @@ impl ServedTransaction {
         Ok(())
     }
 
-    /// Marks the transaction as no longer used, whether or not the server was told.
+    /// Marks the transaction as no longer used, whether or not the server was notified.
     pub fn forget(&self) {
         self.state.lock().over.get_or_insert_with(|| "its client has left it".into());
     }

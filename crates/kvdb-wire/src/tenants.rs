@@ -95,7 +95,7 @@ impl Tenant {
     /// Counts one more of the server's `all` connections, on this socket. Returns how many there
     /// are if it may not have more. Those that have ended while the server works on their requests
     /// have no places, but together with the others they take no more than the share of the tenant:
-    /// else a client that ends its connections again and again would take the places of others.
+    /// else a client that ends its connections repeatedly would take the places of others.
     pub fn connect(self: &Arc<Tenant>, all: usize, socket: &Socket) -> Result<Connected, usize> {
         let mut connections = self.connections.lock();
         let places = self.places(all);

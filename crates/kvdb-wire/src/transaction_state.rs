@@ -25,7 +25,7 @@ pub(crate) struct State {
     pub pages: Pages,
     /// Ranges that contain only keys that were put by this client.
     pub new: NewRanges,
-    /// If the server has refused changes for want of space: its message, and when it did so last.
+    /// If the server has refused changes for lack of space: its message, and when it did so last.
     pub refused: Option<(String, Instant)>,
     /// The reason why the transaction is over.
     pub over: Option<String>,

@@ -29,7 +29,7 @@ const RANGES: usize = 1024;
 const WAITING: usize = 16 << 20;
 /// Bytes of changes of a lease after which the client asks how much space there is.
 const SPACE_KNOWN_FOR: u64 = 64 << 20;
-/// The time for which changes that were refused for want of space are not sent again, unless data
+/// The time for which changes that were refused for lack of space are not sent again, unless data
 /// is removed.
 const REFUSED: Duration = Duration::from_secs(1);
 
@@ -311,8 +311,7 @@ impl ServedView for ServedTransaction {
             let state = self.state.lock();
             (state.heard.elapsed(), state.bytes)
         };
-        // The changes of a lease may have replaced what was there, so ask for the space that is
-        // left.
+        // The changes of a lease may have replaced existing data, so ask for the remaining space.
         let is_much = self.is_lease() && bytes > SPACE_KNOWN_FOR;
         match is_much || !self.lease.is_zero() && silent > self.lease / 4 {
             true => self.renew(),

@@ -8,7 +8,7 @@ use env::sync::{Condvar, Mutex, MutexGuard};
 
 use crate::body::TransactionKey;
 
-/// The keys of the requests that are under way.
+/// The keys of the requests that are in progress.
 #[derive(Default)]
 pub(crate) struct Turns {
     under_way: Mutex<HashSet<TransactionKey>>,
@@ -16,7 +16,7 @@ pub(crate) struct Turns {
     ended: Condvar,
 }
 
-/// A request that is under way, until this is dropped.
+/// A request that is in progress, until this is dropped.
 pub(crate) struct Turn<'a> {
     turns: &'a Turns,
     key: TransactionKey,
@@ -30,7 +30,7 @@ impl Drop for Turn<'_> {
 }
 
 impl Turns {
-    /// Waits until no request with this key is under way.
+    /// Waits until no request with this key is in progress.
     pub fn of(&self, key: &TransactionKey) -> Turn<'_> {
         let mut under_way = self.under_way.lock();
         while !under_way.insert(*key) {
@@ -39,7 +39,7 @@ impl Turns {
         Turn { turns: self, key: *key }
     }
 
-    /// Returns the keys of the requests that are under way, which stay so until the result is
+    /// Returns the keys of the requests that are in progress, which stay so until the result is
     /// dropped.
     pub fn under_way(&self) -> MutexGuard<'_, HashSet<TransactionKey>> {
         self.under_way.lock()

@@ -1,6 +1,6 @@
-//! The outcomes of requests: a snapshot or clone that is there, or that there is none of a name.
-//! The outcome is in the record of a request that was begun (`once`), so that a server which begins
-//! after a crash finds out what was done before any other request is.
+//! The outcomes of requests: a snapshot or clone exists, or none exists with a name. The outcome is
+//! in the record of a request that was begun (`once`), so that a server which begins after a crash
+//! finds out what was done before any other request is.
 
 use kvdb::Kvdb;
 use zones::varint::{get_bytes, get_u64, put_bytes, put_u64};

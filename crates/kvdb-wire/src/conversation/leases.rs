@@ -12,7 +12,7 @@ use crate::transactions::Transactions;
 type Answer = std::result::Result<Reply, Failure>;
 
 impl Conversation {
-    /// Gives the lease to the client, or goes on with the one that it has.
+    /// Gives the lease to the client, or continues with the one that it has.
     pub(super) fn hold(&self, all: &Transactions, asked: AskedLease) -> Answer {
         self.may(|role| role.leases)?;
         let key = asked.key;
@@ -60,7 +60,7 @@ impl Conversation {
         }
     }
 
-    /// Counts a request under the lease as one that is under way, until the result is dropped.
+    /// Counts a request under the lease as one that is in progress, until the result is dropped.
     pub(super) fn under_way(&self, request: &Request) -> Option<UnderWay<'_>> {
         let all = self.transactions.as_ref()?;
         self.leased(request).map(|held| all.lending().under_way(&held))

@@ -1,6 +1,7 @@
-//! The time for which the server has not heard of the client that holds the lease. The client is
-//! there while one of its requests is under way: a sync may take longer than the lease, and the
-//! client cannot renew the lease while all threads of its connection work on its requests.
+//! The time for which the server has not heard of the client that holds the lease. The client
+//! counts as present while one of its requests is in progress: a sync may take longer than the
+//! lease, and the client cannot renew the lease while all threads of its connection work on its
+//! requests.
 
 use std::time::Duration;
 
@@ -13,11 +14,11 @@ pub(super) struct Heard(Mutex<Last>);
 struct Last {
     epoch: u64,
     at: Instant,
-    /// Number of its requests that are under way.
+    /// Number of its requests that are in progress.
     under_way: usize,
 }
 
-/// A request of the client that is under way, until this is dropped.
+/// A request of the client that is in progress, until this is dropped.
 pub(crate) struct UnderWay<'a> {
     heard: &'a Heard,
     epoch: u64,
@@ -39,7 +40,7 @@ impl Heard {
         *self.0.lock() = Last::of(epoch);
     }
 
-    /// Notes that the client is there.
+    /// Notes that the client is present.
     pub fn hears(&self) {
         self.0.lock().at = Instant::now();
     }
@@ -68,7 +69,7 @@ impl Last {
     }
 
     fn ends(&mut self, epoch: u64, now: Instant) {
-        // The request of an earlier epoch counts no more.
+        // The request of an earlier epoch no longer counts.
         if self.epoch == epoch {
             self.under_way = self.under_way.saturating_sub(1);
             self.at = now;

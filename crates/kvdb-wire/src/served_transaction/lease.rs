@@ -1,5 +1,5 @@
 //! The lease of the main branch: a view of the branch itself, which this client alone changes until
-//! it gives the lease back or loses it. A client that has lost it changes nothing any more, and all
+//! it returns the lease or loses it. A client that has lost it changes nothing any more, and all
 //! its calls fail.
 
 use std::sync::Arc;

@@ -29,7 +29,7 @@ impl ServedTransaction {
     pub fn send(&self) -> kvdb::Result<()> {
         self.check()?;
         let made = self.state.lock().made;
-        // The thread that sends ends when the server is gone.
+        // The sending thread ends when the server has disappeared.
         let is_taken = |(): &()| self.state.lock().taken >= made;
         let sent = self.sends.get(None, is_taken, || self.send_gathered());
         sent.map_err(|e| self.told(e))
@@ -65,7 +65,7 @@ impl ServedTransaction {
         Ok(())
     }
 
-    /// Merges changes that were refused for want of space with those made since, which may have
+    /// Merges changes that were refused for lack of space with those made since, which may have
     /// removed some of the data. They become one unit, unless that would be longer than a unit may
     /// be: the server would refuse it each time.
     fn take_back(&self) {

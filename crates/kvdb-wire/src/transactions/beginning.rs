@@ -51,7 +51,7 @@ impl Transactions {
 
     /// Makes this client the holder if it takes the transaction from another one, or if no holder
     /// is known. If the transaction is durable and so may outlive this server, the change is on
-    /// disk before the client is told.
+    /// disk before the client gets the answer.
     fn take(&self, opened: &Opened, holder: u64, takes: bool) -> Answer<()> {
         let mut state = opened.state.lock();
         let had = state.noted.holder;

@@ -11,7 +11,8 @@ use crate::failure::{Failure, FailureCode, of_store};
 use crate::reply::{ConflictKey, Reply};
 
 impl Transactions {
-    /// Commits a transaction, at most once. A repeated request is told that it has committed.
+    /// Commits a transaction, at most once. A repeated request gets the answer that it has
+    /// committed.
     pub fn commit(
         &self,
         key: &TransactionKey,

@@ -11,8 +11,8 @@ use super::{Answer, Held, State, Transactions};
 use crate::body::ANSWER_BYTES;
 use crate::reply::Reply;
 
-/// Number of questions about one transaction of which the parts of the last answer are told from
-/// those of others. A client may read the answers to several questions at a time.
+/// Number of questions about one transaction for which the server distinguishes parts of the last
+/// answer from those of earlier ones. A client may read the answers to several questions at a time.
 const MARKS: usize = 16;
 
 impl Transactions {
@@ -21,7 +21,7 @@ impl Transactions {
     /// rest. If it is another one than that of which the client has the beginning, the parts would
     /// not fit together, and this fails. Answers to the same question are read one after the other.
     pub fn review(&self, opened: &Held, words: &[Bytes], offset: u64) -> Answer<Reply> {
-        // No batch changes the transaction while it is looked at.
+        // No batch changes the transaction while it is examined.
         let (_reviewing, mut state) = self.turn_to_review(opened)?;
         let one = &opened.transaction;
         // The client cannot renew the lease while the state is locked.
@@ -67,7 +67,7 @@ impl Transactions {
     }
 }
 
-/// Returns a number that tells a question, or an answer, from others in this process.
+/// Returns a number that distinguishes a question, or an answer, from others in this process.
 fn mark_of(of: &(impl Hash + ?Sized)) -> u64 {
     let mut hasher = DefaultHasher::new();
     of.hash(&mut hasher);

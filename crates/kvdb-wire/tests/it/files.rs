@@ -1,5 +1,5 @@
-//! A file system over the wire equals that of the snapshot on the server in every name, attribute
-//! and byte, under all faults of the connection.
+//! A file system over the wire equals the snapshot on the server in every name, attribute and byte,
+//! under all faults of the connection.
 
 use crate::wire;
 use std::sync::Arc;

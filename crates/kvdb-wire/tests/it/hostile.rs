@@ -1,5 +1,5 @@
-//! Clients and servers that violate the protocol, and a network that repeats frames: no other
-//! client is harmed, nothing runs without end, and nothing wrong is believed.
+//! Tests of clients and servers that violate the protocol, and of a network that repeats frames. No
+//! other client is harmed, no operation runs without end, and no wrong data is accepted.
 
 use crate::wire;
 use std::io::Write;
@@ -330,7 +330,7 @@ fn a_server_that_stops_in_the_middle_fails_the_call_in_time() {
         write_frame(&mut far, frame.number, kind, &body).unwrap();
         read_frame(&mut far).unwrap();
         far.write_all(&[200, 0, 0, 0, 1, 2]).unwrap();
-        // The connection stays open until the client has given up.
+        // The connection stays open until the client has stopped waiting.
         assert!(read_frame(&mut far).is_err());
     });
     let options = ClientOptions { timeout: Duration::from_millis(200), ..ClientOptions::default() };

@@ -1,4 +1,4 @@
-//! Hosts of keys, whose acts a test watches, delays or replaces.
+//! Hosts of keys whose operations a test watches, delays or replaces.
 
 /// Writes the named acts of a host (`begin`, `commit`, `abort`) as those of the store in its field
 /// `db`. The test writes the others itself.

@@ -1,6 +1,6 @@
-//! Frames that arrive late, and clients that go on with a transaction that another one has taken
-//! up: the transaction belongs to the client that took it up last, and a transaction that is over
-//! stays over.
+//! Frames that arrive late, and clients that continue a transaction which another client has taken
+//! over. The transaction belongs to the client that took it over last, and an ended transaction
+//! stays ended.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,7 +51,7 @@ fn who_had_a_transaction_before_neither_reads_nor_ends_it() {
     }
     assert!(matches!(second.ask(&get(now, dict)), Reply::Values(_)));
     second.does(&commit);
-    // The first client is told of the commit that has taken place, too.
+    // The first client is notified of the commit that has taken place, too.
     first.does(&commit);
 }
 

@@ -1,5 +1,5 @@
-//! Requests that take long while a client asks for the lease of the main branch or holds it: which
-//! others wait for them, and which do not.
+//! Tests of requests that take long while a client asks for the lease of the main branch or holds
+//! it. They delay only the requests that depend on them.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::waiting::awaits;
 #[derive(Default)]
 pub struct Gate {
     is_closed: AtomicBool,
-    /// Number of the calls that have come to it.
+    /// The number of calls that have reached it.
     come: AtomicU64,
 }
 
@@ -51,9 +51,9 @@ impl Drop for Closed<'_> {
 struct Lends {
     db: Kvdb,
     lending: Gate,
-    /// Where serializable transactions begin.
+    /// The place where serializable transactions begin.
     beginning: Gate,
-    /// Where inode numbers are reserved under the lease.
+    /// The place where inode numbers are reserved under the lease.
     numbers: Gate,
 }
 

@@ -1,5 +1,5 @@
-//! The lease of the main branch: one client at a time changes the branch itself. A client that has
-//! lost the lease changes nothing any more, and nothing that was synced is lost.
+//! Tests of the lease of the main branch. One client at a time changes the branch directly. A
+//! client that has lost the lease can change nothing more, and synced data is never lost.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Changes of a transaction over the wire that are longer than a frame: each is applied as a whole,
-//! once, or not at all.
+//! Tests of changes that are longer than a frame, in transactions over the wire. Each is applied
+//! exactly once and as a whole, or not at all.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

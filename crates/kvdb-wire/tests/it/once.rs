@@ -1,5 +1,5 @@
-//! Requests that are done once: what copies of one wait for, and what others do not, and what a
-//! server finds out after a crash.
+//! Tests that each request is executed once: which requests wait for a running copy of the same
+//! request, which do not, and what a server finds after a crash.
 
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -76,7 +76,7 @@ impl Host for Waits {
     }
 }
 
-/// Lets the host go on, also where an assertion fails.
+/// Lets the host continue, also if an assertion fails.
 struct GoesOn<'a>(&'a Waits);
 
 impl Drop for GoesOn<'_> {
@@ -132,7 +132,7 @@ fn of_two_requests_for_one_name_at_once_the_later_one_stays_refused() {
         let answers = both.map(|one| one.join().unwrap());
         let done = answers.iter().filter(|answer| **answer == Reply::Done).count();
         assert_eq!(done, 1, "{answers:?}");
-        // The one that was refused is not told that it was done when it comes again.
+        // A refused request is refused again when it is repeated, and not reported as done.
         for (key, before) in [1, 2].into_iter().zip(answers) {
             assert_eq!(ask_slow(key), before);
         }

@@ -1,5 +1,5 @@
-//! Values put by reference over the wire: their keys are sent and no values. They are those that
-//! the transaction had before the batch, and come from its own dictionaries.
+//! Tests of values that are put by reference over the wire: the client sends keys and no values.
+//! The values are those that the transaction had before the batch, from its own dictionaries.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Questions about the changes of a transaction, which the host of the files answers.
+//! Tests of queries for the changes of a transaction, which the host of the files answers.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -193,7 +193,7 @@ fn asked(options: ServerOptions) -> (Arc<Asked>, Server) {
     (host, server)
 }
 
-/// Begins a transaction, or goes on with it. Returns its number on the connection.
+/// Begins a transaction, or continues with it. Returns its number on the connection.
 #[track_caller]
 fn begun(stream: &mut UnixStream, key: TransactionKey) -> u64 {
     match ask(stream, &request(key)) {

@@ -1,5 +1,5 @@
-//! Files in a transaction over the wire: after a client's commit, the tree on the server equals the
-//! client's tree in every name, attribute and byte.
+//! Tests of files in a transaction over the wire. After a client's commit, the tree on the server
+//! equals the client's tree in every name, attribute and byte.
 
 use crate::wire;
 use std::sync::Arc;
@@ -414,7 +414,7 @@ fn what_a_listing_has_brought_is_not_asked_for_again_to_remove_it() {
         guest.fs.unlink(ROOT, name).unwrap();
         guest.fs.forget(*ino, 1);
     }
-    // The listing has told what is not there, too, and knows what was changed since.
+    // The listing also shows which names are missing, and reflects later changes.
     assert!(guest.fs.lookup(ROOT, b"file1000").is_err());
     write(&guest.fs, b"file100", b"made anew");
     let mut names = Vec::new();
@@ -490,7 +490,7 @@ fn files_that_are_renamed_and_removed_in_no_order_are_asked_for_together() {
             let options = Default::default();
             guest.fs.rename(dir, name.as_bytes(), dir, to.as_bytes(), options).unwrap();
         }
-        // The change is seen, whatever was read with the name before.
+        // The change is visible, whatever was read with the name before.
         assert!(guest.fs.lookup(dir, name.as_bytes()).is_err());
     }
     let asked = client.counts().requests - begun;

@@ -1,5 +1,6 @@
-//! Transactions of keys over the wire: a client sees its own changes at once, and others see them
-//! after its commit. Changes are applied once, under all faults of the connection and the server.
+//! Tests of transactions of keys over the wire. A client sees its own changes at once, and others
+//! see them after its commit. Changes are applied once, under all faults of the connection and the
+//! server.
 
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;

@@ -1,5 +1,5 @@
-//! Trees that are copied by reference in a view over the wire: a copy is as its original is, and
-//! its names and nodes alone are sent.
+//! Tests of trees that are copied by reference in a view over the wire. A copy equals its original,
+//! and only its names and nodes are sent.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! The share of a store that the transactions of all clients may take together: changes beyond it
-//! are refused, but removals are still accepted.
+//! Tests of the share of a store that the transactions of all clients may use together. Changes
+//! beyond it are refused, but removals are still accepted.
 
 use crate::served_transactions::{begin, durable, put, store};
 use crate::wire::Store;
@@ -101,7 +101,7 @@ fn changes_that_were_refused_never_become_longer_than_a_unit_may_be() {
     }
     let refused = put("long", 60).unwrap_err();
     assert!(matches!(refused, kvdb::Error::NoSpace), "{refused}");
-    // The deletion reaches the server, and the transaction goes on.
+    // The deletion reaches the server, and the transaction continues.
     let mut batch = Batch::new();
     batch.delete_range(dict, &b"fill"[..], &b"film"[..]);
     batch.put(dict, "kept", "value");

@@ -1,5 +1,5 @@
-//! Snapshots and clones that clients make, list and drop over the wire: each request is done once,
-//! whatever happens to its answer, and only where the role of the client allows it.
+//! Tests of snapshots and clones that clients make, list and drop over the wire. Each request is
+//! executed once, whatever happens to its answer, and only if the role of the client allows it.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -309,7 +309,7 @@ fn a_clone_is_made_of_a_snapshot_written_in_transactions_and_dropped() {
     let env = Arc::new(Machine::default());
     let there = Fs::served_transaction(transaction, env, wire::options()).unwrap();
     assert_eq!(tree(&there), tree(&store.fs));
-    // The main branch is no clone, and its transactions go on.
+    // The main branch is no clone, and its transactions continue.
     let _main = begin(&client);
     is_refused(client.drop_clone(""), FailureCode::Invalid);
     assert_eq!(store.db.transactions().len(), 2);

@@ -1,5 +1,5 @@
-//! The places of a server and the clients of one token: these take their share of the connections
-//! and of the transactions, and others go on.
+//! Tests of the limits on the connections of a server. Clients that share a token also share its
+//! part of the connections and transactions, and leave the rest to others.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -114,7 +114,7 @@ fn a_token_that_begins_as_many_transactions_as_it_can_leaves_room_for_others() {
     let Error::Failed(failure) = &refused else { panic!("{refused:?}") };
     assert_eq!(failure.code, FailureCode::Limit);
     assert!(failure.what.contains("of this token"), "{refused}");
-    // The transactions that are open go on, also with another client of the token.
+    // The transactions that are open continue, also with another client of the token.
     let key = open[0].key();
     let _again = ServedTransaction::take_up(&served.client("flood").unwrap(), key).unwrap();
     let (others, refused) = as_many_as_possible(|| begin(&other));

@@ -1,4 +1,4 @@
-//! Connections of virtual machines. The kernel's loopback stands for another machine.
+//! Tests of connections from virtual machines. The kernel's loopback stands in for another machine.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! A server that is gone: all calls wait for it together, once. After that they fail at once, until
-//! it answers again.
+//! Tests of a server that has disappeared. All calls wait for it together, once. After that they
+//! fail at once, until the server answers again.
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;

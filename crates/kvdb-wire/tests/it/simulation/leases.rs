@@ -1,10 +1,10 @@
-//! Histories of the lease of the main branch: several clients take it from each other, change the
-//! branch under it, give it back or are gone, with the faults of all other runs.
+//! Histories of the lease of the main branch. Several clients take it from each other, change the
+//! branch under it, and return it or disappear, with the same faults as in all other runs.
 //!
-//! What each epoch may leave is known: the states that its client has made, in their order, and the
-//! one that the client was told is on disk. The next client has to find one of the last epoch's
-//! states, not earlier than that, and after that only its own changes. So a change of an epoch that
-//! is over, a batch that is applied twice, and a lost sync are found.
+//! The test knows which states an epoch may leave: those that its client has made, in order, from
+//! the last one that was acknowledged as synced. The next client must find one of these states, and
+//! after that only its own changes. So the test detects a change from an ended epoch, a batch that
+//! is applied twice, and a lost sync.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -215,7 +215,7 @@ impl Holder {
                 Err(e) => panic!("epoch {}: {e}", held.epoch),
             }
         }
-        // Some are gone, and give it back only if that is possible at once.
+        // Some clients disappear, and return the lease only if that is possible at once.
         if !self.random.one_in(3) {
             self.give_back(held);
         }

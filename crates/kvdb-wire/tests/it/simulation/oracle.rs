@@ -406,7 +406,8 @@ impl Host for Watched {
         let now = content(&self.db, self.oracle.dict);
         // Asked after the content: the device may end at any time.
         if self.device.is_dead() {
-            // No client is told of anything from now on, but one commit may have reached the disk.
+            // No client is notified of anything from now on, but one commit may have reached the
+            // disk.
             say(|| "the device of that is dead".into());
             if matches!(result, Err(kvdb::Error::Conflict { .. })) {
                 return result;
@@ -415,7 +416,7 @@ impl Host for Watched {
             truth.next += 1;
             let touched = step.touched.clone();
             if result.is_ok() {
-                // A client that has asked twice may have been told of it before the device was
+                // A client that has asked twice may have been notified of it before the device was
                 // gone.
                 truth.committed.insert(label.clone());
             }

@@ -204,7 +204,7 @@ impl Session {
                 Next::Over | Next::On => return,
                 Next::TakeUp => {}
             }
-            // A former holder may go on without knowing that another client has the transaction.
+            // A former holder may continue without knowing that another client has the transaction.
             let before = held.transaction.clone();
             let stale = (one_of(&mut self.random, plan.stale)).then(|| {
                 let stale = Stale {

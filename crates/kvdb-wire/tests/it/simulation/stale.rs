@@ -1,4 +1,4 @@
-//! A client that goes on with a transaction which another one has taken up, and the changes that
+//! A client that continues a transaction which another client has taken over, and the changes that
 //! clients make in transactions.
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use kvdb_wire::{Outcome, ServedTransaction};
 use super::oracle::{Model, Record, Step};
 use super::world::World;
 
-/// A former holder of a transaction, which goes on with it after another client has taken it up.
+/// A former holder of a transaction, which continues with it after another client has taken it up.
 pub struct Stale {
     pub world: Arc<World>,
     pub transaction: Arc<ServedTransaction>,

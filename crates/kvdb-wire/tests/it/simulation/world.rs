@@ -37,7 +37,7 @@ pub struct Plan {
     pub moments: u64,
     /// Durable transactions out of ten.
     pub durable: u64,
-    /// Once in this number of takeovers, the former client goes on with the transaction.
+    /// Once in this number of takeovers, the former client continues with the transaction.
     pub stale: u64,
     pub lease: (u64, u64),
     pub timeout: Duration,
