@@ -36,7 +36,8 @@ impl Access {
         }
     }
 
-    /// Sets where the server listens; `encrypted` tells whether it wants TLS at the address.
+    /// Sets the addresses at which the server listens. `encrypted` states whether it requires TLS
+    /// at the address.
     pub fn listen(&mut self, socket: String, tcp: Option<SocketAddr>, encrypted: bool) {
         (self.socket, self.tcp, self.relayed) = (socket, tcp, tcp.is_some() && encrypted);
     }

@@ -1,4 +1,4 @@
-//! A bell wakes the thread of a connection that waits for another connection, and tells an event
+//! A bell wakes the thread of a connection that waits for another connection, and notifies an event
 //! loop that messages have arrived for a connection that no thread serves at the moment.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -24,9 +24,9 @@ use crate::mailbox::{Delivery, Via};
 /// Approximate size of a subscription in addition to its name, bytes.
 const OVERHEAD: usize = 128;
 
-/// Bytes of a pattern that are compared with one channel, with those that are compared again, in
+/// The bytes of a pattern that may be compared with one channel, repeated comparisons included, in
 /// addition to some for each byte of both. A message is compared with all patterns under the lock,
-/// so a pattern may not take the product of its length and that of the channel.
+/// so the cost of a pattern must not be the product of its length and the channel's.
 const COMPARED: usize = 1 << 16;
 
 /// The kind of name that a connection subscribes to.
@@ -90,8 +90,8 @@ impl Subscriptions {
         }
     }
 
-    /// Visits the connections that a message reaches, with the way that leads there. The way is
-    /// `None` for those whose pattern takes too long to compare.
+    /// Visits the connections that a message reaches, each with the channel or pattern that
+    /// matches. This is `None` for those whose pattern takes too long to compare.
     fn each(
         &self,
         (to, among): (To, Among<'_>),
@@ -119,8 +119,8 @@ impl Subscriptions {
         }
     }
 
-    /// Visits the channels in `[start, end)` that have subscribers, and the patterns that may match
-    /// a channel in that range, judged by the literal prefix of the pattern.
+    /// Visits the channels in `[start, end)` that have subscribers, and the patterns whose literal
+    /// prefix may match a channel in that range.
     fn each_within(
         &self,
         among: Among<'_>,

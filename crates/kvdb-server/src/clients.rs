@@ -31,7 +31,8 @@ pub struct Shown {
     pub shards: usize,
     /// The client is shown all commands.
     pub monitors: bool,
-    /// The client tracks keys: whether all with some prefixes, and who is told instead.
+    /// The client tracks keys: whether all with some prefixes, and which connection is notified
+    /// instead.
     pub tracks: Option<(bool, Option<u64>)>,
 }
 
@@ -201,9 +202,8 @@ mod tests {
 
     use super::*;
 
-    /// One connection waits again and again, and another one ends the waits: each end that was
-    /// reported must belong to exactly one wait. A late one would end a wait that it was not meant
-    /// for.
+    /// One connection waits repeatedly, and another one ends the waits: each end that was reported
+    /// must belong to exactly one wait. A late end would end a wait for which it was not meant.
     #[test]
     fn what_ends_a_wait_never_meets_the_next_one_whatever_the_schedule() {
         let mut all = 0;

@@ -133,7 +133,7 @@ fn may_need_types(args: Arguments<'_>, tuple: usize) -> bool {
         .is_some_and(|command| command.needs_types(args) || command.writes && long())
 }
 
-/// Returns the error for a first argument that is no subcommand of `command`, or has the wrong
+/// Returns the error for a first argument that is not a subcommand of `command`, or has the wrong
 /// number of arguments.
 fn unknown_subcommand(args: Arguments<'_>, command: &str) -> Failure {
     let given = args.at(1);

@@ -70,8 +70,8 @@ impl Conversation {
     }
 
     /// Returns the buffer to which the client's next bytes are to be appended, with room for some.
-    /// Returns `None` if there is no memory for a request as large as the incoming one; the client
-    /// has been told, and the conversation is over.
+    /// Returns `None` if there is no memory for a request as large as the incoming one. The client
+    /// has got an error, and the conversation is over.
     pub fn input(&mut self) -> Option<&mut Vec<u8>> {
         if self.input.capacity() - self.input.len() < ROOM {
             // The capacity is doubled, so that it follows the bytes that have arrived, never the
@@ -96,7 +96,7 @@ impl Conversation {
     }
 
     /// Runs every complete request, including those that were read ahead. Returns `false` if the
-    /// conversation is over; otherwise its replies may still have to be sent, see
+    /// conversation is over; otherwise its replies may still have to be sent. See
     /// [`Conversation::is_unsent`].
     pub fn run(&mut self) -> bool {
         self.out.heard();
@@ -109,7 +109,7 @@ impl Conversation {
     }
 
     /// Takes some of the bytes that were read ahead. Returns `false` if there is no memory for the
-    /// request; the client has been told, and the conversation is over.
+    /// request. The client has got an error, and the conversation is over.
     fn take_ahead(&mut self) -> bool {
         if self.input().is_none() {
             return false;
@@ -181,7 +181,7 @@ impl Conversation {
         open
     }
 
-    /// Logs the reason if the client was given up.
+    /// Logs the reason if the server has dropped the client.
     fn say(&self, error: &io::Error) {
         if error.kind() == io::ErrorKind::TimedOut {
             let (id, address) = (self.id(), &self.session.connection.address);
@@ -189,7 +189,7 @@ impl Conversation {
         }
     }
 
-    /// Returns the time at which the client is given up, unless it takes or sends something before.
+    /// Returns the time at which the server drops the client, unless it takes or sends data before.
     pub fn deadline(&self) -> Option<Instant> {
         self.out.deadline()
     }
@@ -209,7 +209,7 @@ impl Conversation {
         let owed = self.is_unsent() || self.deadline().is_some();
         self.heard.elapsed() >= limit && !holds && !owed && !session.connection.takes_messages()
     }
-    /// Waits until the client has received its last replies, or is given up. No more requests
+    /// Waits until the client has received its last replies, or is dropped. No more requests
     /// follow.
     pub fn finish(&mut self) {
         self.out.finish();

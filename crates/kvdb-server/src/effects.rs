@@ -56,7 +56,7 @@ impl Effect {
 pub struct Effects {
     of_spots: Vec<(Spot, Vec<Effect>)>,
     bytes: usize,
-    /// Some effects did not fit, so every waiting connection must look at its keys.
+    /// Some effects did not fit, so every waiting connection must check its keys.
     overfull: bool,
     /// Spots whose events did not fit, each with the number of effects before the first loss.
     lost: HashMap<Spot, usize>,

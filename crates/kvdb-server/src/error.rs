@@ -10,7 +10,7 @@ pub enum Error {
     /// A server is listening at this path.
     #[error("another server is listening at {0}; stop it, or choose another path")]
     InUse(PathBuf),
-    /// A file that is not a socket is in the way.
+    /// The path has a file that is not a socket.
     #[error("{0} exists and is no socket; choose another path, or move it away")]
     NotASocket(PathBuf),
     /// The path is too long for a socket.

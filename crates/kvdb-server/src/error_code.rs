@@ -1,15 +1,15 @@
-//! The codes of errors: the first word of an error reply, by which programs tell one error from
-//! another. The rest of the reply is a sentence for people, and may change. The errors that Redis
-//! has as well have its codes.
+//! The codes of errors: the first word of an error reply, by which programs distinguish errors. The
+//! rest of the reply is a sentence for people, and may change. The errors that Redis has as well
+//! have its codes.
 
 use std::fmt;
 
 /// The first word of an error reply (`docs/resp.md` lists them).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorCode {
-    /// An element is in the way of one of its kind.
+    /// An element of the same kind has the name already.
     BusyGroup,
-    /// A key is in the way of one that is restored.
+    /// The key to be restored already exists.
     BusyKey,
     /// A script of the other kind is running.
     Busy,
@@ -25,7 +25,7 @@ pub enum ErrorCode {
     ExecAbort,
     /// The name is taken.
     Exists,
-    /// The bytes of a key are not those of its type.
+    /// The bytes of a key do not fit its type.
     InvalidObject,
     /// The device failed.
     Io,
@@ -127,7 +127,7 @@ impl ErrorCode {
     }
 
     /// Splits an error reply into its code and the sentence after it. The code is `None` if it is
-    /// unknown, as that of an error that a script has made itself.
+    /// unknown, as in an error that a script has made itself.
     pub fn split(reply: &str) -> (Option<ErrorCode>, &str) {
         let (first, rest) = reply.split_once(' ').unwrap_or((reply, reply));
         let found = Self::ALL.iter().find(|(_, word)| *word == first);

@@ -5,7 +5,7 @@
 //! command may wait for a lock, a sync or another client, and may take arbitrarily long; the other
 //! connections do not wait for it, because another thread takes the lead:
 //!
-//! - when the leader gives way, which it does where it knows that it is going to wait;
+//! - when the leader hands over because it knows that it is going to wait;
 //! - when the leader has been at one connection for [`PATIENCE`], or at most twice that.
 //!
 //! The replies of a connection are sent after the other connections that were ready at the same
@@ -60,7 +60,7 @@ pub struct EventLoop {
     shared: Arc<Shared>,
     name: String,
     epoll: OwnedFd,
-    /// Readable when the leader must look at `rung`, at `LoopState::ready` or at
+    /// Readable when the leader must check `rung`, at `LoopState::ready` or at
     /// `LoopState::stopping`.
     wake: OwnedFd,
     state: Mutex<LoopState>,
@@ -79,7 +79,7 @@ pub struct EventLoop {
 struct LoopState {
     connections: HashMap<u64, LoopConnection>,
     /// Connections whose clients have not taken all replies, each with the time at which the client
-    /// is given up.
+    /// is dropped.
     waiting: HashMap<u64, Instant>,
     /// Work for the leader before it polls again.
     ready: VecDeque<(u64, Event)>,
@@ -95,7 +95,7 @@ struct LoopState {
     idle: bool,
     /// The thread that watches the leader sleeps until the leader has something to do.
     asleep: bool,
-    /// One of the threads that stand by watches the leader.
+    /// One of the idle threads watches the leader.
     watched: bool,
     standing_by: usize,
     threads: usize,
@@ -252,7 +252,7 @@ impl EventLoop {
         self.shared.metrics.connected.fetch_sub(connections.len() as u64, Relaxed);
     }
 
-    /// Hands the lead to another thread for good, if this thread leads. It is called when the
+    /// Hands the lead to another thread permanently, if this thread leads. It is called when the
     /// thread is about to wait, or to run for long.
     pub fn give_way(self: &Arc<Self>) {
         let mut state = self.state.lock();

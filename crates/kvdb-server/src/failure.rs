@@ -11,7 +11,7 @@ pub enum Failure {
     /// The request was wrong; the text says why, without the code `ERR`.
     #[error("{code} {0}", code = ErrorCode::Err)]
     Request(Cow<'static, str>),
-    /// An error of a kind that has a code and nothing else to tell it apart here.
+    /// An error of a kind that has a code and no other distinction here.
     #[error("{0} {1}")]
     Coded(ErrorCode, Cow<'static, str>),
     /// A text with its own code, which a script or a client has made.

@@ -111,11 +111,11 @@ pub struct Head {
     pub len: u64,
     /// For a string in pages: a random number that every change draws again.
     pub mark: u64,
-    /// Set for a list that stores the bounds of its elements' numbers, see [`bound_key`].
+    /// Set for a list that stores the bounds of its elements' numbers. See [`bound_key`].
     pub bounded: bool,
-    /// Set for a hash whose fields may have deadlines, see [`field_deadline_key`].
+    /// Set for a hash whose fields may have deadlines. See [`field_deadline_key`].
     pub expiring: bool,
-    /// Set for a hash, set or sorted set that may have long names, see [`member_key`].
+    /// Set for a hash, set or sorted set that may have long names. See [`member_key`].
     pub long: bool,
 }
 
@@ -304,7 +304,7 @@ pub fn field_order_key(id: u64, deadline: u64, part: &[u8]) -> Vec<u8> {
 /// Returns the range `[start, end)` of the fields in the order of deadlines, up to the last one
 /// that has passed at `now`.
 pub fn due_fields(id: u64, now: u64) -> (Vec<u8>, Vec<u8>) {
-    // A deadline has passed when it is before the present millisecond, see `is_past`.
+    // A deadline has passed when it is before the present millisecond. See `is_past`.
     (element(id, 6, &[]), element(id, 6, &[&now.to_be_bytes()]))
 }
 

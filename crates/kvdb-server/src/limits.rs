@@ -7,7 +7,7 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// Open connections, reduced if the process cannot have enough descriptors. A further
-    /// connection is told so and closed. `CONFIG SET maxclients` changes the limit.
+    /// connection gets an error and is closed. `CONFIG SET maxclients` changes the limit.
     pub connections: usize,
     /// Arguments of one command, its name included.
     pub arguments: usize,
@@ -48,7 +48,7 @@ pub struct Limits {
     /// The same for all connections together, without the first 16 KiB of each.
     pub all_ahead: usize,
     /// A client that sends more than `ahead` and takes none of its replies for this long would wait
-    /// for ever: it is disconnected.
+    /// forever: it is disconnected.
     pub stall: Duration,
     /// `WATCH` commands in force, for all connections together.
     pub watches: usize,

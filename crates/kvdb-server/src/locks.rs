@@ -103,7 +103,7 @@ pub fn keeping_clear<T>(
                 waited += pause;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
-            // The store was told not to wait, so its message says that it has waited 0ns.
+            // The store was called without a wait, so its message says that it has waited 0ns.
             Err(Failure::Locked(why)) => {
                 let waited = format!("{LONGEST_WAIT:?}");
                 return Err(Failure::Locked(why.replace("0ns", &waited)));

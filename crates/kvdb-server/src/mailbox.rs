@@ -21,8 +21,8 @@ pub enum Via {
     Invalidated,
     /// No channel: everything that the connection has kept may have been changed.
     AllInvalidated,
-    /// No channel: the connection of this number, which was to be told of such changes instead, is
-    /// gone.
+    /// No channel: the connection of this number, which was to be notified of such changes instead,
+    /// has ended.
     RedirectionBroken(u64),
     /// No channel: the connection is shown all commands, and the payload is the line of one.
     Monitor,
@@ -47,7 +47,7 @@ impl Delivery {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Put {
     Waits,
-    /// It is the only message: the connection must be woken.
+    /// This is the only message, so the connection must be woken.
     First,
     /// There was no room. The mailbox was emptied, and accepts nothing any more.
     Overrun,

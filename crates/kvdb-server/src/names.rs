@@ -4,7 +4,7 @@
 //! A name of up to [`LONGEST_IN_KEY`] bytes is itself the last part of the key. In the place of a
 //! longer one stand its first bytes, as many as that limit, and its SHA-256; the value is then the
 //! length of the name as u32, the name, and what the value would be otherwise. No short name is as
-//! long as such a part, so the length of the part tells which it is. The parts sort as the names
+//! long as such a part, so the length of the part shows which it is. The parts sort as the names
 //! do, except that names which agree in as many bytes as the limit sort by their hashes.
 //!
 //! A lookup by a name compares the name that is stored, so two names of one hash are never taken
@@ -19,8 +19,8 @@ use sha2::{Digest, Sha256};
 use crate::failure::Failure;
 use crate::glob;
 
-/// The longest name that is a part of a key as it is, bytes. It must never change: it decides where
-/// the names of existing stores are.
+/// The longest name that is stored in a key unchanged, in bytes. It must never change: it decides
+/// where the names of existing stores are.
 pub const LONGEST_IN_KEY: usize = 16 << 10;
 
 /// Bytes of a hash.

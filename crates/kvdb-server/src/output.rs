@@ -33,7 +33,7 @@ pub trait Sink: Send {
     fn is_waiting(&self) -> bool {
         false
     }
-    /// Returns the time at which the client is given up, unless it takes or sends something before.
+    /// Returns the time at which the client is dropped, unless it takes or sends data before.
     /// Returns `None` if nothing waits for the client.
     fn deadline(&self) -> Option<Instant> {
         None
@@ -52,7 +52,7 @@ pub trait Sink: Send {
     fn take_ahead(&mut self, _into: &mut Vec<u8>) -> usize {
         0
     }
-    /// Waits until the client has taken what is kept, or is given up.
+    /// Waits until the client has taken the kept replies, or is dropped.
     fn finish(&mut self) {}
     /// Reads the bytes that the client sends after a command, and waits until there are some.
     /// Returns 0 at the end.
@@ -121,7 +121,7 @@ pub struct Output {
     unsynced: Vec<Range<usize>>,
     /// RESP3 rather than RESP2.
     pub resp3: bool,
-    /// Nothing is sent, since everything written may have to be taken back.
+    /// Nothing is sent, since everything written may have to be withdrawn.
     keep: bool,
     /// Written bytes are dropped instead of sent.
     muted: bool,
@@ -190,7 +190,8 @@ impl Output {
         self.in_bulk = Some((self.bytes.len(), self.sent, len));
         self.number(b'$', i64::try_from(len).unwrap_or(i64::MAX));
     }
-    /// Adds a piece, and sends the buffer if it is large. Returns `false` once no more is wanted.
+    /// Adds a piece, and sends the buffer if it is large. Returns `false` once no more data is
+    /// wanted.
     pub fn add_to_bulk(&mut self, piece: &[u8]) -> bool {
         if let Some((.., owed)) = &mut self.in_bulk {
             *owed = owed.saturating_sub(piece.len() as u64);
@@ -200,7 +201,7 @@ impl Output {
         !self.is_broken()
     }
     /// Ends the bulk string. If reading it failed, takes it back and returns the failure; if a part
-    /// was sent by then, the client cannot be told, and the connection is broken off.
+    /// was sent by then, the client cannot get an error, and the connection is closed.
     pub fn end_bulk(&mut self, read: Outcome) -> Outcome {
         let Some((position, sent, owed)) = self.in_bulk.take() else { return read };
         if read.is_ok() && (owed == 0 || self.is_broken()) {
@@ -336,7 +337,7 @@ impl Output {
     pub fn take_ahead(&mut self, into: &mut Vec<u8>) -> usize {
         self.sink.take_ahead(into)
     }
-    /// Sends everything, and waits until the client has taken it or is given up.
+    /// Sends everything, and waits until the client has taken it or is dropped.
     pub fn finish(&mut self) {
         if self.flush() {
             self.sink.finish();
@@ -445,7 +446,7 @@ impl Output {
         Ok(())
     }
 
-    /// Reads the bytes that the client sends after the command under way, see [`Sink::receive`].
+    /// Reads the bytes that the client sends after the command under way. See [`Sink::receive`].
     pub fn receive(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.sink.receive(into)
     }

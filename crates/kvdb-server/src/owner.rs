@@ -1,6 +1,6 @@
 //! The owner of the store that is served: the program that opened it, and may keep files in it. It
 //! hosts the transactions, snapshots and files of clients, and describes more of the store than its
-//! keys tell. A store that holds only keys hosts them itself.
+//! keys. A store that holds only keys hosts them itself.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -44,7 +44,7 @@ pub(crate) fn agree(
             return Err(ErrorKind::UnexpectedEof.into());
         }
         if let Err(error) = tls.process_new_packets() {
-            // It is told what was wrong with it.
+            // The client gets the reason.
             let _ = tls.write_tls(far);
             return Err(io::Error::new(ErrorKind::InvalidData, error));
         }
@@ -73,7 +73,7 @@ pub(crate) struct Relay {
     near: UnixStream,
     /// Bytes that the far side has sent and the near side has not taken yet.
     inbound: Vec<u8>,
-    /// Nothing more is taken from the far side while `inbound` has so many bytes.
+    /// No more data is read from the far side while `inbound` has this many bytes.
     ahead: usize,
     ended: Ended,
     far_ended: Arc<AtomicBool>,
@@ -90,7 +90,7 @@ fn at_once<T>(done: io::Result<T>) -> io::Result<Option<T>> {
 }
 
 impl Relay {
-    /// `stall`: the far side is given up when it has taken nothing for so long.
+    /// The far side is dropped when it has taken nothing for the time `stall`.
     pub fn new(
         mut tls: Connection,
         far: TcpStream,
@@ -108,8 +108,8 @@ impl Relay {
         Ok(Relay { tls, far, near, inbound, ahead: 1, ended, far_ended, stall })
     }
 
-    /// Takes so many bytes from the far side before the near side has taken them. The end of the
-    /// far side is seen after what it has said before.
+    /// Reads this many bytes from the far side before the near side has taken them. The end of the
+    /// far side is noticed after its earlier data.
     pub fn taking_ahead(mut self, bytes: usize) -> Relay {
         self.ahead = bytes;
         self
@@ -153,7 +153,7 @@ impl Relay {
             match at_once(self.near.write(&self.inbound[taken..])) {
                 Ok(Some(more)) => taken += more,
                 Ok(None) => break,
-                // It reads no more, but may have said why.
+                // The peer reads no more, but may have sent the reason.
                 Err(e) if e.kind() == ErrorKind::BrokenPipe => taken = self.inbound.len(),
                 Err(e) => return Err(e),
             }
@@ -174,7 +174,7 @@ impl Relay {
                     let state = match self.tls.process_new_packets() {
                         Ok(state) => state,
                         Err(error) => {
-                            // It is told what was wrong with it.
+                            // The client gets the reason.
                             let _ = self.tls.write_tls(&mut self.far);
                             return Err(io::Error::other(error));
                         }
@@ -224,14 +224,14 @@ impl Relay {
         !self.ended.near && !self.tls.wants_write() && !self.tls.is_handshaking()
     }
 
-    /// Waits until one of the sockets can go on; an error when the far side takes too long.
+    /// Waits until one of the sockets can continue; an error when the far side takes too long.
     fn wait(&self, begun: Instant) -> io::Result<()> {
         let (mut far, mut near) = (PollFlags::empty(), PollFlags::empty());
         far.set(PollFlags::IN, self.inbound.len() < self.ahead && !self.ended.far);
         far.set(PollFlags::OUT, self.tls.wants_write());
         near.set(PollFlags::IN, self.wants_near());
         near.set(PollFlags::OUT, !self.inbound.is_empty());
-        // One of which nothing is wanted may have ended, which would be reported again and again.
+        // A socket with no awaited event may have ended, which would be reported repeatedly.
         let mut polled = Vec::with_capacity(2);
         if !far.is_empty() {
             polled.push(PollFd::new(&self.far, far));

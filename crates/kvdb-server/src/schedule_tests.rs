@@ -1,9 +1,9 @@
 //! Clients of one server under the schedules of many seeds: counters that are raised by `INCR`, by
 //! `WATCH` with `MULTI`, under a lock that `SETNX` or `WATCH` takes, while a watched gate is open,
 //! in joined transactions, as fields of a hash, and under a lock that expires. At the end each
-//! counter must equal the number of increments that clients were told had succeeded, and no
-//! increment may have passed the gate once it was closed. `KVFS_SEEDS=n` runs n seeds,
-//! `KVFS_SEED=n` only this one, `KVFS_SEED_BASE=n` begins with it.
+//! counter must equal the number of increments that were acknowledged to clients, and no increment
+//! may have passed the gate once it was closed. `KVFS_SEEDS=n` runs n seeds, `KVFS_SEED=n` only
+//! this one, `KVFS_SEED_BASE=n` begins with it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -25,7 +25,7 @@ mod one_transaction;
 const CLIENTS: u64 = 3;
 const ATTEMPTS: u64 = 4;
 
-/// Increments that a client was told had succeeded, by counter.
+/// Acknowledged increments, by counter.
 type Raised = BTreeMap<&'static str, i64>;
 
 struct Worker {
@@ -404,8 +404,8 @@ fn none_that_waits_for_an_element_is_left_asleep_whatever_the_schedule() {
     }
 }
 
-/// A transaction puts three keys of different types, again and again, while another client deletes
-/// them by ranges that end at the last key or before it: either all of them exist, or none.
+/// A transaction puts three keys of different types, repeatedly, while another client deletes them
+/// by ranges that end at the last key or before it: either all of them exist, or none.
 fn emptied(seed: u64) -> u64 {
     let shared = shared_with(Limits { tuple: 10, ..Limits::default() });
     // The types dictionary exists, with something in it.

@@ -51,7 +51,7 @@ pub struct Session {
     /// The part of the connection that others use.
     pub connection: Arc<Connection>,
     pub subscriptions: Subscriptions,
-    /// The client is told of changes of what it keeps.
+    /// The client is notified of changes of what it keeps.
     pub tracks: Option<Tracks>,
     /// The client is shown all commands.
     pub monitors: bool,
@@ -79,7 +79,7 @@ pub struct Session {
     pub file_work: FileWork,
 }
 
-/// The changes that a client wants to be told of (`CLIENT TRACKING`).
+/// The changes that a client wants to be notified of (`CLIENT TRACKING`).
 #[derive(Default)]
 pub struct Tracks {
     /// All keys with one of these prefixes, instead of the keys that it has read.
@@ -91,9 +91,9 @@ pub struct Tracks {
     pub opt_out: bool,
     /// `CLIENT CACHING`, until the next command has been run.
     pub caching: Option<bool>,
-    /// The client does not want to be told of its own changes.
+    /// The client does not want to be notified of its own changes.
     pub no_loop: bool,
-    /// The client that is told instead.
+    /// The client that is notified instead.
     pub redirect: Option<u64>,
     /// The position in the list of commits at which the transaction of an `EXEC` or a script began.
     pub since: Option<CommitPosition>,
@@ -307,7 +307,7 @@ impl Session {
             kept.as_ref().is_none_or(|kept| kept.has_room(bytes + gathered, most))
         }) && self.exec.has_room_for_effect(bytes, most)
     }
-    /// Settles the effects that were gathered during `EXEC`, see [`Session::settle`].
+    /// Settles the effects that were gathered during `EXEC`. See [`Session::settle`].
     pub fn settle_all(&self) {
         self.settle_outside_exec(self.exec.take_effects());
     }

@@ -1,11 +1,11 @@
 //! The sink of a socket: sends replies, and keeps those that the client does not take at once.
 //!
 //! A client may send all of a pipeline before it reads the first reply. If the server waited for it
-//! to read, both would wait for ever. So replies wait in a [`Backlog`] while the next commands run,
+//! to read, both would wait forever. So replies wait in a [`Backlog`] while the next commands run,
 //! and an event loop sends them when the client takes more. If there is no room for more replies,
 //! the thread waits for the client, and reads its requests ahead at the same time. If there is no
-//! room for those either, and the client takes nothing for a while, it will never take anything:
-//! its connection ends.
+//! room for those either, and the client takes nothing for a while, the server assumes that it
+//! never will, and ends the connection.
 
 use std::io;
 use std::net::Shutdown;
@@ -42,7 +42,7 @@ pub struct StreamSink {
     moved: Instant,
     /// The connection is ending: data that the client sends no longer counts as progress.
     finishes: bool,
-    /// The reason why the client was given up while a command waited.
+    /// The reason why the client was dropped while a command waited.
     failed: Option<io::Error>,
     /// `patience` is `Limits::write_timeout`, and `stall` is `Limits::stall`.
     patience: Duration,

@@ -258,7 +258,7 @@ impl Sweeping {
 /// Runs a step, and returns the time until the next one.
 fn rest(sweeper: &mut Sweeper, shared: &Arc<Shared>) -> Duration {
     let (swept, done) = sweeper.step(shared, STEP);
-    // The store may be read-only or full. Expired keys are invisible all the same.
+    // The store may be read-only or full. Expired keys are invisible nevertheless.
     if let Err(error) = done {
         tracing::debug!("expired keys were not removed: {error}");
     }
@@ -328,7 +328,7 @@ mod tests {
         assert_eq!(step(), (1, 1), "its deadline has passed");
         assert_eq!(step(), (1, 0), "the removal was a change");
         assert_eq!(step(), (0, 0));
-        // The deadlines of a transaction are there with its commit.
+        // The deadlines of a transaction become visible with its commit.
         for command in ["TXN BEGIN", "TXN JOIN 1", "USE plain5", "SET b v PX 1", "TXN COMMIT"] {
             assert_eq!(step().1, 0, "before {command}");
             run(command);

@@ -1,4 +1,4 @@
-//! Connections over TCP that notice when the other machine is gone.
+//! Connections over TCP that notice when the other machine has disappeared.
 
 use std::io;
 use std::net::TcpStream;
@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use rustix::net::sockopt;
 
-/// A side that is silent is asked whether it is there after so long, and then as often.
+/// A silent side is probed after this time, and then at this interval.
 const SILENT: Duration = Duration::from_secs(15);
 const ASKED: Duration = Duration::from_secs(5);
-/// So many questions, or so long for what was sent, are waited for.
+/// The number of probes without an answer, and the time for unacknowledged data, after which the
+/// connection ends.
 const QUESTIONS: u32 = 3;
 const UNTAKEN_MILLIS: u32 = 30_000;
 

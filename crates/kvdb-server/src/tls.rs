@@ -72,7 +72,7 @@ impl Tls {
     }
 
     /// Begins to relay for a client, and returns the socket end to serve. A client that takes
-    /// nothing for as long as `stall` is given up.
+    /// nothing for the time `stall` is dropped.
     pub(crate) fn relay(&self, client: TcpStream, stall: Duration) -> io::Result<UnixStream> {
         let tls = ServerConnection::new(self.0.clone()).map_err(io::Error::other)?;
         let (served, near) = UnixStream::pair()?;

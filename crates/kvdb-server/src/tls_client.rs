@@ -88,7 +88,7 @@ pub fn connect(host: &str, port: u16, deadline: Instant) -> io::Result<TcpStream
     Err(failed)
 }
 
-/// An address that does not answer is given up after so long, for the next one.
+/// If an address does not answer within this time, the next one is tried.
 const ATTEMPT: Duration = Duration::from_secs(5);
 
 impl std::fmt::Debug for TlsClient {

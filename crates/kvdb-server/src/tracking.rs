@@ -1,11 +1,11 @@
 //! The keys that clients keep (`CLIENT TRACKING`): which connections have read which key of the
 //! store since it was last changed, and which want to hear of all keys with some prefixes.
 //!
-//! A key is noted before it is read, and its change is told from the list of what was committed,
-//! so a change after the read is always told. What is read where the list tells nothing (in a
-//! transaction, in a clone), or from a state older than the note, is told as changed at once. A
-//! client may be told of a key that it has not kept. The table has a bound; what does not fit is
-//! told as if it had been changed.
+//! A key is noted before it is read, and its changes are reported from the list of commits, so
+//! every change after the read is reported. A key that is read where the list has no entries (in a
+//! transaction, in a clone), or from a state older than the note, is reported as changed at once. A
+//! client may be notified of a key that it has not cached. The table has a bound; keys that do not
+//! fit are reported as if they had been changed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -19,21 +19,22 @@ use env::sync::Mutex;
 use crate::clients::{Clients, Connection};
 use crate::mailbox::{Delivery, Via};
 
-/// Approximate size of a key in the table in addition to its own bytes, and that of a reader.
+/// The approximate size of a key in the table, in addition to its own bytes, and of a reader.
 const KEY: usize = 128;
 const READER: usize = 16;
-/// A client is told of this number of keys at once at most; of more, it is told to drop all keys.
+/// A client is notified of at most this many keys at once. If there are more, it is asked to drop
+/// all keys.
 const MANY: usize = 1024;
 
 /// A connection that tracks keys.
 pub struct Tracker {
     pub connection: Arc<Connection>,
-    /// The connection that is told instead.
+    /// The connection that is notified instead.
     pub redirect: Option<u64>,
     /// Prefixes of the keys that it wants to hear of (`BCAST`), whether it has read them or not. No
     /// prefix begins with another one.
     pub prefixes: Option<Vec<Bytes>>,
-    /// It is not told of its own changes.
+    /// The client is not notified of its own changes.
     pub no_loop: bool,
 }
 
@@ -49,7 +50,7 @@ struct State {
 }
 
 impl State {
-    /// Returns the author of a change if it does not want to be told of it.
+    /// Returns the author of a change if it does not want to be notified of it.
     fn untold(&self, author: Option<u64>) -> Option<u64> {
         author.filter(|id| self.trackers.get(id).is_some_and(|tracker| tracker.no_loop))
     }
@@ -129,7 +130,7 @@ impl Tracking {
         *state = State::default();
         true
     }
-    /// Waits until the following thread has ended, after the server was told to stop.
+    /// Waits until the following thread has ended, after the server was asked to stop.
     pub fn wait_for_end(&self) {
         let thread = self.thread.lock().take();
         let _ = thread.map(JoinHandle::join);
@@ -184,8 +185,8 @@ impl Tracking {
         while state.bytes > self.most && self.forget_one(state, clients) {}
     }
 
-    /// Tells a connection not to keep keys that it is about to read, since nothing tells of their
-    /// changes.
+    /// Notifies a connection not to cache keys that it is about to read, since no list reports
+    /// their changes.
     pub fn refuse(&self, reader: u64, keys: &[&[u8]], clients: &Clients) {
         let state = self.state.lock();
         let Some(tracker) = state.trackers.get(&reader) else { return };
@@ -197,7 +198,7 @@ impl Tracking {
         }
     }
 
-    /// Removes some key from the table, and tells its readers. Returns `false` if there is none.
+    /// Removes some key from the table, and notifies its readers. Returns `false` if there is none.
     fn forget_one(&self, state: &mut State, clients: &Clients) -> bool {
         state.keys.retain(|_, of_keys| !of_keys.is_empty());
         let Some(of_keys) = state.keys.values_mut().next() else { return false };
@@ -217,7 +218,7 @@ impl Tracking {
             && let Some(readers) = of_keys.remove(key)
         {
             state.bytes -= size(key, &readers);
-            // It may have read the key again since it has changed it.
+            // The client may have read the key again since it changed it.
             if let Some(untold) = untold.filter(|untold| readers.contains(untold)) {
                 state.bytes += size(key, &[untold]);
                 of_keys.insert(key.clone(), vec![untold]);
@@ -307,7 +308,7 @@ impl Tracking {
     ) {
         let readers = readers.iter().filter(|reader| Some(**reader) != untold);
         let readers = readers.filter_map(|reader| trackers.get(reader));
-        // One that has changed to prefixes since is told by these.
+        // A client that has changed to prefixes since is notified by these.
         for tracker in readers.filter(|tracker| tracker.prefixes.is_none()) {
             self.send(tracker, via, key, clients);
         }
@@ -317,7 +318,7 @@ impl Tracking {
         let delivery = Delivery { via: via.clone(), channel: Bytes::new(), payload: key.clone() };
         match tracker.redirect.map(|id| clients.get(id)) {
             None => tracker.connection.send(delivery, self.most_waiting),
-            // One that listens to nothing would never take its messages.
+            // A client without a subscription would never take its messages.
             Some(Some(other)) if other.takes_messages() => other.send(delivery, self.most_waiting),
             Some(Some(_)) => {}
             Some(None) => {

@@ -153,7 +153,7 @@ pub struct Conflicting {
 pub type SettleKey<'a> = dyn Fn(&str, &Clash<'_>) -> Settled + 'a;
 
 /// Called last for a transaction that has received the changes of another one, and may change it.
-/// Returns `false` if there are conflicts all the same, which the caller names.
+/// Returns `false` if there are conflicts nevertheless, which the caller names.
 pub type FinishRebase<'a> = dyn Fn(&Transaction) -> Result<bool> + 'a;
 
 /// The host of transactions, which begins and ends them. It is the store itself if that holds only
@@ -167,9 +167,9 @@ pub trait Transactions: Send + Sync {
     fn revision(&self, id: TransactionId) -> Result<Revision>;
     /// Ends a transaction and discards its changes.
     fn abort(&self, id: TransactionId) -> Result<()>;
-    /// Begins a transaction that undoes a commit (given by its number, see
-    /// [`Kvdb::undoable_commits`]) when it commits. Also returns the keys that cannot be restored
-    /// because others have changed them since.
+    /// Begins a transaction that undoes a commit when it commits. [`Kvdb::undoable_commits`]
+    /// returns the numbers of commits. Also returns the keys that cannot be restored because others
+    /// have changed them since.
     fn undo(
         &self,
         commit: u64,
@@ -234,8 +234,8 @@ pub trait Transactions: Send + Sync {
         let _ = branch;
         Ok(())
     }
-    /// Commits what programs have written to files and is in no commit yet. Called before a change
-    /// that is on disk at once, so that what was written before is on disk with it.
+    /// Commits the data that programs have written to files and that is in no commit yet. Called
+    /// before a change that is on disk at once, so that what was written before is on disk with it.
     fn commit_written(&self) -> Result<()> {
         Ok(())
     }
@@ -310,7 +310,7 @@ impl Transactions for Kvdb {
         Ok(self.begin_with(options)?.id())
     }
     fn commit(&self, id: TransactionId, options: CommitOptions) -> Result<()> {
-        // It may wait for longer than its idle limit.
+        // The transaction may wait for longer than its idle limit.
         let transaction = self.transaction(id)?;
         transaction.in_use(|| transaction.commit_with(options))
     }

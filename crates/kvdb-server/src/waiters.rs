@@ -51,7 +51,7 @@ pub struct Waiters {
 #[derive(Default)]
 struct Queues {
     all: HashMap<Awaited, Queue>,
-    /// Number of fillings that [`Waiters::wake`] was told of.
+    /// Number of fillings that [`Waiters::wake`] was notified of.
     filled: u64,
 }
 

@@ -1,7 +1,7 @@
 //! Walks over a range of keys, and replies whose length is not known beforehand.
 //!
 //! Keys are visited in order: those of strings in the dictionary itself, those of collections and
-//! long strings among the heads in the types dictionary, which also tell which keys have expired;
+//! long strings among the heads in the types dictionary, which also show which keys have expired;
 //! two cursors are advanced in parallel.
 //!
 //! The length of an array is written before its elements. A short reply is collected, and gets its

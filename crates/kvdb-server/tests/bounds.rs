@@ -50,7 +50,7 @@ fn replies_of_exec_that_are_too_much_are_an_error_and_nothing_is_done() {
     }
     assert_eq!(queue(&mut c, &["SET k 1", "RANGE 00 05"]).matches("vvv").count() / 333, 5);
     assert_eq!(c.run("GET k"), "\"1\"");
-    // In a joined transaction as well; and the same goes for lists of changes.
+    // The same holds in a joined transaction, and for lists of changes.
     let id = c.run("TXN BEGIN").trim_start_matches("(integer) ").to_owned();
     assert_eq!(c.run(&format!("TXN JOIN {id}")), "OK");
     assert_eq!(queue(&mut c, &["SET k 2", "RANGE - +"]), most);
@@ -100,7 +100,7 @@ fn open_transactions_and_savepoints_have_a_limit() {
         assert_eq!(c.run("TXN BEGIN ATTACHED"), format!("(integer) {i}"));
     }
     assert!(c.run("TXN BEGIN").starts_with("(error) LIMIT 1024 transactions are open"));
-    // Commands that are transactions inside go on.
+    // Commands that are internally transactions continue.
     c.expect(&[
         ("INCR n", "(integer) 1"),
         ("WATCH n", "OK"),
@@ -145,7 +145,7 @@ fn what_is_queued_has_a_limit() {
         let reply = c.run("EXEC");
         assert!(reply == "[OK OK OK]" || reply.starts_with("(error) EXECABORT"), "{reply}");
     }
-    // All of it was given back; one client alone meets its own limit.
+    // All memory was released, and a single client reaches its own limit.
     let mut c = served.connect();
     c.run("MULTI");
     let replies: Vec<String> = (0..4).map(|_| c.run(&set)).collect();
@@ -198,13 +198,13 @@ fn loads() {
     }
     let (before, _) = resident();
 
-    // Replies that must be whole, for clients that do not take them.
+    // Replies that must be complete before they are sent, for clients that do not read them.
     let mut clients: Vec<Raw> = (0..12).map(|_| served.connect()).collect();
     for c in &mut clients {
         c.expect(&[("MULTI", "OK"), ("RANGE big bih", "QUEUED"), ("SET k 1", "QUEUED")]);
         c.send(b"EXEC\r\n");
     }
-    // None is taken before all are there: each keeps its memory until then.
+    // No reply is read before all are complete, so each keeps its memory until then.
     for c in &mut clients {
         assert!(!c.0.fill_buf().expect("a reply begins").is_empty());
     }

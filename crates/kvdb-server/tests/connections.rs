@@ -1,4 +1,5 @@
-//! Many connections on few threads: whatever one of them does, or does not do, the others go on.
+//! A few threads serve many connections. Whatever one connection does or fails to do, the others
+//! continue.
 
 #[allow(dead_code, reason = "this program uses a part of it")]
 #[path = "it/served/mod.rs"]
@@ -30,7 +31,7 @@ fn await_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// A connection on which no reply is waited for without end.
+/// A connection whose reads time out.
 fn connect(served: &Served) -> Raw {
     let client = served.connect();
     client.0.get_ref().set_read_timeout(Some(PATIENCE)).expect("set");
@@ -41,7 +42,7 @@ fn many(served: &Served) -> Vec<Raw> {
     (0..MANY).map(|_| connect(served)).collect()
 }
 
-/// All of them are answered.
+/// All requests are answered.
 fn all_answer(clients: &mut [Raw]) {
     for (i, client) in clients.iter_mut().enumerate() {
         client.expect(&[
@@ -81,7 +82,7 @@ fn a_command_that_waits_for_a_lock_holds_up_no_other_connection() {
     holder.expect(&[("SET k 0", "OK")]);
     let id = holder.run("TXN BEGIN SER").replace("(integer) ", "");
     holder.expect(&[(&format!("TXN JOIN {id}"), "OK"), ("SET k 1", "OK")]);
-    // At least as many connections wait as there are loops, so each loop has one that waits.
+    // At least one connection for each loop waits, so each loop has a waiting one.
     let mut waiting = many(&served);
     for client in &mut waiting {
         client.send(b"APPEND k x\r\n");
@@ -142,7 +143,7 @@ fn connections_that_block_hold_up_no_other_one() {
     all_answer(&mut others);
     for i in 0..50 {
         assert_eq!(others[i % MANY].run(&format!("RPUSH queue {i}")), "(integer) 1");
-        // The one that came first has it.
+        // The connection that came first gets the element.
         let got = show(&blocked[i].reply().expect("an element"));
         assert_eq!(got, format!("[\"queue\" \"{i}\"]"));
     }
@@ -181,7 +182,7 @@ fn half_a_command_waits_for_its_other_half_alone() {
         client.send(&command[at..]);
         assert_eq!(show(&client.reply().expect("a reply")), "OK", "cut at {at}");
     }
-    // One that never comes.
+    // A request that never arrives.
     halves[0].send(&command[..10]);
     halves[0].0.get_mut().shutdown(Shutdown::Write).expect("shut");
     assert!(halves[0].reply().is_err(), "the server closes, too");
@@ -191,7 +192,7 @@ fn half_a_command_waits_for_its_other_half_alone() {
 #[test]
 fn a_thousand_idle_connections_take_no_threads() {
     const CLIENTS: usize = 1000;
-    // Both ends are here.
+    // Both ends are in this process.
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).expect("raised");
     let served = serve(ServerOptions::default());
@@ -200,7 +201,7 @@ fn a_thousand_idle_connections_take_no_threads() {
     let before = threads();
     let mut idle: Vec<Raw> = (1..CLIENTS).map(|_| connect(&served)).collect();
     await_until("all are there", || info(&mut first, "connected_clients") == CLIENTS as u64);
-    // Other tests of this process may have some.
+    // Other tests of this process may have connections, too.
     assert!(threads() < before + CLIENTS / 2, "{} threads, {before} before", threads());
     // Each of them is heard.
     all_answer(&mut idle);
@@ -303,7 +304,7 @@ fn a_pause_of_all_can_be_ended_by_any_of_them() {
     for client in &mut paused {
         client.send(b"PING\r\n");
     }
-    // Answered though the loops have connections that wait.
+    // The request is answered although the loops have waiting connections.
     assert!(other.run("CLIENT ID").starts_with("(integer)"));
     assert!(paused.iter_mut().all(is_silent), "one was answered during the pause");
     assert_eq!(other.run("CLIENT UNPAUSE"), "OK");
@@ -337,7 +338,7 @@ fn a_server_that_stops_ends_what_its_connections_are_at() {
 fn replies_have_the_order_of_their_commands_when_a_thread_takes_over() {
     let served = serve(ServerOptions::default());
     let (mut clients, mut other) = (many(&served), connect(&served));
-    // Each pipeline waits in its middle for longer than a leader may be at it.
+    // Each pipeline waits in its middle for longer than a leader may serve it.
     for client in &mut clients {
         let mut sent = Vec::new();
         for i in 0..50 {
@@ -348,7 +349,7 @@ fn replies_have_the_order_of_their_commands_when_a_thread_takes_over() {
             sent.extend_from_slice(format!("ECHO {i}\r\n").as_bytes());
         }
         client.send(&sent);
-        // Comes while a thread is at the connection.
+        // The request arrives while a thread serves the connection.
         client.send(b"ECHO last\r\n");
     }
     assert_eq!(other.run("PING"), "PONG");
@@ -410,7 +411,7 @@ fn a_client_that_goes_away_while_its_commands_are_paused_leaves_nothing() {
     assert_eq!(other.run("CLIENT PAUSE 3600000 WRITE"), "OK");
     let mut gone: Vec<Raw> = (0..MANY).map(|_| connect(&served)).collect();
     gone.iter_mut().for_each(|client| client.send(b"SET paused 1\r\n"));
-    // One of them is ended from outside.
+    // One connection is ended from outside.
     let mut killed = connect(&served);
     let id = killed.run("CLIENT ID");
     killed.send(b"SET paused 1\r\n");
@@ -440,7 +441,7 @@ fn a_connection_that_is_closed_does_not_stay_for_what_drips_in() {
     dripping.send(b"*x\r\n");
     assert!(show(&dripping.reply().expect("it is told")).contains("Protocol error"));
     await_until("it is closed", || {
-        // A slow client, of which nothing is awaited.
+        // A slow client, whose replies the test does not read.
         std::thread::sleep(Duration::from_millis(20));
         let _ = dripping.0.get_mut().write_all(b"x");
         info(&mut other, "connected_clients") == 1

@@ -1,6 +1,6 @@
-//! Collections that are much larger than the store's memory are purged, copied, stored and read
-//! whole, and one of many small elements is restored; memory stays bounded. One test, since the
-//! memory is that of the process.
+//! Memory stays bounded while collections much larger than the store's memory are deleted, copied,
+//! stored and read whole, and while one of many small elements is restored. All of this is one
+//! test, since memory is measured for the whole process.
 
 #[allow(dead_code, reason = "this program uses a part of it")]
 #[path = "it/served/mod.rs"]
@@ -12,7 +12,7 @@ use kvdb::{CreateOptions, Kvdb, OpenOptions};
 use kvdb_server::{Reply, ServerOptions};
 use served::{Raw, serve_db};
 
-/// The memory that the store is told to take, and the bytes that a command may take in addition.
+/// The memory budget of the store, and the bytes that a command may take in addition.
 const MEMORY: usize = 16 << 20;
 const BESIDE: u64 = 48 << 20;
 /// Elements, and bytes of each: 100 MiB.

@@ -161,7 +161,7 @@ pub const NO_REPLICAS: Failure = Failure::Request(std::borrow::Cow::Borrowed(
     "the store cannot be copied as an RDB file or followed by a replica: use SNAPSHOT SEND, or `kvfs send`",
 ));
 
-/// `REPLCONF`: a client that announces itself as a replica goes on with `SYNC`, which is another
+/// `REPLCONF`: a client that announces itself as a replica continues with `SYNC`, which is another
 /// command here. It must not take the reply to that for the length of a file.
 pub fn replconf(s: &mut Session, _: Arguments<'_>, _: &mut Output) -> Outcome {
     s.identity.announce_replica();

@@ -28,7 +28,7 @@ impl Changed {
 
     /// Returns whether the commit has changed the file at a path or a directory above it. A
     /// directory above is a prefix of every changed path between its own and `path`, so the search
-    /// goes on from the part that `path` has in common with the last changed path before it: it
+    /// continues from the part that `path` has in common with the last changed path before it: it
     /// does not look up each of a thousand directories above.
     fn has_from_above(&self, mut path: &[u8]) -> bool {
         loop {

@@ -50,8 +50,8 @@ pub fn getbit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
 
 /// Passes the bytes of a string that contain `bits` to `look`, piece by piece: the bytes, the index
 /// of their first bit, and the range of wanted bits among them. Stops if `look` returns `false`. A
-/// hole of zeros that are not stored is passed as its first byte only, which tells as much as all
-/// of it: a string of a tebibyte may consist of one page.
+/// hole of zeros that are not stored is passed as its first byte only, which is as good as all of
+/// it: a string of a tebibyte may consist of one page.
 fn look_through(
     (seen, key, text): (&Seen<'_>, &[u8], &Text),
     bits: std::ops::Range<usize>,

@@ -245,8 +245,8 @@ impl Rows<'_> {
 const SHOWN: usize = 256;
 
 /// Writes an element and the length of its value, or its score, on both sides. The element is
-/// identified by its name; in a list by the beginning of its value, because its number tells a
-/// reader nothing; in a stream by its role.
+/// identified by its name; in a list by the beginning of its value, because its number means
+/// nothing to a reader; in a stream by its role.
 fn field(element: &Element, kind: Option<Kind>, out: &mut Output) -> Outcome {
     let (name, sides) = element.shown()?;
     out.array(3);
@@ -420,7 +420,7 @@ fn list_states(
         };
         for change in before.difference(first.0, after, second.0)? {
             let change = change?;
-            // If the string is long on one side, the tuple tells only the length on the other side.
+            // If the string is long on one side, the tuple has only the length on the other side.
             let [old, new] =
                 [(&change.before, side(before, was)), (&change.after, side(after, is))].map(
                     |(tuple, state)| match tuple {

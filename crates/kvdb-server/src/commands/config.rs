@@ -16,7 +16,7 @@ pub const USAGE: &str = "GET pattern ... | SET setting value ... | RESETSTAT";
 const MOST_TIME: i64 = 3_600_000;
 /// Upper bound of the number of connections.
 const MOST_CONNECTIONS: i64 = 1_000_000;
-/// Bytes of a password. A client that has not told it may not send much.
+/// The bytes of a password. A client that is not authenticated may not send much.
 const LONGEST_PASSWORD: usize = 512;
 /// Upper bound of the number of entries in the slow log.
 const MOST_SLOW: i64 = 10_000;
@@ -99,7 +99,7 @@ fn known(s: &Session) -> Vec<(&'static str, String)> {
     match s.shared.access.password().told() {
         None => all.push(("requirepass", String::new())),
         Some(password) if s.identity.needs_password() => all.push(("requirepass", password)),
-        // A client that needed no password is not told it.
+        // A client that needed no password cannot read it.
         Some(_) => {}
     }
     all
@@ -131,7 +131,7 @@ enum Setting {
     Connections(usize),
     IdleLimit(u64),
     Password(Option<String>),
-    /// One that does not change, to the value that it has.
+    /// Setting an unchangeable parameter to its present value succeeds.
     Same,
 }
 

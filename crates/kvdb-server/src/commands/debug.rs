@@ -12,7 +12,8 @@ use crate::sweeper::Sweeper;
 
 pub const USAGE: &str = "SWEEP [count] | SET-ACTIVE-EXPIRE 0|1 | SET-DISABLE-DENY-SCRIPTS 0|1 | SLEEP seconds | ERROR text | RELOAD | PROTOCOL type";
 
-/// Interval at which a sleeping command checks whether the server stops, or its client is gone.
+/// Interval at which a sleeping command checks whether the server stops, or its client has
+/// disconnected.
 const LOOK: Duration = Duration::from_millis(50);
 /// Longest sleep, seconds.
 const LONGEST: f64 = 3600.0;
@@ -72,7 +73,7 @@ pub fn debug(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     Ok(())
 }
 
-/// Sleeps for some seconds, or until the server stops or the client is gone.
+/// Sleeps for some seconds, or until the server stops or the client disconnects.
 fn sleep(s: &mut Session, seconds: &[u8], out: &mut Output) -> Outcome {
     let seconds = std::str::from_utf8(seconds).ok().and_then(|text| text.parse().ok());
     let seconds = seconds.filter(|seconds| (0.0..=LONGEST).contains(seconds));

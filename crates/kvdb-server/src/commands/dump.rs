@@ -84,7 +84,7 @@ impl Content<'_> {
                 }
                 let first = fields.iter().map(|field| field.0).filter(|at| *at > 0).min();
                 seen.name_deadline(key, &of, first.unwrap_or(0), batch)?;
-                // The head as it is stored by now.
+                // The currently stored head.
                 if let Some(head) = &mut of.live.head {
                     head.expiring = true;
                 }

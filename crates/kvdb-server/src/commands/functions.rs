@@ -273,7 +273,7 @@ fn dump(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// Says what becomes of the libraries that are there when others are restored.
+/// Determines what happens to existing libraries when others are restored.
 #[derive(Clone, Copy, PartialEq)]
 enum Policy {
     Flush,

@@ -1,5 +1,5 @@
-//! `PFADD`, `PFCOUNT`, `PFMERGE`, `PFDEBUG`: strings that tell about how many different elements
-//! were added to them (`sketch`).
+//! `PFADD`, `PFCOUNT`, `PFMERGE`, `PFDEBUG`: strings that estimate the number of distinct elements
+//! added to them (`sketch`).
 
 use kvdb::Batch;
 

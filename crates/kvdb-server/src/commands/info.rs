@@ -199,8 +199,8 @@ fn memory(s: &Session, t: &mut Lines<'_>) {
     t.none(&["active_defrag_running", "lazyfree_pending_objects", "lazyfreed_objects"]);
 }
 
-/// `MEMORY STATS`: what `INFO memory` tells, under other names. The number of keys is not among it:
-/// they would have to be counted.
+/// `MEMORY STATS`: the fields of `INFO memory`, under other names. The number of keys is not among
+/// it: they would have to be counted.
 pub fn memory_stats(s: &Session, out: &mut Output) {
     let resident = kept_by_system("/proc/self/status", "VmRSS");
     let peak = kept_by_system("/proc/self/status", "VmHWM");

@@ -353,8 +353,8 @@ pub fn lrem(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             let (near, far) =
                 if count < 0 { (End::Right, End::Left) } else { (End::Left, End::Right) };
             let mut removed = 0u64;
-            // The new bounds: the number of the last element visited that stays, and that of the
-            // last one removed before the first that stays.
+            // The new bounds: the number of the last visited element that stays, and the number of
+            // the last removed one before the first that stays.
             let (mut kept, mut stripped) = (None, None);
             visit(s, seen, &of, (&start, &end), count < 0, |tuple| {
                 if tuple.value_len() == value.len() && tuple.value()? == value {

@@ -217,7 +217,7 @@ impl LongDouble {
         }
         let mut divisor = Whole::of(1);
         divisor.times_ten_to(power.unsigned_abs());
-        // The quotient has 66 or 67 bits, and the remainder tells whether it is exact.
+        // The quotient has 66 or 67 bits, and the remainder shows whether it is exact.
         let up = (divisor.bits() + 66).saturating_sub(whole.bits());
         whole.shift_left(up);
         let down = whole.bits() - divisor.bits();

@@ -201,7 +201,7 @@ pub fn atomically(
         if outcome.is_ok() {
             break;
         }
-        // Nothing has happened, so the connection is reset as well.
+        // No command has run, so the connection is reset as well.
         out.rewind(position);
         (s.dictionary, s.durable, out.resp3) = (dictionary.clone(), durable, resp3);
         s.identity.set_name(name.clone());

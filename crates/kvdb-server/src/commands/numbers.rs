@@ -35,7 +35,7 @@ pub fn decrby(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
 fn add(s: &Session, key: &[u8], by: i64, out: &mut Output) -> Outcome {
     s.check_key(key)?;
     let joined = s.is_joined();
-    // The types dictionary tells the commit if others have given the key another type.
+    // Through the types dictionary the commit detects that others have changed the type of the key.
     let space = if joined { s.typed()? } else { s.writable()? };
     // Two transactions that add to one key both commit. `EXEC` returns sums that must still hold
     // when it commits.

@@ -211,7 +211,7 @@ fn events_of(
         Some(types) => seen.cursor(types, &head_key(start), &heads_end)?,
         None => None,
     };
-    // The keys found; the value tells whether the key has expired and only waits to be removed.
+    // The keys found. The value states whether the key has expired and only waits to be removed.
     let mut met: BTreeMap<Bytes, bool> = BTreeMap::new();
     for (mut cursor, of_heads) in [(strings, false), (heads, true)] {
         while let Some(tuple) = cursor.as_mut().map(|cursor| cursor.next()).transpose()?.flatten() {

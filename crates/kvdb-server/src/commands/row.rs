@@ -28,7 +28,7 @@ pub struct Command {
     pub other_keys: OtherKeys,
     /// Returns the flags of the keys of `COMMAND GETKEYSANDFLAGS` if these depend on the arguments.
     pub key_flags: Option<KeyFlags>,
-    /// Clients that track are told of changes of the keys.
+    /// Clients that track are notified of changes of the keys.
     pub tracked: bool,
     pub types: Types,
     pub in_multi: InMulti,
@@ -39,8 +39,8 @@ pub struct Command {
     pub files: Option<FilesOf>,
     /// The command sends messages instead of replies ([`pushes`]).
     pub pushes: bool,
-    /// A RESP2 client may use the command while it receives messages: its reply can be told from
-    /// messages.
+    /// A RESP2 client may use the command while it receives messages: its reply can be
+    /// distinguished from messages.
     pub among_messages: bool,
     /// The command waits while others may not write (`CLIENT PAUSE`), since it changes state that
     /// others see, if only in some of its forms.
@@ -100,7 +100,7 @@ pub enum Types {
 pub enum InMulti {
     /// `EXEC` runs it.
     Queued,
-    /// It runs at once, and handles `MULTI` itself.
+    /// The command runs at once, and handles `MULTI` itself.
     AtOnce,
     Refused,
 }
@@ -119,7 +119,7 @@ pub enum InScripts {
 /// Treatment of a command of a connection that reads a snapshot.
 #[derive(Clone, Copy)]
 pub enum OnSnapshots {
-    /// It is refused if it writes.
+    /// The command is refused if it writes.
     AsItWrites,
     /// These subcommands are allowed, though the command writes.
     Forms(&'static [&'static str]),
@@ -129,7 +129,7 @@ pub enum OnSnapshots {
 /// The rights of a client that a seal confines (see `sealed`).
 #[derive(Clone, Copy)]
 pub enum Sealed {
-    /// It may read keys, and write in the transactions of the seal.
+    /// The command may read keys, and write in the transactions of the seal.
     AsItWrites,
     /// The command changes nothing of others.
     Harmless,
@@ -155,9 +155,9 @@ pub enum Shown {
 pub enum Secret {
     None,
     All,
-    /// All after the word `AUTH`.
+    /// All arguments after the word `AUTH`.
     AfterAuth,
-    /// All after this word, if it is there.
+    /// All arguments after this word, if it is present.
     IfNamed(&'static str),
 }
 
@@ -284,8 +284,8 @@ pub(super) const fn asks(
     reads(name, usage, arity, NONE, run).sealed(Sealed::Harmless)
 }
 
-/// Makes a command without keys that acts on other things than these: it has to be told how far a
-/// client may use it that a seal confines.
+/// Makes a command without keys that acts on other things than these: the caller states how far a
+/// client confined by a seal may use it.
 pub(super) const fn acts(
     name: &'static str,
     usage: &'static str,

@@ -88,7 +88,7 @@ pub fn admit(s: &Session, command: &Command, args: Arguments<'_>) -> Outcome {
     let id = match command.files.map(|files| files(s, &args)) {
         Some(Some(Ok(Whose::Transaction(id)))) => Some(id),
         Some(Some(_)) => None,
-        // It continues an import that was checked when it began.
+        // The command continues an import that was checked when it began.
         Some(None) => return Ok(()),
         None => s.joined.as_ref().map(|(transaction, _)| transaction.id()),
     };

@@ -223,7 +223,7 @@ impl<'a> Pattern<'a> {
             Pattern::Same => return Ok(None),
             Pattern::Of { before, behind, field } => (before, behind, field),
         };
-        // No key is that long, and the commit would depend on each that was looked for.
+        // No key is that long, and the commit would depend on each key that was looked up.
         if before.len() + element.len() + behind.len() > kvdb::MAX_KEY {
             return Ok(None);
         }

@@ -7,7 +7,7 @@
 //! step between them, and the specifications of keys. Those are separated by semicolons, and each
 //! has the flags of its keys; the beginning, which is an index or `KEYWORD@index`; and the keys
 //! after that, which are `last step limit`, or `#` and the place of their number, of the first one,
-//! and the step. `?` stands for what cannot be told in this way.
+//! and the step. `?` stands for keys that cannot be described in this way.
 
 use crate::request::{Arguments, integer};
 
@@ -138,7 +138,8 @@ fn read_keys(text: &'static str) -> Option<Keys> {
 }
 
 impl Keys {
-    /// Returns the places of these keys among the arguments, or `None` if they cannot be told.
+    /// Returns the places of these keys among the arguments, or `None` if they cannot be
+    /// determined.
     fn places(&self, args: Arguments<'_>) -> Option<Vec<usize>> {
         let len = args.len() as i64;
         let begin = match self.begin {

@@ -1,6 +1,6 @@
-//! `CLIENT TRACKING`, `CACHING`, `TRACKINGINFO`, `GETREDIR`: clients that keep what they have read
-//! are told when it is changed, by a client or by another program. A thread reads the list of what
-//! was committed to the store while there are such clients.
+//! `CLIENT TRACKING`, `CACHING`, `TRACKINGINFO`, `GETREDIR`: clients that cache values are notified
+//! when these are changed, by a client or by another program. A thread follows the commits to the
+//! store while there are such clients.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -119,7 +119,7 @@ fn begin(s: &mut Session, mut wanted: Tracks) -> Outcome {
 }
 
 /// Adds the prefixes that a client has already asked for. Its prefixes must not overlap, so that it
-/// is told of a key once.
+/// is notified of a key once.
 fn merge(before: Option<&Tracks>, wanted: &mut Tracks) -> Outcome {
     let overlap = |a: &Bytes, b: &Bytes| a.starts_with(b) || b.starts_with(a);
     let error = |a: &Bytes, which: &str, b: &Bytes| {
@@ -227,7 +227,7 @@ pub fn note(s: &Session, command: &Command, args: Arguments<'_>) {
         (_, true) => tracks.caching != Some(false),
         _ => true,
     };
-    // The list of commits tells neither of changes in a transaction, nor of its end, nor of a
+    // The list of commits contains neither changes in a transaction, nor its end, nor changes in a
     // clone.
     let is_followed = !s.is_joined() && matches!(s.place, Place::Store);
     if !wanted || !command.tracked || tracks.all && is_followed {
@@ -241,8 +241,8 @@ pub fn note(s: &Session, command: &Command, args: Arguments<'_>) {
     if is_followed {
         s.shared.tracking.note(s.id, name, keys.iter().copied(), clients);
     }
-    // A transaction of `EXEC` or of a script reads the state at its beginning, and a commit since
-    // then may have been told before the key was noted.
+    // A transaction of `EXEC` or of a script reads the state at its beginning, and a later commit
+    // may have been reported before the key was noted.
     let is_old = |at| s.db().commits_since(at, 1).is_none_or(|recent| !recent.commits.is_empty());
     if !is_followed || tracks.since.is_some_and(is_old) {
         s.shared.tracking.refuse(s.id, &keys, clients);

@@ -37,9 +37,9 @@ pub fn zones(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     Ok(())
 }
 
-/// Each cell is an array: zones in use, zones among these that are being written, zones given back
-/// to the host, live bytes, the most frequent purpose of its zones (or null), age of the youngest
-/// zone (or null).
+/// Each cell is an array: zones in use, zones among these that are being written, zones released to
+/// the host, live bytes, the most frequent purpose of its zones (or null), age of the youngest zone
+/// (or null).
 fn json(map: &[ZoneInfo], cells: usize) -> String {
     let per_cell = map.len().div_ceil(cells).max(1);
     let mut json = format!(

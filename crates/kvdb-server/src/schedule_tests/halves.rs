@@ -112,7 +112,7 @@ fn two_strings_are_compared_as_they_were_at_one_moment_whatever_the_schedule() {
 }
 
 /// A key is copied to another dictionary, alone and in a `MULTI`, while the lock of the target is
-/// held now and then.
+/// held from time to time.
 fn copied() {
     let shared = shared();
     let mut client = Client::of(shared.clone());

@@ -1,6 +1,6 @@
-//! Concurrent connections in one transaction: one replaces keys, again and again, and two read
-//! them. Each command must read one state of the transaction, even if it takes several steps: the
-//! head of a key, the length of a collection, then its elements or pages.
+//! Concurrent connections in one transaction: one replaces keys, repeatedly, and two read them.
+//! Each command must read one state of the transaction, even if it takes several steps: the head of
+//! a key, the length of a collection, then its elements or pages.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Validation of replies: those of a worker are checked before they are sent to a client.
+//! Validates the replies of a worker before they are sent to a client.
 
 /// Returns the bytes of a line up to its end, and the rest after it.
 fn line(bytes: &[u8]) -> Option<(&[u8], &[u8])> {

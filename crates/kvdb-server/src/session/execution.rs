@@ -1,6 +1,6 @@
-//! The state of a session while several commands take effect together: those of an `EXEC`, or of a
-//! script or a function. They work in one transaction, see one time, and keep their effects and the
-//! lines for `MONITOR` until it commits.
+//! The state of a session while several commands take effect together, in an `EXEC`, a script or a
+//! function. They work in one transaction, see one time, and keep their effects and the lines for
+//! `MONITOR` until it commits.
 
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub enum Executing {
 pub struct Execution {
     /// Set while they run, under the locks.
     executing: Option<Executing>,
-    /// They are those of an `EXEC`.
+    /// The commands belong to an `EXEC`.
     is_exec: bool,
     /// The locks of all keys are held. Under the locks of only some keys a types dictionary cannot
     /// be created.
@@ -60,14 +60,15 @@ impl Execution {
     pub fn end_exec(&mut self) {
         (self.slot, self.is_exec) = (None, false);
     }
-    /// Returns whether the commands under way are those of an `EXEC`.
+    /// Returns whether the commands in progress belong to an `EXEC`.
     pub fn is_exec(&self) -> bool {
         self.is_exec
     }
     pub fn take_slot(&mut self) -> Option<Slot> {
         self.slot.take()
     }
-    /// Keeps the slot for the next script of the same execution. Without one it is given back.
+    /// Keeps the slot for the next script of the same execution. Without a next script the slot is
+    /// released.
     pub fn keep_slot(&mut self, slot: Slot) {
         self.slot = self.is_running().then_some(slot);
     }

@@ -14,7 +14,7 @@ impl FileWork {
     pub fn is_importing(&self) -> bool {
         self.import.is_some()
     }
-    /// Returns whether an operation is under way.
+    /// Returns whether an operation is in progress.
     pub fn is_under_way(&self) -> bool {
         self.import.is_some() || self.walk.is_some()
     }

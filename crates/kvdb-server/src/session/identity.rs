@@ -80,7 +80,7 @@ impl Identity {
         self.library.1 = version;
     }
 
-    /// Forgets what the client has said (`RESET`). The names of its library stay.
+    /// Forgets the settings of the client (`RESET`). The names of its library stay.
     pub fn reset(&mut self) {
         self.is_replica = false;
         self.name.clear();

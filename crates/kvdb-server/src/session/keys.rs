@@ -104,7 +104,7 @@ impl Session {
         }
         let space = self.made()?;
         let joined = self.exec.own().is_none() && self.inside().is_some();
-        // There the type of a key is told by the types dictionary alone, see
+        // There the types dictionary alone determines the type of a key. See
         // [`Seen::exclude_others`].
         match joined && space.types.is_none() && self.joins_deletions(space.strings) {
             true => self.typed(),

@@ -52,7 +52,7 @@ impl Multi {
     pub fn take_watches(&mut self) -> Vec<(Watch, Counted)> {
         std::mem::take(&mut self.watches)
     }
-    /// Drops the queue, and all that is watched.
+    /// Drops the queue and all watched keys.
     pub fn discard(&mut self) {
         self.queue = None;
         self.unwatch();

@@ -82,7 +82,7 @@ impl<'a> Seen<'a> {
         Ok(Seen::new(session, Some(space), transaction.view()?, Source::Own(transaction)))
     }
     /// Returns a state whose reads are recorded, for a command that commits if they are still
-    /// valid, see [`Seen::into_condition`].
+    /// valid. See [`Seen::into_condition`].
     pub fn noted(session: &'a Session, space: Keyspace) -> Self {
         let (view, source) = (session.db().view(), Source::Condition(RefCell::default()));
         Seen::new(session, Some(space), view, source)
@@ -296,7 +296,7 @@ impl<'a> Seen<'a> {
         })
     }
     /// Returns the properties of a key as far as its head determines them, or `None` if the strings
-    /// decide; and whether the number of elements is exact, see [`Seen::living`].
+    /// decide; and whether the number of elements is exact. See [`Seen::living`].
     fn by_head(&self, head: Option<Head>) -> Result<(Option<Live>, bool), Failure> {
         let Some(found) = head else { return Ok((None, true)) };
         if found.is_expired(self.now) {
@@ -325,7 +325,7 @@ impl<'a> Seen<'a> {
     }
 
     /// Returns the properties of a key, without reading a large value. A hash may have more fields
-    /// than it tells, see [`Seen::roughly`].
+    /// than its `count` states. See [`Seen::roughly`].
     pub fn live(&self, key: &[u8]) -> Result<Live, Failure> {
         Ok(self.live_with(self.head(key)?, key)?.0)
     }
@@ -559,8 +559,9 @@ impl<'a> Seen<'a> {
         let live = Live { kind: Some(kind), head: Some(head), count: 0 };
         Ok(Collection { id, types, live, fresh: true, exact: true })
     }
-    /// Adds `more` to the length of a collection; an empty collection is removed. One that may have
-    /// more elements than it tells stays with its expired fields: if none exists, it does not.
+    /// Adds `more` to the length of a collection; an empty collection is removed. A collection that
+    /// may have more elements than its `count` states stays with its expired fields: if none
+    /// exists, it does not.
     pub fn counted(&self, key: &[u8], of: &Collection, more: i64, batch: &mut Batch) {
         let count = count_key(of.id);
         if let (1.., Some(kind)) = (more, of.live.kind) {
@@ -587,7 +588,7 @@ pub struct Collection {
     pub live: Live,
     /// The batch of this command creates it.
     fresh: bool,
-    /// It has no more elements than `live` tells.
+    /// The collection has no more elements than `live` states.
     exact: bool,
 }
 

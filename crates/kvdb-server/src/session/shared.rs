@@ -33,7 +33,8 @@ pub struct Shared {
     pub limits: Limits,
     /// Counters of what they use together.
     pub memory: Memory,
-    /// The hosts of transactions, snapshots and files, and what else the owner tells of the store.
+    /// The hosts of transactions, snapshots and files, and what else the owner reports of the
+    /// store.
     pub owner: Owner,
     /// Addresses, password, and the number of connections.
     pub access: Access,
@@ -59,7 +60,7 @@ pub struct Shared {
     pub notifications: Notifications,
     /// Clients that wait for a key.
     pub waiters: Waiters,
-    /// Clients that are told of changes of the keys that they keep.
+    /// Clients that are notified of changes of the keys that they keep.
     pub tracking: Tracking,
     /// Clients that are shown all commands.
     pub monitors: Monitors,

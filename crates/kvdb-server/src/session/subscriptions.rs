@@ -71,7 +71,7 @@ impl Session {
         }
     }
 
-    /// Writes the messages that have arrived. It must not be called while a reply is under way.
+    /// Writes the messages that have arrived. It must not be called while a reply is in progress.
     pub fn deliver(&self, out: &mut Output) {
         while let Some(delivery) = self.connection.mailbox.next() {
             match delivery.via {
@@ -92,7 +92,7 @@ impl Session {
         }
     }
 
-    /// Writes that a key was changed, or that everything may have been. A RESP2 client is told by a
+    /// Writes that a key was changed, or that everything may have been. A RESP2 client gets a
     /// message on a channel that it has subscribed to.
     fn tell_of_change(&self, key: Option<&Bytes>, out: &mut Output) {
         if out.resp3 {
@@ -115,7 +115,7 @@ impl Session {
     }
 }
 
-/// The channel on which RESP2 clients are told of changes of what they keep.
+/// The channel on which RESP2 clients are notified of changes of what they keep.
 const INVALIDATED: &[u8] = b"__redis__:invalidate";
 
 fn tell(delivery: &Delivery, out: &mut Output) {

@@ -1,5 +1,5 @@
-//! Tests of admission: the clients that are let in, their number, their memory, and the treatment
-//! of those that misbehave.
+//! Tests of admission: which clients the server accepts, how many, how much memory they may use,
+//! and what happens to those that misbehave.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -73,7 +73,7 @@ fn a_dead_servers_socket_is_replaced_and_a_living_ones_is_not() {
 fn reserved_dictionaries_cannot_be_reached() {
     let db = Kvdb::in_memory();
     let reserved = DictionaryOptions { reserved: true, ..DictionaryOptions::default() };
-    // One has a name that SELECT makes.
+    // One dictionary has a name that SELECT makes.
     let mut before = Vec::new();
     for name in ["nmap", "imap", "dmap", "7"] {
         let id = db.create_dictionary(name, reserved.clone()).expect("made");
@@ -241,7 +241,7 @@ fn more_connections_are_allowed_while_the_server_runs() {
     let mut third = served.connect();
     third.expect(&[("PING", "PONG")]);
     assert!(show(&served.connect().reply().expect("a reply")).contains("max number of clients"));
-    // Connections that are there stay.
+    // Existing connections stay open.
     a.expect(&[("CONFIG SET maxclients 1", "OK"), ("PING", "PONG")]);
     third.expect(&[("PING", "PONG")]);
     assert!(a.run("CONFIG SET maxclients 0").contains("must be between 1 and"));
@@ -416,7 +416,7 @@ fn no_reply_acknowledges_a_durable_write_that_is_not_on_disk() {
         (replies[0].as_str(), replies[2].as_str(), replies[4].as_str()),
         ("\"2\"", "\"between\"", "(nil)")
     );
-    // Both are done: `GET a` would say so.
+    // Both were executed, as `GET a` would show.
     for reply in [&replies[1], &replies[3]] {
         assert!(reply.starts_with("(error) NOTSYNCED"), "{reply}");
     }
@@ -436,10 +436,10 @@ fn no_part_of_a_long_reply_leaves_before_the_write_is_on_disk() {
         ("LPUSH", "LPOP k 300"),
         ("RPUSH", "RPOP k 300"),
         ("SADD", "SPOP k 300"),
-        // It changes nothing, but its reply is one to a write.
+        // The command changes nothing, but its reply counts as that of a write.
         ("APPEND", "GETEX k"),
     ];
-    // In front of it nothing waits for the sync, or another write does.
+    // No command before it waits for the sync, or only another write does.
     for ((make, take), before) in
         commands.iter().flat_map(|command| ["ECHO 1", "APPEND other 1"].map(|b| (command, b)))
     {
@@ -487,7 +487,7 @@ fn idle_clients_are_disconnected_after_the_timeout_unless_they_hold_or_wait_for_
             "(error) ERR argument must be between 0 and 2147483647 inclusive",
         ),
     ]);
-    // The one that is to be idle is heard after this moment.
+    // The idle client sends its last request after this moment.
     let began = Instant::now();
     idle.expect(&[("PING", "PONG")]);
     listens.run("SUBSCRIBE c");
@@ -497,7 +497,7 @@ fn idle_clients_are_disconnected_after_the_timeout_unless_they_hold_or_wait_for_
     waits.send(b"BLPOP list 0\r\n");
     // A machine under load may let the working client wait, too.
     a.expect(&[("CONFIG SET timeout 3", "OK")]);
-    // One that works on stays.
+    // A client that continues to work stays.
     let ended = |c: &mut Raw| {
         c.0.get_ref().set_read_timeout(Some(Duration::from_millis(10))).expect("set");
         let mut byte = [0];

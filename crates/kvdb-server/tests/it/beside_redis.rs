@@ -1,5 +1,6 @@
-//! Random commands on a store and on `redis-server`: replies and keys are the same. The program is
-//! `scripts/redis_fuzz.py`; `KVFS_COMMANDS` and `KVFS_SEED` say how long and where it begins.
+//! Sends random commands to a store and to `redis-server`, and compares replies and keys. The
+//! program is `scripts/redis_fuzz.py`. `KVFS_COMMANDS` sets the number of commands, `KVFS_SEED` the
+//! seed.
 
 use std::path::Path;
 use std::process::Command;

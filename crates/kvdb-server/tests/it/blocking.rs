@@ -1,5 +1,5 @@
-//! Commands that wait for an element: woken by whatever fills a key, in the order in which they
-//! came, and without taking anything for a client that is gone.
+//! Tests of commands that wait for an element. Whatever fills a key wakes them, in the order in
+//! which they came, and an element never goes to a client that has disconnected.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::served::{Raw, Served, serve, show};
 use kvdb_server::ServerOptions;
 
-/// Waits until so many clients wait.
+/// Waits until this many clients wait.
 fn until_blocked(c: &mut Raw, clients: usize) {
     let line = format!("blocked_clients:{clients}\\r");
     while !c.run("INFO clients").contains(&line) {
@@ -124,7 +124,7 @@ fn whatever_fills_the_key_wakes_who_waits_for_it() {
         run_all(&mut c, fill);
         assert_eq!(reply(&mut a), "[\"z\" \"x\" \"1\"]", "{fill:?}");
     }
-    // None of them was found by looking again after a while.
+    // None of them was found by periodic polling.
     assert!(started.elapsed() < Duration::from_secs(60));
 }
 
@@ -168,12 +168,12 @@ fn those_who_wait_for_a_key_are_served_in_the_order_in_which_they_came() {
             waiting(&served, &mut other, command, n)
         })
         .collect();
-    // One that waits for a sorted set of the same name is in another queue.
+    // A client that waits for a sorted set with the same name is in another queue.
     let mut scores = waiting(&served, &mut other, "BZPOPMIN l 0", 7);
     c.run("MULTI");
     (1..=3).for_each(|n| drop(c.run(&format!("RPUSH l {n}"))));
     c.run("EXEC");
-    // Three of them go on; who takes from the right gets the newest.
+    // Three of them continue. The one that pops from the right gets the newest element.
     let taken: BTreeSet<String> = all.drain(..3).map(|mut a| reply(&mut a)).collect();
     assert_eq!(taken.len(), 3);
     until_blocked(&mut other, 4);
@@ -230,7 +230,7 @@ fn time_is_up_or_another_client_ends_the_wait() {
 fn a_client_that_is_gone_takes_nothing() {
     let served = serve(ServerOptions::default());
     let (mut c, mut other) = (served.connect(), served.connect());
-    // One hangs up, one is killed, one has hung up with something left to read.
+    // One client disconnects, one is killed, and one has disconnected with unread data.
     let a = waiting(&served, &mut other, "BLPOP l 0", 1);
     let mut b = waiting(&served, &mut other, "CLIENT SETNAME b\r\nBLPOP l 0", 2);
     let d = waiting(&served, &mut other, "BLPOP l 0\r\nPING\r\nPING", 3);
@@ -259,7 +259,7 @@ fn between_multi_and_exec_nothing_is_waited_for() {
         ("BLMPOP 0 1 l LEFT", "QUEUED"),
         ("EXEC", "[(nil) (nil) (nil) (integer) 1 [\"l\" [\"x\"]]]"),
     ]);
-    // Nor where nothing can change.
+    // A client does not wait either where nothing can change.
     c.expect(&[("SNAPSHOT CREATE s", "OK"), ("SNAPSHOT USE s", "OK")]);
     assert!(c.run("BLPOP l 0").starts_with("(error) READONLY "));
 }
@@ -418,7 +418,7 @@ fn of_keys_that_one_transaction_fills_the_first_one_is_taken() {
             other.expect(&[("DEL a b", "(integer) 2")]);
         }
     }
-    // An element that an earlier transaction put under a key and took again does not count.
+    // An element that an earlier transaction added and removed does not count.
     for _ in 0..20 {
         let mut waits = waiting(&served, &mut other, "BLPOP a b 0", 1);
         other.expect(&[

@@ -1,5 +1,5 @@
-//! Subscriptions, messages and notifications of keys: they come in order, after the change is
-//! visible, and not at all if the change is not committed.
+//! Tests of subscriptions, messages and keyspace notifications. They arrive in order, after the
+//! change is visible, and not at all if the change is not committed.
 
 use std::io::Read;
 use std::time::Duration;
@@ -15,7 +15,7 @@ fn message(c: &mut Raw) -> String {
     parts.iter().map(show).collect::<Vec<_>>().join(" ").replace('"', "")
 }
 
-/// The messages up to one that is sent behind all of them.
+/// The messages up to a final one that is sent after all of them.
 #[track_caller]
 fn messages(c: &mut Raw, other: &mut Raw) -> Vec<String> {
     other.run("PUBLISH end end");
@@ -39,7 +39,7 @@ fn subscriber(served: &Served, pattern: &str) -> Raw {
     c
 }
 
-/// The events that the server has told of, each `name key`.
+/// The events that the server has sent, each as `name key`.
 #[track_caller]
 fn events(c: &mut Raw, other: &mut Raw) -> Vec<String> {
     let of = |message: String| {
@@ -299,7 +299,7 @@ fn in_a_transaction_messages_and_events_leave_with_the_commit_or_not_at_all() {
         messages(&mut a, &mut other),
         ["pmessage * __keyevent@0__:incrby n", "pmessage * c kept"]
     );
-    // One that is aborted, and one that has lost.
+    // An aborted transaction, and one with a conflict.
     for end in ["TXN ABORT", "TXN COMMIT"] {
         let id = b.run("TXN BEGIN").replace("(integer) ", "");
         b.expect(&[
@@ -426,7 +426,7 @@ fn events_are_those_of_redis() {
         c.run(command);
         assert_eq!(events(&mut a, &mut other).join(", "), want, "{command}");
     }
-    // To the channel of the key, and of chosen kinds alone.
+    // Events go to the channel of the key, and only those of the chosen kinds.
     c.run("CONFIG SET notify-keyspace-events Kl");
     let mut keys = subscriber(&served, "__keyspace*");
     c.run("SET s 1");
@@ -520,7 +520,7 @@ fn what_expires_is_told_of_when_it_is_removed() {
     expired.sort();
     let event = |key| format!("pmessage __keyevent* __keyevent@0__:expired {key}");
     assert_eq!(expired, [event("l"), event("s")]);
-    // In the background nothing is removed: what takes the key's place tells of it.
+    // Nothing is removed in the background. The write that replaces the key raises the event.
     c.expect(&[("DEBUG SET-ACTIVE-EXPIRE 0", "OK"), ("PSETEX s 5 v", "OK")]);
     while c.run("GET s") != "(nil)" {
         std::thread::yield_now();
@@ -529,7 +529,7 @@ fn what_expires_is_told_of_when_it_is_removed() {
     assert_eq!(message(&mut a), event("s"));
 }
 
-/// When an event arrives, what it tells of is there.
+/// When an event arrives, its change is visible.
 #[test]
 fn events_come_behind_what_they_tell_of() {
     let served = serve(ServerOptions::default());

@@ -1,4 +1,4 @@
-//! Programs that were written for Redis.
+//! Runs client programs that were written for Redis.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -105,10 +105,10 @@ fn redis_cli_is_refused_a_copy_at_once() {
     for command in ["PSYNC ? -1", "REPLCONF capa eof", "SYNC"] {
         assert!(c.run(command).starts_with(refused), "{command}");
     }
-    // It is the other command again once the connection is reset.
+    // After a reset of the connection the name means the other command again.
     c.expect(&[("SAVE", "OK"), ("RESET", "RESET"), ("SYNC", "OK"), ("REPLICAOF NO ONE", "OK")]);
     assert!(c.run("REPLICAOF there 6379").starts_with("(error) ERR the store cannot become"));
-    // It would wait for the file forever, if the reply were not an error.
+    // The program would wait for the file forever if the reply were not an error.
     let file = served.dir.path().join("copy.rdb").display().to_string();
     match redis_cli(&served, &["--rdb", &file]) {
         None => eprintln!("redis-cli is not installed; nothing to see here"),

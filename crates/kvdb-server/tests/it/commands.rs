@@ -1,5 +1,5 @@
-//! Tests of each command, in the notation of `redis-cli`: a command, and Redis's reply or, for a
-//! command of our own, the documented one.
+//! Tests of each command in the notation of `redis-cli`: a command, and the reply that Redis sends.
+//! For a command of our own the expected reply is the documented one.
 
 use crate::served;
 use crate::served::{serve, show};
@@ -165,7 +165,7 @@ fn keys_of_a_range_are_counted_and_left_out() {
     for i in 0..1000 {
         assert_eq!(c.run(&format!("SET k{i:03} v{i}")), "OK");
     }
-    // First by ranks; then by a walk, since not all keys are alike.
+    // The first case counts by ranks. The second one walks, since the keys have different types.
     for plain in [true, false] {
         c.expect(&[
             ("RANGE k100 k900 OFFSET 300 LIMIT 2 NOVALUES", "[\"k400\" \"k401\"]"),
@@ -463,8 +463,7 @@ fn the_connection_and_the_server() {
 
 #[test]
 fn a_long_answer_is_whole_and_one_moment() {
-    // Little is gathered before it is sent on, so that these answers are counted first and streamed
-    // then.
+    // The gather buffer is small, so that these answers are counted first and then streamed.
     let served = serve(ServerOptions {
         limits: Limits { reply: 1000, ..Limits::default() },
         ..Default::default()

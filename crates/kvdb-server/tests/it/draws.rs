@@ -1,4 +1,5 @@
-//! Random elements of collections: each is drawn as often as any other, and none twice.
+//! Tests that random elements of collections are drawn equally often, and that no element is drawn
+//! twice where they must be distinct.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +26,7 @@ fn named(reply: &str) -> Vec<String> {
     reply.split('"').skip(1).step_by(2).map(String::from).collect()
 }
 
-/// Draws `wanted` members at a time until each should have come a hundred times.
+/// Draws `wanted` members at a time until the expected count of each is a hundred.
 fn is_fair(client: &mut Raw, command: &str, wanted: usize) {
     let mut times: BTreeMap<String, usize> = BTreeMap::new();
     for _ in 0..MEMBERS * 100 / wanted {

@@ -1,4 +1,5 @@
-//! `DUMP` and `RESTORE`: a key is put again as it was, and what is no payload is refused.
+//! Tests of `DUMP` and `RESTORE`. A restored key equals the dumped one, and a string that is not a
+//! valid payload is refused.
 
 use crate::served::{Served, serve, show};
 use env::Random;
@@ -55,7 +56,7 @@ fn a_key_of_every_kind_is_put_again_in_another_store() {
                 "{key}"
             );
             assert_eq!(call(&mut other, &[b"TTL", b"again"]), "(integer) -1");
-            // In the place of each kind of key.
+            // Restores in place of each kind of key.
             for there in &keys {
                 let replaced = [&again[..1], &[there.as_bytes()], &again[2..], &[&b"REPLACE"[..]]];
                 assert_eq!(call(&mut other, &replaced.concat()), "OK", "{key} for {there}");
@@ -102,7 +103,7 @@ fn a_deadline_is_given_with_the_payload() {
     };
     assert_eq!(restore("a", "100000", ""), "OK");
     assert_eq!(restore("b", "33000000000000", "ABSTTL IDLETIME 5 FREQ 255"), "OK");
-    // It has expired on the way: there is no key, or none any more.
+    // The key has expired in transit, so it does not exist or is removed.
     assert_eq!(restore("c", "1", "ABSTTL"), "OK");
     assert_eq!(restore("b", "1", "ABSTTL"), "(error) BUSYKEY Target key name already exists.");
     assert_eq!(restore("set", "1", "ABSTTL REPLACE"), "OK");
@@ -204,7 +205,7 @@ fn a_key_is_copied_to_the_dictionary_of_a_number() {
         ("ZRANGE z 0 -1 WITHSCORES", "[\"c\" \"1\" \"b\" \"2\"]"),
         ("DBSIZE", "(integer) 4"),
         ("SELECT 0", "OK"),
-        // In transactions, to dictionaries that there were not.
+        // Restores in transactions, into dictionaries that did not exist.
         ("MULTI", "OK"),
         ("SET new v", "QUEUED"),
         ("COPY new new DB 2", "QUEUED"),

@@ -1,5 +1,5 @@
-//! Codes of errors: the document lists those that the server has, and errors that only this server
-//! has bear one of their own.
+//! Tests of error codes. The document lists exactly the codes that the server uses, and an error
+//! that Redis does not have carries a code of its own.
 
 use std::collections::BTreeSet;
 

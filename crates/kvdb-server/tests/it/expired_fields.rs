@@ -1,5 +1,5 @@
-//! Hashes of which many fields have expired and were not removed yet: commands do not visit them,
-//! and see what there would be without them.
+//! Tests of hashes in which many fields have expired but are not removed yet. Commands skip these
+//! fields without visiting them, and reply as if they did not exist.
 
 use crate::expiry::{Clocked, clocked, run};
 use crate::served::tuples;
@@ -114,7 +114,7 @@ fn no_field_is_lost_among_many_deadlines_that_are_left_over() {
         ("TXN LEAVE", "OK"),
         ("wait 11", ""),
         ("HLEN h", "(integer) 150"),
-        // These are more than there would be if each deadline were that of a field.
+        // There would be fewer if each deadline belonged to one field.
         (&format!("HDEL h {}", named(200..260)), "(integer) 60"),
         ("HLEN h", "(integer) 90"),
         ("HSET h f200 v", "(integer) 1"),

@@ -1,5 +1,6 @@
-//! Deadlines of the fields of hashes, on a clock that the test moves: a field is gone at its
-//! deadline for every reader, the hash with its last field, and both from the store soon after.
+//! Tests of the deadlines of hash fields, on a clock that the test advances. At its deadline a
+//! field disappears for every reader. The hash disappears with its last field, and soon afterwards
+//! both are removed from the store.
 
 use std::time::Duration;
 
@@ -38,7 +39,7 @@ fn a_field_is_gone_after_its_deadline_for_every_command() {
         ("RPUSH list h", "(integer) 1"),
         ("SORT list BY nosort GET *->a GET *->c", "[(nil) \"3\"]"),
         ("DEL list", "(integer) 1"),
-        // A field that has expired begins again, and is counted once.
+        // An expired field that is set again is new, and is counted once.
         ("HSETNX h a 9", "(integer) 1"),
         ("HINCRBY h b 5", "(integer) 5"),
         ("HPTTL h FIELDS 2 a b", "[(integer) -1 (integer) -1]"),

@@ -1,5 +1,5 @@
-//! Deadlines, on a clock that the test moves: keys are gone at their deadline for every reader, and
-//! from the store soon after.
+//! Tests of the deadlines of keys, on a clock that the test advances. At its deadline a key
+//! disappears for every reader, and soon afterwards it is removed from the store.
 
 use crate::served;
 use std::sync::Arc;
@@ -252,7 +252,7 @@ fn a_watched_key_that_expires_has_changed() {
         ("wait 51", ""),
         ("EXEC", "(nil)"),
         ("GET mine", "\"1\""),
-        // A key that had expired before `WATCH` does not exist, so its removal is no change.
+        // A key that had expired before `WATCH` does not exist, so its removal is not a change.
         ("WATCH lock", "OK"),
     ]);
     run(&mut other, "DEBUG SWEEP");
@@ -314,7 +314,7 @@ fn a_snapshot_has_the_keys_that_it_had() {
         ("SNAPSHOT USE s PTTL k", "(integer) 89"),
         ("SNAPSHOT USE s KEYS *", "[\"h\" \"k\"]"),
         ("SNAPSHOT USE s EXPIRE k 10", "(error) READONLY a snapshot does not change: SNAPSHOT LEAVE first, or make a clone of it"),
-        // A clone lives on, and its keys expire.
+        // A clone continues to live, and its keys expire.
         ("CLONE CREATE s c", "OK"),
         ("CLONE USE c GET k", "(nil)"),
         ("CLONE USE c SET k v EX 10", "OK"),
@@ -385,14 +385,14 @@ fn the_server_removes_what_has_expired_by_itself() {
     let dict = served.db.dictionary("0").expect("made");
     assert!(served.db.get(dict, b"k").expect("read").is_some(), "not due yet");
     clock.advance(Duration::from_millis(2));
-    // It is read by no command: the sweeper alone takes it away.
+    // No command reads the key, so only the sweeper removes it.
     let until = std::time::Instant::now() + Duration::from_secs(60);
     while served.db.get(dict, b"k").expect("read").is_some() {
         assert!(std::time::Instant::now() < until, "it is still there");
         std::thread::park_timeout(Duration::from_millis(5));
     }
     assert_eq!(c.run("GET k"), "(nil)");
-    // It is counted when the step is over.
+    // The removal is counted when the step has ended.
     while !c.run("INFO stats").contains("expired_keys:1") {
         assert!(std::time::Instant::now() < until, "it is not counted");
         std::thread::park_timeout(Duration::from_millis(5));

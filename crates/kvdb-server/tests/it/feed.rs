@@ -1,4 +1,5 @@
-//! `CHANGES`: the keys of what was committed since a position, by whatever way it came.
+//! Tests of `CHANGES`, which lists the keys that were committed since a position, however they were
+//! changed.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -7,7 +8,7 @@ use crate::served::{Raw, serve, serve_db, show};
 use kvdb::{CreateOptions, Durability, Kvdb, OpenOptions};
 use kvdb_server::{Limits, Reply, ServerOptions};
 
-/// The rows behind a position without their numbers, and the position behind them.
+/// The rows after a position without their numbers, and the position after them.
 #[track_caller]
 fn since(c: &mut Raw, position: &str, options: &str) -> (Vec<String>, String) {
     c.send(format!("CHANGES SINCE {position} {options}\r\n").as_bytes());
@@ -139,21 +140,22 @@ fn a_clone_has_a_list_of_its_own() {
     assert_eq!(rows, want);
     assert_eq!(since(&mut c, &next, "").0, Vec::<String>::new());
     assert_eq!(since(&mut other, &of_store, "").0, ["0 key in-store string"]);
-    // A position of the store's list says nothing of the clone's.
+    // A position in the store's list has no meaning in the clone's list.
     let elsewhere = c.run(&format!("CHANGES SINCE {of_store}"));
     assert!(elsewhere.starts_with("(error) NOFEED "), "{elsewhere}");
     // A wait for the clone's next commit does not end with one of the store.
     c.send(format!("CHANGES SINCE {next} BLOCK 0\r\n").as_bytes());
     other.expect(&[("SET in-store 2", "OK"), ("CLONE USE one SET last 1", "OK")]);
     assert_eq!(rows_of(&mut c), ["0 key last string"]);
-    // The list ends with the clone, and is none of another one of its name.
+    // The list ends with the clone, and does not belong to a later clone with the same name.
     let last = now(&mut c);
     other.expect(&[("CLONE DROP one", "OK"), ("CLONE CREATE s one", "OK")]);
     let gone = c.run(&format!("CHANGES SINCE {last}"));
     assert!(gone.starts_with("(error) NOFEED "), "{gone}");
     other.expect(&[("CLONE DROP one", "OK")]);
     assert!(c.run("CHANGES").starts_with("(error) "), "there is no such clone");
-    // After a rollback of a clone nothing there is as it was, and the store's list goes on.
+    // After a rollback of a clone everything in it may have changed, and the store's list
+    // continues.
     other.expect(&[("SNAPSHOT CREATE of-two OF two", "OK"), ("CLONE USE two", "OK")]);
     let before = now(&mut other);
     other.expect(&[("SNAPSHOT ROLLBACK of-two", "OK")]);
@@ -175,7 +177,7 @@ fn all_lists_share_one_bound_and_the_oldest_commit_is_left_out() {
         assert_eq!(c.run(&format!("SET k{i} v")), "OK");
     }
     assert!(c.run(&format!("CHANGES SINCE {of_store}")).starts_with("(error) NOFEED "));
-    // Nothing of the clone's was left out.
+    // No change of the clone was left out.
     let still = c.run(&format!("CLONE USE one CHANGES SINCE {quiet}"));
     assert!(still.ends_with(" []]"), "{still}");
 }
@@ -197,7 +199,7 @@ fn commits_are_whole_and_come_in_pages() {
     let (rows, _) = since(&mut other, &start, "");
     assert_eq!(rows, ["0 key between string", "0 key e1 string", "0 key e2 string"]);
     c.expect(&[("TXN COMMIT", "OK"), ("TXN LEAVE", "OK")]);
-    // Past the server.
+    // Changes made without the server.
     let dict = served.db.dictionary("0").expect("made");
     served.db.put(dict, b"library", b"1", Durability::Buffered).expect("put");
     let (mut all, mut at, mut pages) = (Vec::new(), start, 0);
@@ -238,12 +240,12 @@ fn what_is_not_kept_any_more_is_said() {
     gone(c.run(&format!("CHANGES SINCE {start}")));
     gone(c.run("CHANGES SINCE 0"));
     gone(c.run("CHANGES SINCE 18446744073709551615"));
-    // A number alone is one of this list.
+    // A plain number is a position in this list.
     let newest = now(&mut c);
     let (number, _) = newest.split_once('-').expect("two parts");
     assert_eq!(c.run("SET one more"), "OK");
     assert_eq!(since(&mut c, number, "").0, ["0 key one string"]);
-    // After a rollback nothing is as it was, and after a dictionary has gone.
+    // After a rollback, or after a dictionary was dropped, everything may have changed.
     assert_eq!(c.run("SNAPSHOT CREATE s"), "OK");
     let before = now(&mut c);
     assert_eq!(c.run("SNAPSHOT ROLLBACK s"), "OK");
@@ -298,7 +300,7 @@ fn a_reader_that_waits_hears_of_the_next_commit() {
     c.expect(&[("MULTI", "OK")]);
     assert_eq!(c.run(&format!("CHANGES SINCE {position} BLOCK 0")), "QUEUED");
     assert_eq!(c.run("EXEC"), format!("[[\"{position}\" []]]"));
-    // One that waits for ever keeps neither the server nor its connection.
+    // A client that waits forever keeps neither the server nor its connection alive.
     c.send(format!("CHANGES SINCE {position} BLOCK 0\r\n").as_bytes());
     let mut gone = served.connect();
     gone.send(format!("CHANGES SINCE {position} BLOCK 0\r\n").as_bytes());

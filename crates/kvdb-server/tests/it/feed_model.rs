@@ -1,7 +1,7 @@
-//! A copy that follows the store by `CHANGES` alone is the same as the store, whatever random
-//! commands, transactions, reverted keys, clones, ranges, expiry, streams and rollbacks have made
-//! of it, and however many changes it asks for at once. `KVFS_SEEDS=n` runs n seeds,
-//! `KVFS_SEED_BASE=n` begins with it.
+//! A copy that follows the store by `CHANGES` alone always equals the store. This holds after
+//! random commands, transactions, reverted keys, clones, range deletions, expiry, streams and
+//! rollbacks, and for any number of changes per request. `KVFS_SEEDS=n` runs n seeds,
+//! `KVFS_SEED_BASE=n` sets the first seed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,13 +21,13 @@ const DICTIONARIES: [&str; 2] = ["0", "other"];
 struct World {
     served: Served,
     clock: Arc<Simulated>,
-    /// Reads, and follows.
+    /// The connection that reads and follows.
     reader: Raw,
     /// Work on the store, or in a transaction.
     writers: [Raw; 2],
     position: String,
     copy: Copy,
-    /// Something has happened of which there is no list.
+    /// An event has happened that no list describes.
     unlisted: bool,
     /// The number of times that the copy was started again.
     begun_anew: u64,
@@ -111,7 +111,7 @@ impl World {
         keys.iter().map(text).collect()
     }
 
-    /// All of the store.
+    /// The whole content of the store.
     fn all(&mut self) -> Copy {
         let mut all = Copy::new();
         for dictionary in DICTIONARIES {
@@ -132,7 +132,7 @@ impl World {
         }
     }
 
-    /// Brings the copy up to the store, and looks whether it is the same.
+    /// Updates the copy to the state of the store, and compares both.
     fn follow(&mut self, r: &mut Random) {
         // An expired key is listed when it is removed.
         while self.say("DEBUG SWEEP") != "(integer) 0" {}
@@ -188,7 +188,7 @@ impl World {
         self.copy = copy;
     }
 
-    /// A command of a writer, which may fail by its own fault, or because of the other one.
+    /// A command of a writer, which may fail by itself or because of the other writer.
     fn write(&mut self, r: &mut Random) {
         let command = command(r);
         let writer = &mut self.writers[r.below(2) as usize];
@@ -234,7 +234,7 @@ impl World {
                 self.say("SNAPSHOT CREATE s");
             }
             1 => {
-                // Open transactions hinder it.
+                // Open transactions prevent it.
                 for writer in &mut self.writers {
                     writer.run("TXN ABORT");
                     writer.run("TXN LEAVE");

@@ -1,5 +1,5 @@
-//! Places in sorted sets: what is added, what is found around a place, and how it is told, in the
-//! numbers of Redis 7.0.
+//! Tests of places in sorted sets: adding them, searching around a place, and the format of the
+//! results. The expected numbers are those of Redis 7.0.
 
 use crate::served::{serve, show};
 use kvdb_server::ServerOptions;

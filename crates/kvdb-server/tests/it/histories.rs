@@ -1,11 +1,11 @@
-//! Random histories of clients, checked with `adya`: `WATCH`, `MULTI` and `EXEC`, single commands,
-//! and serializable transactions of several commands, `EXEC` inside of them included, are strictly
-//! serializable all together. A list of the checker is a string that is appended to, or a list that
-//! elements are pushed to or moved to; what reads it whole is a read. Some transactions are those
-//! of two connections.
+//! Checks random histories of clients with `adya`. `WATCH`, `MULTI` and `EXEC`, single commands,
+//! and serializable transactions of several commands, even with an `EXEC` inside, must be strictly
+//! serializable together. A list of the checker is either a string that commands append to or a
+//! Redis list that elements are pushed or moved to. A command that reads the whole value is a read.
+//! Some transactions use two connections.
 //!
 //! `KVFS_TRANSACTIONS=n` runs n transactions instead of the usual few, `KVFS_SEED_BASE=n` begins
-//! with another seed: each run says with which one the next goes on.
+//! with another seed: each run says with which one the next continues.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -17,10 +17,10 @@ use kvdb::Isolation;
 use kvdb_server::{Reply, ServerOptions};
 
 const THREADS: u64 = 4;
-/// Transactions of a life.
+/// The number of transactions of a life.
 const LIFE: u64 = 400;
 const LISTS: u64 = 8;
-/// So many of them are strings.
+/// This many of the lists are strings.
 const STRINGS: u64 = 4;
 
 /// The numbers in the answer to one of the commands that read a list.
@@ -63,7 +63,7 @@ fn read(key: u64, random: &mut Random) -> String {
 
 struct Client<'a> {
     c: Raw,
-    /// Works in some transactions as well.
+    /// The command also works in some transactions.
     other: Raw,
     numbers: &'a AtomicU64,
 }

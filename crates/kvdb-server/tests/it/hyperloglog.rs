@@ -1,4 +1,4 @@
-//! HyperLogLogs: their counts, and their bytes, which are those of Redis 7.0.
+//! Tests of HyperLogLogs. Their counts and their bytes equal those of Redis 7.0.
 
 use crate::served::{clocked_store, pages_soon, serve, serve_db};
 use kvdb_server::ServerOptions;
@@ -43,7 +43,7 @@ fn the_bytes_are_those_of_redis() {
         ),
         ("PFADD h a b c d", "(integer) 1"),
         ("GETRANGE h 16 -1", "\"\\\\{\\x80Dv\\x80P\\xb1\\x84K\\xfb\\x80BZ\""),
-        // A number that Redis has counted is believed.
+        // A cached count from Redis is trusted.
         ("SETRANGE h 8 \"\\x2a\\x00\\x00\\x00\\x00\\x00\\x00\\x00\"", "(integer) 30"),
         ("PFCOUNT h", "(integer) 42"),
         ("PFADD h a", "(integer) 0"),

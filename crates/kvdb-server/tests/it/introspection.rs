@@ -1,5 +1,5 @@
-//! Tests of the commands by which clients see each other and the server, and act on others:
-//! `CLIENT`, `SLOWLOG`, `CONFIG`, `LATENCY`, `INFO errorstats`.
+//! Tests of the commands by which clients inspect the server and each other, and act on other
+//! clients: `CLIENT`, `SLOWLOG`, `CONFIG`, `LATENCY`, `INFO errorstats`.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ fn id(c: &mut Raw) -> String {
     c.run("CLIENT ID").replace("(integer) ", "")
 }
 
-/// The lines of `CLIENT LIST`, or of what else is asked for.
+/// The lines of `CLIENT LIST`, or of another such command.
 fn lines(c: &mut Raw, command: &str) -> Vec<String> {
     c.send(format!("{command}\r\n").as_bytes());
     let reply = c.reply().expect("a reply");
@@ -98,7 +98,7 @@ fn a_pause_holds_commands_back() {
     assert_eq!(a.run("GET k"), "\"v\"");
     let begun = Instant::now();
     a.send(b"SET k w\r\n");
-    // It has not been done while others go on, whatever the schedule.
+    // The command is not executed while others continue, whatever the schedule.
     for _ in 0..100 {
         assert_eq!(b.run("GET k"), "\"v\"");
     }
@@ -247,7 +247,7 @@ fn multi_queues_debug_and_the_sweeper_waits_for_no_locks_of_its_own_exec() {
              (error) MINE no OK]",
         ),
         ("DEBUG SWEEP", "(integer) 0"),
-        // A sleep there holds locks.
+        // A sleep in that place holds locks.
         ("MULTI", "OK"),
         ("SET key value", "QUEUED"),
         ("DEBUG SLEEP 2", "QUEUED"),
@@ -297,7 +297,7 @@ fn a_client_gets_the_error_that_it_asks_for() {
     );
 }
 
-/// The fields of a text of `INFO` or `CLIENT INFO`, each of which is there once.
+/// The fields of a text of `INFO` or `CLIENT INFO`, each of which occurs once.
 fn fields(text: &[String], ends: &[char]) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     for field in text.iter().flat_map(|line| line.split(' ')).filter(|word| !word.is_empty()) {

@@ -1,5 +1,5 @@
-//! Commands on the store that wait for the lock of a serializable transaction. During the wait
-//! neither the transaction nor anyone else waits for them.
+//! Tests of commands on the store that wait for the lock of a serializable transaction. During the
+//! wait they delay neither the transaction nor any other client.
 
 use std::time::{Duration, Instant};
 
@@ -18,8 +18,8 @@ fn locks_k(served: &Served) -> Raw {
     client
 }
 
-/// Sends what will wait for the lock, and returns when the server is at the last of it, which is
-/// the command of that name.
+/// Sends commands that will wait for the lock, and returns when the server executes the last of
+/// them, which has this name.
 fn waits(served: &Served, words: &str, last: &str) -> Raw {
     let (mut client, mut other) = (served.connect(), served.connect());
     let id = client.run("CLIENT ID");

@@ -1,5 +1,5 @@
-//! Fields and members of every length: those that are too long for a key of the store behave as the
-//! others do.
+//! Tests of fields and members of every length. Names that are too long for a key of the store
+//! behave like short ones.
 
 use std::time::Duration;
 
@@ -25,7 +25,8 @@ pub fn name(len: usize, seed: u64) -> Vec<u8> {
     name
 }
 
-/// A name that begins like all others of `like`, as far as that is in a key.
+/// A name that has the same beginning as all others of `like`, up to the length that fits into a
+/// key.
 pub fn like(begin: u8, end: &str) -> Vec<u8> {
     [&vec![begin; IN_KEY][..], end.as_bytes()].concat()
 }
@@ -322,7 +323,7 @@ fn a_name_is_never_taken_for_another_one_of_the_same_hash() {
     let mut w = World::new();
     let (name, other) = (like(b'n', "one"), like(b'n', "two"));
     w.number("SADD s %", &[&name], 1);
-    // No two names of one hash are known, so the store is made to have one under the other's key.
+    // No two names with the same hash are known, so the test puts one name under the other's key.
     let types = w.served.db.dictionary(":types:0").expect("made");
     let all = w.served.db.view().scan(types, b"e", b"f", 100).expect("read");
     let (tuple, value) = all.into_iter().find(|(tuple, _)| tuple[9] == 1).expect("the member");
@@ -438,7 +439,7 @@ fn a_command_that_fails_after_many_changes_leaves_none_in_exec() {
     w.number(&format!("SADD s {}", members.join(" ")), &[], 12_000);
     w.number("SADD s %", &[&like(b'n', "last")], 1);
     w.number("SADD t old", &[], 1);
-    // The last member does not decode, which is met after more changes than are gathered.
+    // The last member does not decode. The command finds that after more changes than it gathers.
     let types = w.served.db.dictionary(":types:0").expect("made");
     let all = w.served.db.view().scan(types, b"e", b"f", 20_000).expect("read");
     let (tuple, _) = all.into_iter().find(|(tuple, _)| tuple.len() > IN_KEY).expect("the member");

@@ -1,5 +1,5 @@
-//! Long members in their order: ranges by names and scans of those that no key tells apart, and
-//! random commands on names of every length against a model.
+//! Tests of the order of long members. Names that share the prefix that fits into a key are listed
+//! and scanned in the right order, and random commands on names of every length agree with a model.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ fn members_of(reply: &Reply) -> Vec<Vec<u8>> {
     all.iter().map(member).collect()
 }
 
-/// Members of one score, in no order. No key tells the last ones apart.
+/// Members of one score, in no order. The keys of the last ones are equal.
 fn equals() -> Vec<Vec<u8>> {
     let mut all: Vec<Vec<u8>> =
         [b'a', b'm', b'z'].map(|first| vec![first; IN_KEY - 1]).into_iter().collect();

@@ -1,5 +1,6 @@
-//! Long strings where their pages or their heads could be mistaken: one key named twice, states
-//! that went different ways from one, and strings of which nearly nothing is stored.
+//! Tests of cases in which the pages or heads of long strings could be confused: a command that
+//! names one key twice, states that diverged from a common one, and strings that are almost
+//! entirely holes.
 
 use crate::served::{pages_soon, serve, tuples};
 
@@ -40,7 +41,7 @@ fn states_that_were_changed_as_often_are_told_apart() {
         ("SNAPSHOT CHANGES of-clone", "[]"),
         ("SNAPSHOT CREATE of-store", "OK"),
         ("SNAPSHOT CHANGES of-clone of-store", "[[\"0\" \"k\" (integer) 13 (integer) 13]]"),
-        // One that was gone back from, and the one that has taken its place.
+        // The string before the rollback, and the one that replaced it.
         ("SNAPSHOT CREATE before", "OK"),
         ("SNAPSHOT ROLLBACK s", "OK"),
         ("SETRANGE k 0 Z", "(integer) 13"),

@@ -1,6 +1,6 @@
-//! Strings that are too long for one tuple, command by command, in the notation of `redis-cli`:
-//! they are strings as the short ones are. What a part of one costs; how transactions share one;
-//! how it is listed among changes.
+//! Tests of strings that are too long for one tuple, command by command, in the notation of
+//! `redis-cli`. Long strings behave like short ones. The tests also check what it costs to use a
+//! part of a string, how transactions share a string, and how the list of changes shows it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -301,7 +301,7 @@ fn a_part_costs_what_it_names() {
     served.db.flush().expect("flushed");
     let io = || served.db.stats().io;
     let pages = || io().of(zones::Purpose::Pages).read_bytes;
-    // Read: the index once, and the page.
+    // The command reads the index once, and the page.
     let (rounds, step) = (50u64, (mib << 20) / 50);
     let (before, of_pages) = (io().total(), pages());
     for i in 0..rounds {
@@ -314,7 +314,7 @@ fn a_part_costs_what_it_names() {
     let read =
         ((io().total().read_bytes - before.read_bytes) / rounds, (pages() - of_pages) / rounds);
     assert!(read.1 <= 2 * PAGE as u64, "{} bytes of pages read for four", read.1);
-    // Written: a record; the page is not read.
+    // The command writes a record, and does not read the page.
     let (before, of_pages) = (io().total(), pages());
     for i in 0..rounds {
         let at = (i * step + 5000).to_string();
@@ -336,7 +336,7 @@ fn a_part_costs_what_it_names() {
         let from = (i * step + 4999) as usize % piece.len();
         assert_eq!((got[0], &got[1..5], got[5]), (piece[from], &b"abcd"[..], piece[from + 5]));
     }
-    // The length is known, more comes to the end, and all of it goes, without its pages.
+    // Asking for the length, appending, and deleting the string do not read its pages.
     let (before, of_pages) = (io().total(), pages());
     assert_eq!(ask(&[b"STRLEN", b"k"]), Reply::Integer((mib << 20) as i64));
     assert_eq!(ask(&[b"APPEND", b"k", b"more"]), Reply::Integer((mib << 20) as i64 + 4));
@@ -386,7 +386,7 @@ fn of_two_transactions_that_change_one_string_the_first_to_commit_wins() {
         assert_eq!(b.run("TXN COMMIT"), "OK", "{second}");
         assert!(a.run("TXN COMMIT").starts_with("(error) CONFLICT"), "{first}, {second}");
     }
-    // Serializable ones wait for each other.
+    // Serializable transactions wait for each other.
     a.expect(&[("FLUSHDB", "OK"), ("SET k a-long-string", "OK")]);
     begin(&mut a, "SER");
     begin(&mut b, "SER TIMEOUT 0");

@@ -1,7 +1,7 @@
-//! Random commands on strings of every length, against plain vectors of bytes; in transactions that
-//! commit or are rolled back, in `EXEC`, across flushes, merges, snapshots and power cuts. After
-//! each of them no page is left over, and none reaches beyond its string. `KVFS_SEEDS=n` runs n
-//! seeds, `KVFS_SEED_BASE=n` begins with it.
+//! Runs random commands on strings of every length and compares them with plain vectors of bytes.
+//! The commands run in transactions that commit or are rolled back, in `EXEC`, and across flushes,
+//! merges, snapshots and power cuts. After each history no page is orphaned, and no page extends
+//! past the end of its string. `KVFS_SEEDS=n` runs n seeds, `KVFS_SEED_BASE=n` sets the first seed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -46,7 +46,7 @@ fn place(r: &mut Random) -> u64 {
     }
 }
 
-/// A command, and what it replies; the model is changed.
+/// Applies a command to the model. Returns the expected reply.
 fn command(r: &mut Random, model: &mut Model) -> (Words, Reply) {
     let k = key(r);
     let name = k.clone().into_bytes();

@@ -1,5 +1,5 @@
-//! Random commands against an ordered map: every reply, and in the end every key, are the model's;
-//! flushes in between move what was written from memory into runs.
+//! Runs random commands and compares them with an ordered map: every reply, and every key at the
+//! end. Flushes in between move written data from memory into runs.
 
 use std::collections::BTreeMap;
 
@@ -176,7 +176,8 @@ impl Run {
                 let got = self.call(&[b"INCRBY", key, by.to_string().as_bytes()]);
                 let old = match self.model.get(key) {
                     None => Some(0),
-                    // The values that the steps make: what parses is in its one form but for these.
+                    // The values that the steps make. Except for these, each value that parses has
+                    // a single form.
                     Some(v) => {
                         std::str::from_utf8(v).ok().filter(|t| !t.starts_with('+')).and_then(|t| {
                             let n = t.parse::<i64>().ok()?;

@@ -1,4 +1,4 @@
-//! `MONITOR`: commands as they are shown to a client that watches.
+//! Tests of `MONITOR`, which shows commands to a watching client.
 
 use crate::served::{Raw, clocked_store, serve, serve_db, show};
 use kvdb_server::ServerOptions;
@@ -38,7 +38,7 @@ fn commands_are_shown_when_they_have_been_run() {
     ] {
         assert_eq!(line(&mut watching), want);
     }
-    // It may go on to use commands, and is told of them after their replies.
+    // The client may continue to use commands, and sees them after their replies.
     assert_eq!(watching.run("PING"), "PONG");
     assert_eq!(line(&mut watching), "[0 unix] \"PING\"");
     watching.expect(&[("RESET", "RESET"), ("PING", "PONG")]);

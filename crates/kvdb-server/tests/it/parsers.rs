@@ -1,5 +1,5 @@
-//! Requests and replies out of a generator: sound ones, spoilt ones, in any pieces.
-//! `KVFS_HOSTILE=10000000` runs many.
+//! Feeds generated requests and replies to the parsers: valid and corrupted ones, cut into
+//! arbitrary pieces. `KVFS_HOSTILE=10000000` runs that number of cases.
 
 use kvdb_server::parsers;
 

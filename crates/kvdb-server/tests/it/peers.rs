@@ -1,4 +1,4 @@
-//! Clients of other PID name spaces, such as those in containers.
+//! Tests of clients in other PID name spaces, such as clients in containers.
 
 use crate::served::serve;
 use kvdb_server::{Client, Reply, ServerOptions};

@@ -1,4 +1,5 @@
-//! Clients that send a whole pipeline before they read the first reply, as most libraries do.
+//! Tests of clients that send a whole pipeline before they read the first reply, as most libraries
+//! do.
 
 use std::io::{BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::served::{Served, serve};
 use kvdb_server::{Limits, Reply, ServerOptions, read_reply};
 
-/// A write that takes nothing for so long has hung.
+/// A write without progress for this long has hung.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn unix(served: &Served) -> UnixStream {
@@ -193,7 +194,7 @@ fn a_client_that_takes_nothing_and_sends_nothing_is_closed_in_the_end() {
     all_before_the_first_reply(unix(&served), 100, set(1000), ok);
     let mut stream = unix(&served);
     stream.write_all(&request(&[b"GET", b"k1"]).repeat(2000)).expect("sent");
-    // It hears of its end once it sends again.
+    // The client notices the end of its connection when it sends again.
     let until = Instant::now() + PATIENCE;
     while stream.write_all(&request(&[b"PING"])).is_ok() {
         assert!(Instant::now() < until, "it is not closed");

@@ -1,4 +1,5 @@
-//! Lists as queues: their ends are known, so a pop does not walk over what was taken before.
+//! Tests of lists as queues. The ends of a list are known, so a pop does not walk over elements
+//! that were removed before.
 
 use crate::served::{Raw, serve_db};
 use kvdb::{Batch, Durability, Kvdb};
@@ -40,7 +41,8 @@ fn the_bounds_of_a_queue_are_its_outermost_elements() {
     say("LTRIM q 2 -3");
     say("LSET q 0 first");
     assert_eq!(say("LPOP q"), "\"first\"");
-    // From the end at which it begins, and from both where it has seen all.
+    // Removes from the end at which the search begins, and from both if the search has seen all
+    // elements.
     say("RPUSH q gone gone");
     say("LREM q -2 gone");
     say("LPUSH q gone gone");
@@ -145,7 +147,8 @@ fn bounds_that_mean_nothing_are_errors() {
         let said = client.run(command);
         assert!(said.contains("the bound of a list does not decode"), "{command}: {said}");
     }
-    // Left above right, and both at the end of all numbers: nothing lies between them.
+    // The left bound is above the right one, or both are the largest numbers, so no element lies
+    // between them.
     for value in [u64::MAX, 0] {
         set(&value.to_be_bytes());
         for command in

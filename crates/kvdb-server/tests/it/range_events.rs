@@ -1,6 +1,6 @@
-//! Events of what changes many keys at once: ranges that are deleted, rollbacks, commits that are
-//! undone, and events that there was no room for. Every subscriber of a key, or of a pattern that
-//! it matches, is told.
+//! Tests of the events of operations that change many keys at once: range deletions, rollbacks,
+//! undone commits, and events that were dropped for lack of space. Every subscriber to a key, or to
+//! a pattern that the key matches, is notified.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +19,8 @@ fn message(c: &mut Raw) -> String {
     parts.iter().map(show).collect::<Vec<_>>().join(" ").replace('"', "")
 }
 
-/// The messages up to one that is sent behind all of them, each without its kind and pattern.
+/// The messages up to a final one that is sent after all of them, each without its kind and
+/// pattern.
 #[track_caller]
 fn told(c: &mut Raw, other: &mut Raw) -> Vec<String> {
     static ENDS: AtomicU64 = AtomicU64::new(0);
@@ -46,7 +47,7 @@ fn subscriber(served: &Served, words: &str) -> Raw {
     c
 }
 
-/// A server that makes events, of at most so many keys of a range one by one.
+/// A server that raises events. For a range it raises single events for at most this many keys.
 fn with_events(events: usize) -> (Served, Raw) {
     with_events_of(Kvdb::in_memory(), events)
 }
@@ -163,7 +164,7 @@ fn in_a_transaction_a_deleted_range_is_told_of_with_the_commit_or_not_at_all() {
     c.expect(&[(&format!("TXN JOIN {id}"), "OK"), ("FLUSHALL", "OK"), ("TXN ABORT", "OK")]);
     assert_eq!(told(&mut a, &mut other), Vec::<String>::new());
 
-    // Without a check it takes what others put there after it.
+    // Without a check it also removes keys that others put there later.
     c.run("TXN LEAVE");
     prepare(&mut c, &mut a, &mut other);
     let id = c.run("TXN BEGIN NOCHECK").replace("(integer) ", "");
@@ -333,7 +334,7 @@ fn a_key_that_is_reverted_is_told_of() {
     let id = c.run("TXN BEGIN NOCHECK").replace("(integer) ", "");
     c.run(&format!("TXN JOIN {id}"));
     c.expect(&[("SET k 2", "OK"), ("TXN REVERT KEY k", "OK")]);
-    // Without a check the commit takes back what others have done.
+    // Without a check the commit undoes later changes of others.
     other.run("SET k 3");
     told(&mut a, &mut other);
     c.expect(&[("TXN COMMIT", "OK"), ("TXN LEAVE", "OK"), ("GET k", "\"1\"")]);
@@ -434,8 +435,8 @@ fn command(random: &mut Random) -> String {
     }
 }
 
-/// A client that keeps what it has read of keys, and drops what events name, is never left with
-/// what is no more, by whatever way it went.
+/// A client that caches keys, and drops those that events name, never keeps an outdated value,
+/// however the key was changed.
 #[test]
 fn a_cache_that_drops_what_events_name_is_never_stale() {
     // Few events, so that ranges have one, and some are lost.

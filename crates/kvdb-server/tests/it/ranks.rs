@@ -1,5 +1,5 @@
-//! Ranks in sorted sets and places in lists of some size: what a model says, outside and inside of
-//! transactions, in snapshots and clones.
+//! Compares ranks in sorted sets and indexes in long lists with a model, inside and outside of
+//! transactions, in snapshots and in clones.
 
 use std::collections::BTreeSet;
 

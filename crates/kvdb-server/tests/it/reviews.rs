@@ -1,5 +1,5 @@
-//! Reviews of what is no plain string: collections by their elements, deadlines, and a key that is
-//! taken back with all of it.
+//! Tests of reviews of keys that are not plain strings. Collections are shown by their elements,
+//! with deadlines, and reverting a key reverts all of it.
 
 use crate::served::{Raw, Served, serve};
 use kvdb::{Batch, Durability};
@@ -224,7 +224,7 @@ fn a_string_that_is_as_it_was_is_left_out_of_a_comparison() {
         c.expect(&[
             ("DECR n", "(integer) 5"),
             ("TXN CHANGES BEFORE", made),
-            // The same bytes are put once more.
+            // The same bytes are put again.
             ("SET string old", "OK"),
             ("TXN CHANGES BEFORE", made),
         ]);

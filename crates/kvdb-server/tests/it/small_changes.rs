@@ -1,4 +1,4 @@
-//! Small changes of strings that have a place of their own on the device, and are not in memory.
+//! Tests of small changes to strings that are stored outside of their blocks and are not in memory.
 
 use crate::served::{clocked_store, serve_db};
 use kvdb_server::{Client, Reply, ServerOptions};

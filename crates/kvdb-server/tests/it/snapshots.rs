@@ -1,4 +1,4 @@
-//! Snapshots and clones of clients.
+//! Tests of the snapshots and clones that clients make and use.
 
 use std::net::Shutdown;
 
@@ -58,7 +58,7 @@ fn a_dictionary_that_a_rollback_has_taken_away_is_made_again_by_the_next_write()
     c.expect(&[("SNAPSHOT CREATE empty", "OK"), ("SET a 1", "OK")]);
     other.expect(&[("GET a", "\"1\"")]);
     c.expect(&[("SNAPSHOT ROLLBACK empty", "OK"), ("GET a", "(nil)"), ("DBSIZE", "(integer) 0")]);
-    // Both had found the dictionary before; it has another number now.
+    // Both had found the dictionary before. It has another number now.
     c.expect(&[("SET a 2", "OK")]);
     other.expect(&[("GET a", "\"2\"")]);
     let begun = other.run("TXN BEGIN");
@@ -105,11 +105,11 @@ fn keys_of_snapshots_and_clones_are_read_in_place() {
         ("USE later", "OK"),
         ("SET x 1", "OK"),
         ("SELECT 0", "OK"),
-        // One command.
+        // Sends one command.
         ("SNAPSHOT USE monday GET a", "\"1\""),
         ("SNAPSHOT USE monday MGET a b c", r#"["1" "2" (nil)]"#),
         ("GET a", "\"10\""),
-        // All that follow.
+        // Sends all following commands.
         ("SNAPSHOT USE monday", "OK"),
         ("RANGE - +", r#"["a" "1" "b" "2"]"#),
         ("KEYS *", r#"["a" "b"]"#),
@@ -154,7 +154,8 @@ fn keys_of_snapshots_and_clones_are_read_in_place() {
         c.expect(&[("SNAPSHOT LEAVE", "OK")]);
     }
     c.expect(&[("SNAPSHOT USE none GET a", "(error) NOSNAPSHOT no snapshot none")]);
-    // A dropped snapshot is read to the end by who reads it; a dropped clone is gone.
+    // A client that reads a dropped snapshot can read it to the end. A dropped clone disappears at
+    // once.
     let mut other = served.connect();
     other.expect(&[("SNAPSHOT USE monday", "OK")]);
     c.expect(&[
@@ -197,14 +198,14 @@ fn a_clone_is_received_beside_what_others_do() {
         let said = c.run(words);
         assert!(said.starts_with(error), "{words}: {said}");
     }
-    // Not a stream, a part of one, nothing at all.
+    // Input that is not a stream, a part of a stream, and empty input.
     for bytes in [&b"*1\r\n$4\r\nPING\r\n"[..], &stream[..stream.len() - 1], b""] {
         let said = receive("c", bytes);
         assert!(said.starts_with("(error)"), "{said}");
         c.expect(&[("CLONE LIST", "[]"), ("SNAPSHOT LIST", "[]"), ("GET a", "\"own\"")]);
     }
     assert!(c.run("SNAPSHOT RECEIVING").contains("\"chunks\""));
-    // One that has begun and sends nothing holds up no other, and ends with its client.
+    // A stream that has begun and sends no data delays no other, and ends with its client.
     let mut stuck = to.connect();
     assert_eq!(stuck.run("SNAPSHOT RECEIVE other"), "OK");
     let said = receive("c AS mine", &stream);

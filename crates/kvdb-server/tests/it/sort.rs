@@ -1,4 +1,5 @@
-//! `SORT` and `SORT_RO`: what they ask for, what they store, and what they refuse.
+//! Tests of `SORT` and `SORT_RO`: the keys that they read, the result that they store, and the
+//! requests that they refuse.
 
 use crate::served::{Raw, serve};
 use kvdb_server::{Limits, ServerOptions};

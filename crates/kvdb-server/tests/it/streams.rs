@@ -1,5 +1,5 @@
-//! Streams: their entries, how they are kept and shared, waiting for entries, and groups of
-//! consumers. That each reply is Redis' is tested in `beside_redis`.
+//! Tests of streams: how entries are stored and shared, how clients wait for entries, and groups of
+//! consumers. `beside_redis` tests that each reply equals that of Redis.
 
 use crate::served::{Raw, Served, serve, serve_db, show, tuples};
 use kvdb::Kvdb;
@@ -7,7 +7,7 @@ use kvdb_server::ServerOptions;
 
 const WRONGTYPE: &str = "(error) WRONGTYPE Operation against a key holding the wrong kind of value";
 
-/// Waits until so many clients wait.
+/// Waits until this many clients wait.
 fn until_blocked(c: &mut Raw, clients: usize) {
     let line = format!("blocked_clients:{clients}\\r");
     while !c.run("INFO clients").contains(&line) {
@@ -53,7 +53,7 @@ fn entries_come_in_the_order_of_their_ids() {
         ("XTRIM s MAXLEN 1", "(integer) 1"),
         ("XRANGE s - +", "[[\"256-1\" [\"f\" \"3\" \"g\" \"4\"]]]"),
     ]);
-    // Its own time, and never an ID twice.
+    // An entry gets its own time, and no ID is used twice.
     let first = c.run("XADD s * f 6");
     let second = c.run("XADD s * f 7");
     assert!(first < second && first.len() > "\"1700000000000-0\"".len() - 1, "{first} {second}");
@@ -146,7 +146,7 @@ fn all_who_wait_for_a_stream_are_told_of_an_entry() {
     let mut all: Vec<Raw> = (1..=3)
         .map(|n| waiting(&served, &mut other, "XREAD BLOCK 0 STREAMS none s 0 $", n))
         .collect();
-    // An entry of a transaction is one when that is committed.
+    // An entry of a transaction exists when the transaction is committed.
     join(&mut other);
     other.run("XADD s 1-2 f new");
     until_blocked(&mut served.connect(), 3);

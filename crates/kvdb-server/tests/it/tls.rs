@@ -1,4 +1,5 @@
-//! Connections over TCP that are encrypted: the same commands, and nothing for those that are not.
+//! Tests of encrypted connections over TCP. They accept the same commands, and a client without TLS
+//! gets no answer.
 
 use std::io::{BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -71,7 +72,7 @@ fn commands_over_tls_need_the_password_and_do_the_same() {
     assert_eq!(run(&mut client, "AUTH secret"), "OK");
     assert_eq!(run(&mut client, "SET k v"), "OK");
     assert_eq!(served.connect().run("GET k"), "\"v\"");
-    // Whole pipelines at once, both ways, with more than any buffer between has.
+    // Whole pipelines in both directions, which exceed every buffer in between.
     let long = vec![b'x'; 3 << 20];
     let head = format!("*3\r\n$3\r\nSET\r\n$1\r\nl\r\n${}\r\n", long.len());
     let set = [head.as_bytes(), &long[..], b"\r\n"].concat();
@@ -106,7 +107,7 @@ fn what_is_not_tls_gets_nothing() {
         Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
     }
     assert!(!said.windows(2).any(|two| two == b"\r\n"), "{}", said.escape_ascii());
-    // Nor does one that says nothing hold up another.
+    // A silent client does not delay others either.
     let silent = tcp(&served);
     let mut client = connect(&served, &another);
     assert!(client.get_mut().write_all(b"PING\r\n").is_err(), "the certificate is not known");

@@ -1,4 +1,5 @@
-//! Clients that keep what they have read, and are told when it is changed (`CLIENT TRACKING`).
+//! Tests of clients that cache the values they have read, and are notified when one changes
+//! (`CLIENT TRACKING`).
 
 use crate::served::{Raw, Served, serve, show};
 use kvdb::Durability;
@@ -39,7 +40,8 @@ fn a_client_is_told_once_of_what_it_has_read() {
     assert_eq!(told(&mut c), "[\"invalidate\" [\"k\"]]");
     assert_eq!(told(&mut c), "[\"invalidate\" [\"s\"]]");
     assert_eq!(told(&mut c), "[\"invalidate\" [\"b\"]]");
-    // Having read it again, it is told again; elements of a collection are changes of its key.
+    // After it has read the key again, the client is notified again. A change of an element counts
+    // as a change of its key.
     c.expect(&[("SISMEMBER s x", "(integer) 1"), ("GET k", "\"2\"")]);
     other.expect(&[("SADD s y", "(integer) 1"), ("DEL k", "(integer) 1")]);
     assert_eq!(told(&mut c), "[\"invalidate\" [\"s\"]]");
@@ -64,7 +66,7 @@ fn changes_of_ranges_are_told_of_each_key_that_was_read() {
     let mut both = [told(&mut c), told(&mut c)];
     both.sort();
     assert_eq!(both, ["[\"invalidate\" [\"a:1\"]]", "[\"invalidate\" [\"a:2\"]]"]);
-    // After a rollback it is not known what has changed: everything may have.
+    // After a rollback the changes are not known, so everything may have changed.
     other.expect(&[("SNAPSHOT ROLLBACK s", "OK")]);
     assert_eq!(told(&mut c), "[\"invalidate\" (nil)]");
     c.expect(&[("GET a:1", "\"x\"")]);
@@ -103,13 +105,13 @@ fn a_client_may_hear_of_all_keys_with_a_prefix() {
     assert_eq!(told(&mut c), "[\"invalidate\" [\"u:1\"]]");
     let (first, mut last) = (told(&mut c), String::new());
     assert_eq!(first, "[\"invalidate\" [\"v:1\"]]");
-    // A list may be told of more than once: of its head, and of its elements.
+    // A list may be reported more than once: for its head, and for its elements.
     other.expect(&[("SET u:2 x", "OK")]);
     while last != "[\"invalidate\" [\"u:2\"]]" {
         last = told(&mut c);
         assert!(last.contains("v:1") || last.contains("u:2"), "{last}");
     }
-    // For a range of many keys, the client is only told that all keys are invalid.
+    // For a range of many keys, the client is only notified that all keys are invalid.
     other.expect(&[("DELRANGE u: v:", "OK")]);
     assert_eq!(told(&mut c), "[\"invalidate\" (nil)]");
 }
@@ -259,7 +261,7 @@ fn what_is_read_in_a_transaction_is_not_kept() {
         ("SET k dirty", "OK"),
         ("GET k", "\"dirty\""),
     ]);
-    // The end of the transaction is not told, so the client must not keep the value.
+    // The end of the transaction is not reported, so the client must not keep the value.
     assert_eq!(told(&mut c), "[\"invalidate\" [\"k\"]]");
     c.expect(&[(&format!("TXN ABORT {id}"), "OK"), ("GET k", "(nil)")]);
 }

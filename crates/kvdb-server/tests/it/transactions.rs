@@ -1,4 +1,5 @@
-//! Transactions of clients: `TXN`, and Redis' own `MULTI`, `EXEC`, `DISCARD`, `WATCH`.
+//! Tests of the transactions of clients: `TXN`, and the `MULTI`, `EXEC`, `DISCARD` and `WATCH` of
+//! Redis.
 
 use crate::served;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ fn begin(c: &mut Raw, words: &str) -> String {
     c.run(&format!("TXN BEGIN {words}")).trim_start_matches("(integer) ").to_string()
 }
 
-/// Waits until `done`; the test fails where that takes too long.
+/// Waits until `done`. The test fails if that takes too long.
 #[track_caller]
 fn until(done: impl Fn() -> bool) {
     let started = Instant::now();
@@ -94,7 +95,7 @@ fn in_a_transaction_a_dictionary_that_others_have_dropped_is_gone_and_not_empty(
     ]);
     outside.expect(&[("DICT DROP dd", "OK")]);
     inside.expect(&[("GET k", GONE), ("INCR k", GONE), ("SET k 2", GONE), ("EXISTS k", GONE)]);
-    // Another one of that name is not the one that the transaction began with.
+    // A new dictionary of that name is not the one with which the transaction began.
     outside.expect(&[("USE dd", "OK"), ("GET k", "(nil)"), ("SET k 5", "OK")]);
     inside.expect(&[
         ("GET k", GONE),
@@ -204,7 +205,7 @@ fn a_conflict_names_its_commit_without_a_label_and_with_one() {
         let other = begin(&mut outside, &format!("UNDOABLE {}", words[n]));
         outside.expect(&[
             (&format!("TXN JOIN {other}"), "OK"),
-            // A commit is found by the value that it has changed.
+            // The commit is identified by the value that it has changed.
             (&format!("SET k theirs{n}"), "OK"),
             ("TXN COMMIT", "OK"),
             ("SET other 1", "OK"),
@@ -400,7 +401,7 @@ fn savepoints_have_names() {
         ("TXN ROLLBACK second", "OK"),
         ("MGET a b", "[\"2\" \"2\"]"),
     ]);
-    // They belong to the transaction, not to the connection.
+    // Savepoints belong to the transaction, not to the connection.
     let mut d = served.connect();
     d.expect(&[
         (
@@ -655,8 +656,7 @@ fn exec_does_nothing_when_a_watched_key_has_changed() {
     // The same value again is a change.
     b.expect(&[("SET k 2", "OK")]);
     a.expect(&[("SET k 3", "QUEUED"), ("EXEC", "(nil)"), ("GET k", "\"2\"")]);
-    // Its own change counts as well, and so does one by a transaction, and a key that comes into
-    // being.
+    // Its own change counts as well, and so do a change by a transaction and the creation of a key.
     a.expect(&[
         ("WATCH k", "OK"),
         ("SET k 4", "OK"),
@@ -760,7 +760,7 @@ fn exec_in_a_joined_transaction_is_done_whole_or_not_at_all() {
             && refused.ends_with("; nothing of this EXEC was done"),
         "{refused}"
     );
-    // The transaction is as it was, for all that are in it, and goes on.
+    // The transaction is unchanged for all connections in it, and continues.
     c.expect(&[
         ("TXN JOIN 2", "OK"),
         ("MGET n before behind", r#"["1" "1" (nil)]"#),
@@ -818,14 +818,15 @@ fn what_a_serializable_transaction_has_locked_is_waited_for() {
         ("GET read", "\"1\""),
         ("RANGE m q", r#"[]"#),
     ]);
-    // A younger one gets none of it in time, may read what is read, and goes on.
+    // A younger transaction does not get these locks in time, may read keys that are only read, and
+    // continues.
     b.expect(&[("TXN BEGIN SER TIMEOUT 0.05", "(integer) 2"), ("TXN JOIN 2", "OK")]);
     for command in ["GET k", "SET k 2", "SET read 2", "SET n 1", "DELRANGE a z"] {
         let refused = b.run(command);
         assert!(refused.starts_with("(error) LOCKED "), "{command}: {refused}");
     }
     b.expect(&[("GET read", "\"1\""), ("SET free 2", "OK"), ("TXN COMMIT", "OK")]);
-    // So does a client in no transaction: it reads what is committed, and what it writes waits.
+    // So does a client outside of any transaction: it reads committed data, and its writes wait.
     plain.expect(&[("GET k", "\"0\"")]);
     plain.send(b"SET k plain\r\n");
     plain.0.get_ref().set_read_timeout(Some(Duration::from_millis(100))).expect("set");
@@ -982,8 +983,8 @@ fn a_connection_that_dies_in_multi_leaves_no_trace() {
     served.connect().expect(&[("GET k", "(nil)")]);
 }
 
-/// Two counters that are only ever raised together, by clients that use every way there is; readers
-/// never see them apart.
+/// Two counters that clients always raise together, in every possible way. Readers never see them
+/// differ.
 #[test]
 fn exec_is_atomic_and_isolated() {
     let served = serve(ServerOptions::default());
@@ -1162,7 +1163,7 @@ fn a_lock_taken_in_between_is_never_lost() {
                 c.run(&format!("TXN JOIN {id}"));
                 c.run("SET lock taken");
                 c.run("TXN COMMIT");
-                // From here on nothing is done any more.
+                // From here on no command is executed.
                 let now = c.run("GET work");
                 barrier.wait();
                 lost += usize::from(c.run("GET work") != now);
@@ -1225,8 +1226,8 @@ fn an_exec_that_is_wrong_itself_discards_what_was_gathered() {
     ]);
 }
 
-/// The sync of a commit fails: others see what it has changed, and are told of it; so the reply
-/// does not say that nothing has happened.
+/// The sync of a commit fails. Others see its changes and are notified, so the reply must not say
+/// that nothing has happened.
 #[test]
 fn a_commit_whose_sync_fails_is_made_all_the_same() {
     let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));

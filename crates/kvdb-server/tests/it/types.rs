@@ -1,5 +1,5 @@
-//! Hashes, sets, sorted sets, lists and rows of bits, command by command, in the notation of
-//! `redis-cli`; what they cost, and how transactions share them.
+//! Tests of hashes, sets, sorted sets, lists and bitmaps, command by command, in the notation of
+//! `redis-cli`. The tests also check the costs of commands, and how transactions share collections.
 
 use std::sync::Arc;
 
@@ -357,7 +357,7 @@ fn long_collections_are_paged_and_sent_in_pieces() {
         }
     }
     assert_eq!(found, 4000);
-    // Drawn ones are different, and there.
+    // Drawn elements are distinct members.
     for count in [1, 50, 3000, 5000] {
         c.send(format!("HRANDFIELD h {count}\r\n").as_bytes());
         let Reply::Array(drawn) = c.reply().expect("a reply") else { panic!("no array") };
@@ -464,7 +464,7 @@ fn transactions_that_would_make_a_key_two_things_conflict() {
         assert_eq!(second_commits == "OK", commits, "{first}, {second}: {second_commits}");
         assert_eq!(run(&mut a, "DBSIZE"), "(integer) 2", "{first}, {second}");
     }
-    // The last two fields, each taken by one who sees the other.
+    // Two transactions each remove one of the last two fields while they see the other.
     let db = store();
     let (mut a, mut b) = (Client::local(db.clone()), Client::local(db));
     run(&mut a, "HSET h x 1 y 2");
@@ -509,7 +509,7 @@ fn what_is_too_much_is_refused() {
         assert!(reply.starts_with("(error) LIMIT more than 65536 bytes"), "{command}: {reply}");
     }
     assert_eq!(c.run("HRANDFIELD hash 20").matches("\"f").count(), 20);
-    // Results that go into the store, or come in an order that is there, are not gathered.
+    // Results that are stored, or are read in an existing order, are not gathered.
     c.expect(&[
         ("SCARD s", "(integer) 1200"),
         ("SUNIONSTORE t s s", "(integer) 1200"),
@@ -570,7 +570,7 @@ fn counts_and_scores_at_the_ends_of_their_types() {
         ("ZADD z 1 a 2 b", "(integer) 2"),
         ("ZRANGEBYSCORE z -inf +inf LIMIT 0 -9223372036854775808", "[\"a\" \"b\"]"),
         ("ZRANGE z 0 3 BYSCORE LIMIT 1 -1", "[\"b\"]"),
-        // There is one zero, whatever it was multiplied with.
+        // Zero has one form, whatever it was multiplied with.
         ("ZADD b 0 b", "(integer) 1"),
         ("ZADD a 0 a", "(integer) 1"),
         ("ZUNION 2 b a WEIGHTS -1 1", "[\"a\" \"b\"]"),

@@ -1,9 +1,10 @@
-//! Random commands on keys of every type, with deadlines on a clock that the test moves, against a
-//! model; in transactions that commit or are rolled back, in `EXEC`, across flushes, snapshots and
-//! power cuts. After each of them, the dictionary of types must be whole: every collection has as
-//! many elements as it counts, every deadline is in its order, and nothing is left over. In half of
-//! the histories strings of more than three bytes are in pages. `KVFS_SEEDS=n` runs n seeds,
-//! `KVFS_SEED_BASE=n` begins with it.
+//! Runs random commands on keys of every type and compares them with a model. Keys have deadlines
+//! on a clock that the test advances. The commands run in transactions that commit or are rolled
+//! back, in `EXEC`, and across flushes, snapshots and power cuts. After each history the dictionary
+//! of types must be consistent: each collection has as many elements as its counter says, each
+//! deadline has its entry in the order, and no tuple is orphaned. In half of the histories strings
+//! of more than three bytes are stored in pages. `KVFS_SEEDS=n` runs n seeds, `KVFS_SEED_BASE=n`
+//! sets the first seed.
 
 #[path = "types_model/sorting.rs"]
 mod sorting;
@@ -58,7 +59,7 @@ type Model = BTreeMap<String, (Value, Option<u64>)>;
 
 const WRONGTYPE: &str = "(error) WRONGTYPE Operation against a key holding the wrong kind of value";
 
-/// The value of a key in the form that the command works on, begun where there is none.
+/// The value of a key in the form on which the command works. It is created if it does not exist.
 macro_rules! entry {
     ($model:expr, $key:expr, $kind:ident) => {
         match &mut $model
@@ -76,7 +77,7 @@ macro_rules! entry {
 fn apply(model: &mut Model, words: &[String], now: u64) -> String {
     model.retain(|_, (_, deadline)| deadline.is_none_or(|at| at >= now));
     let reply = apply_alive(model, words, now);
-    // A collection without elements is none.
+    // A collection without elements does not exist.
     model.retain(|_, (value, _)| !value.is_empty());
     reply
 }
@@ -495,7 +496,7 @@ fn serve(db: &Kvdb, tuple: usize) -> (Served, Client) {
     let limits = Limits { tuple, ..Limits::default() };
     let served = serve_db(db.clone(), ServerOptions { limits, ..ServerOptions::default() });
     let mut client = Client::connect(&served.path).expect("connected");
-    // Expired keys are removed only when the history says so.
+    // Expired keys are removed only at steps of the history.
     let done = client.call(&[b"DEBUG", b"SET-ACTIVE-EXPIRE", b"0"]).expect("a reply");
     assert_eq!(show(&done), "OK");
     (served, client)
@@ -508,7 +509,7 @@ impl World {
     fn call(&mut self, words: &[String]) -> String {
         let bytes: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
         let reply = self.client.call(&bytes).expect("a reply");
-        // An empty answer says the same in all forms.
+        // Empty answers of all forms count as equal.
         if reply == Reply::Array(vec![]) { "[]".into() } else { show(&reply) }
     }
     fn say(&mut self, text: &str) -> String {
@@ -522,7 +523,7 @@ impl World {
         let want = apply(&mut self.model, words, now);
         assert_eq!(got, want, "{words:?}");
     }
-    /// Puts what a key holds under another one, or the same.
+    /// Puts the content of a key under another key, or the same one.
     fn restore(&mut self, r: &mut Random) {
         let [from, to] = [r.below(8), r.below(8)].map(|n| format!("k{n}"));
         let (now, ms) = (self.now(), r.below(3) * 20);

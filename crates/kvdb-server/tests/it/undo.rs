@@ -1,4 +1,4 @@
-//! `TXN UNDO`: commits undone over the socket, of every kind of key.
+//! Tests of `TXN UNDO`, which undoes commits over the socket, for every kind of key.
 
 use crate::served::{Raw, Served, serve, show};
 use kvdb_server::{Reply, ServerOptions};
@@ -110,7 +110,7 @@ fn every_kind_of_key_is_as_it_was() {
     c.run("DEL since");
     let after: Vec<String> = reads.iter().map(|read| c.run(read)).collect();
     assert_eq!(after, before);
-    // Undone again, it is there again.
+    // Undoing the undo restores the changes.
     assert_eq!(undo(&mut c), [] as [&str; 0]);
     assert_eq!(c.run("GET s"), "\"after\"");
     assert_eq!(c.run("LRANGE m 0 -1"), c.run("LRANGE m 0 1"));
@@ -174,7 +174,8 @@ fn a_transaction_that_undoes_can_be_looked_at() {
     assert_eq!(c.run("GET a"), "\"22\"");
 }
 
-/// It has a part of the changes alone: the elements without their number, for example.
+/// The undo would restore only a part of the changes: the elements without their number, for
+/// example.
 #[test]
 fn an_undo_that_others_prevent_cannot_be_committed() {
     let (_served, mut c) = served();
@@ -206,7 +207,7 @@ fn commits_are_listed_and_what_makes_no_sense_is_refused() {
     let listed = c.run("TXN COMMITS");
     let (one, two) = (listed.find("one").expect("there"), listed.find("two").expect("there"));
     assert!(one < two, "{listed}");
-    // One that changes nothing is none, and one that did not ask for it neither.
+    // A commit without changes cannot be undone, nor can one that did not ask for it.
     commit(&mut c, "nothing", &["GET a"]);
     let id = c.run("TXN BEGIN LABEL plain").replace("(integer) ", "");
     c.run(&format!("TXN JOIN {id}"));

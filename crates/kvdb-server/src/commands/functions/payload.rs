@@ -101,7 +101,7 @@ fn length(bytes: &[u8]) -> Option<(Length, &[u8])> {
     })
 }
 
-/// Reads a string of up to `longest` bytes. A string that is a number is no code.
+/// Reads a string of up to `longest` bytes. A string that is a number is not code.
 fn string(bytes: &[u8], longest: usize) -> Option<(Vec<u8>, &[u8])> {
     let plain = |bytes| match length(bytes)? {
         (Length::Bytes(len), rest) => Some((len, rest)),

@@ -6,7 +6,7 @@
 //! llllllll` 1 to 16,384 of them, and `1vvvvvll` 1 to 4 registers with a value of 1 to 32. It
 //! becomes dense when it takes more than 3,000 bytes, or when a register exceeds 32.
 
-/// The string is no HyperLogLog, or a broken one.
+/// The string is not a valid HyperLogLog.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Broken;
 

@@ -131,8 +131,8 @@ pub fn set_bound(of: &Collection, end: End, number: u64, batch: &mut Batch) {
     }
 }
 
-/// Returns a number beyond which no element lies at an end, mostly that of the outermost element;
-/// [`MIDDLE`] for a new list.
+/// Returns a number beyond which no element lies at an end, usually the number of the outermost
+/// element, or [`MIDDLE`] for a new list.
 pub fn outermost(s: &Session, seen: &Seen<'_>, of: &Collection, end: End) -> Result<u64, Failure> {
     if of.live.count == 0 {
         return Ok(MIDDLE);

@@ -298,7 +298,7 @@ impl Query {
     }
 
     /// Takes the option at argument `at`, unless it says where to search. Returns the number of its
-    /// arguments, or `None` if it is no such option.
+    /// arguments, or `None` if it is not such an option.
     fn take(
         &mut self,
         args: Arguments<'_>,
@@ -458,7 +458,7 @@ pub fn destination(args: Arguments<'_>) -> Option<&[u8]> {
         if is(word, "store") || is(word, "storedist") {
             to = args.get(at + 1);
         }
-        // These options have a word of their own, which is no option.
+        // These options have an argument of their own, which is not an option.
         let has_word = ["store", "storedist", "count"].iter().any(|name| is(word, name));
         at += if has_word { 2 } else { 1 };
     }

@@ -115,7 +115,7 @@ fn stream(s: &Session, seen: &Seen<'_>, stream: &Stream, out: &mut Output) -> Ou
 
 const EACH: (Id, Id) = (Id::MIN, Id::MAX);
 
-/// Returns the number of pending entries of a group, and that of each of its consumers.
+/// Returns the number of pending entries of a group, and of each of its consumers.
 fn counts(
     s: &Session,
     seen: &Seen<'_>,

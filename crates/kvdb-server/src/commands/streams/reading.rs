@@ -106,7 +106,7 @@ impl<'a> Request<'a> {
         Err(Failure::SYNTAX)
     }
 
-    /// Returns for each stream, as it is now, the entry after which it is read.
+    /// Returns for the current state of each stream the entry after which it is read.
     fn positions(&self, s: &Session) -> Result<Vec<After>, Failure> {
         let seen = s.see()?;
         let mut positions = Vec::new();

@@ -58,7 +58,7 @@ pub(super) fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> 
         Err(_) => (None, String::new(), u64::MAX),
     };
     let done = s.shared.owner.transactions().commit(id, options);
-    // The commit has happened all the same.
+    // The commit has happened nevertheless.
     let (done, unsynced) = match done {
         Err(error @ kvdb::Error::NotSynced(_)) => (Ok(()), Some(error)),
         done => (done, None),

@@ -47,8 +47,8 @@ pub(super) fn rollback(s: &mut Session, args: Arguments<'_>, out: &mut Output) -
     Ok(())
 }
 
-/// Makes changes in the joined transaction. If they fail, the transaction becomes what it was, as
-/// by a rollback to a savepoint: without what others have changed in it in the meantime.
+/// Makes changes in the joined transaction. If they fail, the transaction is restored as by a
+/// rollback to a savepoint, which also undoes changes that others have made in it in the meantime.
 pub(super) fn all_or_none(
     s: &mut Session,
     change: impl FnOnce(&mut Session) -> Outcome,

@@ -1,5 +1,5 @@
 //! `TXN REVERT TOGETHER`: takes changes of files and keys out of the joined transaction, all of
-//! them or none. As one command it ends here, whatever becomes of the client: a client that was
+//! them or none. As one command it ends here, whatever happens to the client. A client that was
 //! killed between a removal and the copy that restores the file would leave the file removed.
 
 use kvdb::TransactionId;
@@ -22,14 +22,14 @@ const BENEATH: &[u8] = b"/.kvfs/beneath/";
 struct Parts<'a> {
     /// Paths at which nothing is left.
     removed: Vec<&'a [u8]>,
-    /// Paths, also among the removed ones, that get what was there before.
+    /// Paths, also among the removed ones, that get their earlier content.
     restored: Vec<&'a [u8]>,
     keys: Vec<(Selected, &'a [u8])>,
 }
 
-/// `TXN REVERT TOGETHER [REMOVE path | RESTORE path | KEY dictionary key] ...`: removes what is at
-/// a path, if anything is; makes a path what it is beneath the transaction; makes a key what it is
-/// there.
+/// `TXN REVERT TOGETHER [REMOVE path | RESTORE path | KEY dictionary key] ...`: removes the file at
+/// a path, if there is one; restores a path to its state beneath the transaction; restores a key in
+/// the same way.
 pub(super) fn together(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let parts = Parts::of(s, args)?;
     let id = joined(s)?.id();
@@ -69,7 +69,7 @@ impl<'a> Parts<'a> {
                 Err(error) => return Err(error.into()),
             }
         }
-        // All are copied by one call, so that hard links among them stay links.
+        // All files are copied by one call, so that hard links among them stay links.
         let from: Vec<Vec<u8>> =
             self.restored.iter().map(|path| [BENEATH, *path].concat()).collect();
         let places: Vec<(&[u8], &[u8])> =

@@ -98,7 +98,7 @@ impl Seen<'_> {
     }
     /// Returns the collection of this kind under a key, if it exists, for a command that need not
     /// know the number of its elements: a hash of which many fields have expired may have more of
-    /// them than it tells. The work does not depend on how many have expired.
+    /// them than its `count` states. The work does not depend on how many have expired.
     pub fn roughly(&self, key: &[u8], kind: Kind) -> Result<Option<Collection>, Failure> {
         let (live, exact) = self.live_with(self.head(key)?, key)?;
         let id = live.collection(kind)?.zip(self.types);
@@ -219,7 +219,7 @@ impl Seen<'_> {
             match self.first_deadline(types, head.id, 0) {
                 Ok(Some(first)) if first != at => {
                     let place = deadline_key(first, key);
-                    // One that is there is not put again: the sweeper may remove it by now.
+                    // An existing entry is not put again, since the sweeper may be removing it.
                     if !self.has(types, &place).unwrap_or(false) {
                         batch.put(types, place, Bytes::new());
                     }

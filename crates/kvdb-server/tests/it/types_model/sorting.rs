@@ -1,4 +1,4 @@
-//! `SORT` as the model does it.
+//! The model's implementation of `SORT`.
 
 use std::collections::VecDeque;
 

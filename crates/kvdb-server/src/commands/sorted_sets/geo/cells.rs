@@ -16,7 +16,7 @@ const EARTH_RADIUS: f64 = 6_372_797.560856;
 const MERCATOR_MAX: f64 = 20_037_726.37;
 const RADIANS: f64 = PI / 180.0;
 
-/// Bits of the longitude in a hash, and those of the latitude.
+/// The bits of the longitude in a hash, and of the latitude.
 const X_BITS: u64 = 0xaaaa_aaaa_aaaa_aaaa;
 const Y_BITS: u64 = 0x5555_5555_5555_5555;
 
@@ -160,7 +160,7 @@ impl Cell {
         Area { longitude: both(x, LONGITUDE), latitude: both(y, LATITUDE) }
     }
 
-    /// Returns the neighbor so many cells to the east and to the north; the map has no edges.
+    /// Returns the neighbor this many cells to the east and to the north. The map has no edges.
     fn moved(self, east: i32, north: i32) -> Cell {
         let width = 64 - self.steps * 2;
         let step = |bits: u64, own: u64, others: u64, by: i32| {
