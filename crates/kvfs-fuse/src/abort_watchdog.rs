@@ -2,10 +2,10 @@
 //!
 //! When a process is killed, the kernel closes its descriptors once its last thread has ended. With
 //! the last descriptor of the connection, it is closed, and every program that waits for an answer
-//! is told that there will be none. A thread that is just telling the kernel about changes
-//! (`kernel_notifier`) waits in the kernel for the lock of a directory or a page, which one of
-//! those programs may hold. Then each waits for the other, and no signal ends that: the store stays
-//! locked, and the programs hang.
+//! gets an error. A thread that notifies the kernel of changes at that moment (`kernel_notifier`)
+//! waits in the kernel for the lock of a directory or a page, which one of those programs may hold.
+//! Then each waits for the other, and no signal ends that: the store stays locked, and the programs
+//! hang.
 //!
 //! So a small process (a shell, as there is no smaller one everywhere) holds the kernel's file that
 //! aborts this connection, and waits for the end of a pipe. The other end is in a thread with

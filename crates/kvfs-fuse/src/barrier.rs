@@ -1,4 +1,4 @@
-//! The file whose pages follow all other pages that the kernel writes back: see `quiesce_barrier`.
+//! The file whose pages follow all other pages that the kernel writes back. See `quiesce_barrier`.
 //!
 //! A page of the file is made dirty through a mapping, because the kernel writes back such pages in
 //! its own time, in one queue with all other dirty pages, whether it gathers writes or not.

@@ -1,4 +1,4 @@
-//! Work that is done once for all callers that ask for it while it is under way: each call is
+//! Work that is done once for all callers that ask for it while it is in progress: each call is
 //! served by a round that began after it, together with all others that arrive until that round
 //! begins.
 
@@ -26,7 +26,7 @@ struct CoalescerState<T> {
     outcome: Option<T>,
 }
 
-/// The round that is under way. It is over when this is dropped, even by a panic.
+/// The round that is in progress. It is over when this is dropped, even by a panic.
 struct Round<'a, T>(&'a Coalescer<T>, Option<T>);
 
 impl<T> Drop for Round<'_, T> {

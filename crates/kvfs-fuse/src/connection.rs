@@ -12,7 +12,7 @@ use crate::dispatcher::{Dispatcher, Outcome, ReplyBuffer};
 use crate::handler::{Handler, Invalidator, NodeId};
 use crate::wire;
 
-/// Dispatches one request, and tells the kernel everything that it must know before the answer.
+/// Dispatches one request, and sends the kernel all notifications that must precede the answer.
 pub(crate) fn dispatch<H: Handler>(
     connection: &OwnedFd,
     dispatcher: &Dispatcher<H>,

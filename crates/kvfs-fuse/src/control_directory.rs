@@ -33,8 +33,8 @@
 //! A file `barrier`, which is not listed, is used to find out that the kernel has handed over
 //! everything (`quiesce_barrier`).
 //!
-//! The kernel may cache what it found here; the thread that begins or ends a view tells the kernel.
-//! It may not remember that something is missing.
+//! The kernel may cache what it found here; the thread that begins or ends a view notifies the
+//! kernel. It may not remember that something is missing.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;

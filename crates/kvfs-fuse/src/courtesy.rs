@@ -1,5 +1,5 @@
-//! Courtesy: a thread that answers requests gives way to the programs that it answers, as long as
-//! that costs nothing.
+//! Courtesy: a thread that answers requests yields its CPU to the programs that it answers, as long
+//! as that costs nothing.
 //!
 //! A program that waits for an answer sleeps on the CPU on which the thread that answers runs. When
 //! the answer is sent, the kernel wakes the program on a CPU that is idle, and on a quiet machine

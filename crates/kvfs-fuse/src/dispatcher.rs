@@ -7,9 +7,9 @@
 //!   creates with MKNOD.
 //! - Names, missing names and attributes are cached for as long as the policy says; if it says so,
 //!   writes gather in the page cache.
-//! - The kernel is told that set-user-ID bits are dropped here (`HANDLE_KILLPRIV_V2`): it then asks
-//!   for `security.capability` once a file and not once a write.
-//! - File locks stay in the kernel: it is not told that the daemon could be asked about them.
+//! - The daemon announces that it drops set-user-ID bits (`HANDLE_KILLPRIV_V2`), so that the kernel
+//!   asks for `security.capability` once for each file and not for each write.
+//! - File locks stay in the kernel: the daemon does not announce support for them.
 //! - STATX is left to GETATTR, unless the policy wants the time of birth shown: STATX adds nothing
 //!   else, and costs one more request per file.
 
@@ -136,7 +136,7 @@ impl<H: Handler> Dispatcher<H> {
             Some(kept) => self.once(kept, request, (head, fields), reply, read_buffer),
         };
         if matches!(outcome, Outcome::Error(_)) {
-            // A listing may have failed half way: the kernel is not told of the entries before the
+            // A listing may have failed half way. The kernel does not get the entries before the
             // failure.
             self.forget_handed_out(reply);
             reply.handed_out.clear();
@@ -176,7 +176,7 @@ impl<H: Handler> Dispatcher<H> {
         }
     }
 
-    /// Begins an FSYNC: see [`Handler::begin_fsync`]. If the FSYNC is to be done alone, it has to
+    /// Begins an FSYNC. See [`Handler::begin_fsync`]. If the FSYNC is to be done alone, it has to
     /// be dispatched.
     pub fn begin_fsync(&self, head: &Head) -> Reply<FSync> {
         if self.handler.is_down() {

@@ -4,8 +4,8 @@
 /// but not in a later process: FILE, which must not exist, records that it is done. The points are
 /// "before" a request is answered, and "after" it is done, when its answer is not sent. Several
 /// opcodes stand for one call that the kernel requests by any of them (47+53). The points without a
-/// request (opcode 0) are: the kernel has "handed over" the pages that it holds, a change is made
-/// and "untold", and the kernel was "told" of it.
+/// request (opcode 0) are: the kernel has "handed over" its pages, a change is made and the kernel
+/// not yet notified ("untold"), and the kernel was notified of it ("told").
 pub(crate) fn point(name: &str, opcode: u32) {
     #[cfg(debug_assertions)]
     {

@@ -116,7 +116,7 @@ impl FuseAdapter {
     fn recall_at_hand(&self) -> Option<&Arc<Recall>> {
         match self.in_use {
             None => self.recall.get(),
-            // It will be set soon; requests that need it until then wait, where they may.
+            // The value will be set soon. Requests that need it wait until then, if they may.
             Some(_) => Some(self.recall.wait()),
         }
     }

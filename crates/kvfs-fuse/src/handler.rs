@@ -4,8 +4,8 @@
 //! the `dispatcher`, which decodes them, calls a [`Handler`] and encodes its result. All three know
 //! nothing of KVFS. A handler knows nothing of message layouts, file descriptors or threads: every
 //! call may come from any thread, many at once. Policy that concerns the protocol itself (how long
-//! the kernel may cache, which requests it is told to handle itself) is in the [`Policy`], for all
-//! handlers alike.
+//! the kernel may cache, which requests it handles itself) is in the [`Policy`], for all handlers
+//! alike.
 
 use std::cell::Cell;
 use std::fmt;
@@ -94,9 +94,9 @@ pub type Reply<T> = Result<T, Errno>;
 /// files.
 ///
 /// Every call that returns an entry (`lookup`, `mknod`, `mkdir`, `symlink`, `link`, an entry of
-/// `readdir` with attributes) hands the kernel one reference to the inode, which `forget` gives
-/// back. An inode with references stays readable and writable after its last name is gone. Offsets
-/// and lengths are bytes.
+/// `readdir` with attributes) gives the kernel one reference to the inode, which `forget` returns.
+/// An inode with references stays readable and writable after its last name is removed. Offsets and
+/// lengths are bytes.
 pub trait Handler: Send + Sync + 'static {
     /// Returns the entry `name` of `parent`, or `None` if there is none, which the kernel may
     /// remember.

@@ -56,8 +56,8 @@ mod tests {
         let (came, first) = sync_channel(0);
         let (say, second) = channel();
         std::thread::scope(|scope| {
-            // The receiver is dropped when this fails, so that the sending thread does not wait for
-            // ever.
+            // The receiver is dropped when this fails, so that the sending thread does not wait
+            // forever.
             let first = first;
             scope.spawn(|| intake.take(|| true, next, |_| came.send(()).unwrap()));
             while *taken.lock() == 0 {

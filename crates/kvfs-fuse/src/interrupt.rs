@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-/// Nothing sends this signal unasked, and without a handler it does nothing.
+/// This signal is sent only on purpose, and without a handler it has no effect.
 const SIGNAL: libc::c_int = libc::SIGURG;
 
 /// Makes the signal end blocking calls. Must be called before the first [`thread`].

@@ -2,15 +2,15 @@
 //! the programs that use it. Another process holds the connection ([`crate::kept_connection`]), the
 //! mirror of the store's commits (`kvdb::Mirror`), and a file with the kernel's references.
 //!
-//! **Requests.** The kernel resends requests that the killed daemon had taken and not answered when
-//! it is told to (`NOTIFY_RESEND`), with a bit in the request's number. Some of these requests are
-//! done: the commit that completed one carries its number ([`kvfs::Note`]), in the mirror. Such a
-//! request is answered from the state. Requests that may be done twice carry no note.
+//! **Requests.** On `NOTIFY_RESEND` the kernel resends requests that the killed daemon had read and
+//! not answered, with a bit in the request's number. Some of these requests are done: the commit
+//! that completed one carries its number ([`kvfs::Note`]), in the mirror. Such a request is
+//! answered from the state. Requests that may be done twice carry no note.
 //!
 //! **References.** The references that an answer hands to the kernel are noted, with the request's
 //! number, before the answer is sent; those that the kernel gives back are noted on arrival. If the
 //! request is sent again, the kernel did not get the answer, and the references noted with it are
-//! taken back. References that were given back in the moment before the end may stay: the file is
+//! withdrawn. References that were released in the moment before the end may stay; then the file is
 //! deleted when the mount ends.
 //!
 //! The file of references, in the machine's byte order: u64 magic, u64 start of the log; from 4096
@@ -281,7 +281,7 @@ mod tests {
         // The answer to 2 has not arrived.
         assert_eq!(kept.take_given(2), [NodeId(5), NodeId(6), other]);
         assert_eq!(kept.take_given(2), []);
-        // The references given back are below zero, until they are given again.
+        // The count of released references is below zero, until they are granted again.
         kept.give(2, &[NodeId(5), NodeId(6), other]);
         assert_eq!(sorted(&kept), [(0, 5, 2), (0, 7, 1), (3, 8, 1)]);
     }

@@ -173,9 +173,9 @@ impl KernelNotifier {
         Ok(notifier)
     }
 
-    /// Continues after a process that served the mount was killed: tells the kernel about changes
-    /// that it had not been told, and makes it forget the views that have ended with the process. A
-    /// separate thread does the latter, since the kernel may wait for answers.
+    /// Continues after a process that served the mount was killed: notifies the kernel of changes
+    /// that were not reported yet, and makes it forget the views that have ended with the process.
+    /// A separate thread does the latter, since the kernel may wait for answers.
     pub fn follow_killed(&self, views: &Views) -> io::Result<()> {
         views.tell_left();
         let (invalidator, views) = (self.invalidator.clone(), views.clone());
@@ -184,8 +184,7 @@ impl KernelNotifier {
             let nodes = inodes.into_iter().map(|ino| node_id::of(number, ino));
             nodes.for_each(|node| drop(invalidator.invalidate_inode(node)));
             let user = Some(control_directory::own_user());
-            // For a transaction within another one only the inodes are known: nothing says where it
-            // was.
+            // For a nested transaction only the inodes are known, and not the path at which it was.
             for (dir, name) in control_directory::places(view, user, &[]) {
                 drop(invalidator.remove_name(node_id::of(node_id::CONTROL, dir), name.as_bytes()));
             }
@@ -481,7 +480,7 @@ impl KernelNotifier {
         result
     }
 
-    /// Checks whether the kernel has taken over size and time of a file; if not, tells it as much
+    /// Checks whether the kernel has taken over size and time of a file; if not, notifies it as far
     /// as is possible without a handle.
     fn settle_size(&self, file: &NodeAttr, shown: io::Result<()>) -> io::Result<()> {
         match shown {
@@ -508,8 +507,8 @@ impl KernelNotifier {
             Ok(last) if !last.is_empty() => {
                 self.invalidator.extend_to(file.node, file.attr.size, last[0])
             }
-            // The file is empty, or it is gone; or it has become shorter, and the thread that
-            // shortened it tells the kernel.
+            // The file is empty or removed, or it has become shorter, and the thread that shortened
+            // it notifies the kernel.
             _ => Ok(()),
         }
     }

@@ -67,7 +67,7 @@ pub fn is_read_only(device: &str) -> io::Result<bool> {
     }))
 }
 
-/// Returns whether the daemon of a FUSE mount is gone ("Transport endpoint is not connected").
+/// Returns whether the daemon of a FUSE mount has ended ("Transport endpoint is not connected").
 /// Attributes may still be cached for hours, so this asks for data that the kernel never caches. If
 /// the daemon is stopped, or hangs, this call hangs, too.
 pub fn is_dead(path: &Path) -> bool {

@@ -3,7 +3,7 @@
 //! `.kvfs/clone/agents/7/try-2` is a link to the directory of this clone (`view_names`).
 //!
 //! They have numbers while this process runs. The kernel asks for each of them again by its name,
-//! so it is told of a new or ended view only because of listings, and the parts that lead to no
+//! so it is notified of a new or ended view only because of listings, and the parts that lead to no
 //! view any more may be forgotten.
 
 use std::collections::HashMap;
@@ -13,13 +13,13 @@ use parking_lot::Mutex;
 
 /// The first of the numbers.
 const FIRST: Ino = 5 << 40;
-/// From this many parts on, those that lead to no view any more are forgotten now and then.
+/// From this many parts on, those that lead to no view any more are forgotten from time to time.
 const MANY: usize = 4096;
 
 /// A part of a name, from its beginning, in the directory of the views of its kind.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Part {
-    /// The directory of the snapshots or that of the clones.
+    /// The directory of the snapshots or of the clones.
     pub kind: Ino,
     /// The path without a final slash; for a link, the whole name.
     pub name: String,
@@ -27,7 +27,7 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// Returns the directory that it is in, or `None` for that of its kind.
+    /// Returns the directory that contains it, or `None` for the directory of its kind.
     pub fn above(&self) -> Option<Part> {
         let (above, _) = self.name.rsplit_once('/')?;
         Some(Part { kind: self.kind, name: above.into(), link: false })
@@ -59,7 +59,7 @@ struct Numbered {
 }
 
 impl NameParts {
-    /// Returns the number of a part. `leads` tells whether a part leads to a view.
+    /// Returns the number of a part. `leads` returns whether a part belongs to the name of a view.
     pub fn number(&self, part: Part, leads: impl Fn(&Part) -> bool) -> Ino {
         let mut all = self.0.lock();
         if let Some(number) = all.numbers.get(&part) {

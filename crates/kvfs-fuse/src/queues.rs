@@ -279,7 +279,7 @@ struct Worker<H> {
     reply: ReplyBuffer,
     /// The number of slots that other threads have.
     away: usize,
-    /// The number of slots that the kernel has not given up.
+    /// The number of slots that the kernel still uses.
     live: usize,
     /// The pages that other threads have, keyed by slot, each with its sequence number.
     pages: BTreeMap<usize, u64>,
@@ -290,7 +290,7 @@ struct Worker<H> {
 
 impl<H> Drop for Worker<H> {
     fn drop(&mut self) {
-        // A program that waits for an answer of this queue would wait for ever: ending the
+        // A program that waits for an answer of this queue would wait forever: ending the
         // connection tells all programs that there will be none.
         if self.serves {
             tracing::error!(

@@ -8,7 +8,7 @@
 //! lock of a transaction, delays no round.
 //!
 //! Threads that wait in the barrier answer nothing else, so a round that does not complete is soon
-//! given up and started again.
+//! abandoned and started again.
 
 use std::collections::HashSet;
 use std::thread::ThreadId;
@@ -36,7 +36,7 @@ struct BarrierState {
     here: HashSet<ThreadId>,
 }
 
-/// A round that is under way until this is dropped.
+/// A round that is in progress until this is dropped.
 pub(crate) struct QuiesceRound<'a>(&'a QuiesceBarrier);
 
 impl QuiesceBarrier {
@@ -107,8 +107,8 @@ mod tests {
 
     use super::*;
 
-    /// Starts a thread that arrives when told to; returns its id, the sender that tells it, and its
-    /// handle.
+    /// Starts a thread that arrives on a message. Returns its id, the sender of the message, and
+    /// its handle.
     fn comer(
         place: &Arc<QuiesceBarrier>,
     ) -> (ThreadId, std::sync::mpsc::Sender<()>, std::thread::JoinHandle<()>) {

@@ -9,10 +9,10 @@
 //! thread calls it through the mount, as a program would, with the file opened by its handle.
 //!
 //! If opening by handle is not permitted (it takes CAP_DAC_READ_SEARCH), or no path leads into the
-//! mount (another one covers it), the kernel is told to drop the pages of the file, which makes it
-//! send the dirty ones first; clean ones must be read again then.
+//! mount (another one covers it), the daemon asks the kernel to drop the pages of the file, which
+//! makes it send the dirty ones first. Clean ones must be read again then.
 //!
-//! While one thread waits for a recall, another one writes the pages: see `blocking_pool`.
+//! While one thread waits for a recall, another one writes the pages. See `blocking_pool`.
 
 use std::fs::File;
 use std::io;

@@ -14,12 +14,12 @@
 //! then ([`Memory`]).
 //!
 //! **A daemon that is killed** must release the connection, or a thread of it that uses its own
-//! mount waits for ever. The commands hold the connection, and end with the ring; the ring ends
-//! with its last mapping, and so with the process's memory, which that very thread keeps. But a
-//! thread that ends cancels all its commands if one of them is about an io_uring itself (the
-//! kernel's `io_uring_cancel_generic`). So each ring has one such command: it polls an [`Anchor`].
-//! For the same reason the ring is not created with `IORING_SETUP_DEFER_TASKRUN`, whose requests
-//! wait for the end of the ring.
+//! mount waits forever. The commands hold the connection, and end with the ring; the ring ends with
+//! its last mapping, and so with the process's memory, which that very thread keeps. But a thread
+//! that ends cancels all its commands if one of them is about an io_uring itself (the kernel's
+//! `io_uring_cancel_generic`). So each ring has one such command: it polls an [`Anchor`]. For the
+//! same reason the ring is not created with `IORING_SETUP_DEFER_TASKRUN`, whose requests wait for
+//! the end of the ring.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -112,7 +112,7 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    /// Takes a slot that the kernel has given back.
+    /// Takes a slot that the kernel has released.
     ///
     /// # Safety
     ///
@@ -215,8 +215,7 @@ pub(crate) enum Event {
     Request(Slot),
     /// The watched descriptor can be read.
     Woken,
-    /// The kernel has given up a slot for good: the connection has ended, or the kernel rejected
-    /// it.
+    /// The kernel will not use the slot again: the connection has ended, or the kernel rejected it.
     Lost(io::Error),
 }
 

@@ -3,7 +3,7 @@
 //! `ls -l` asks for the label of each file, with a request each time, until it is answered that the
 //! file system has no labels. A kernel without SELinux makes no labels and ignores them; so on such
 //! a kernel EOPNOTSUPP, and not ENODATA, is the answer for a file without a label. A label that was
-//! set is kept and returned all the same: it is an extended attribute like any other, and may come
+//! set is kept and returned nevertheless: it is an extended attribute like any other, and may come
 //! from a machine that uses it.
 
 use std::fs;

@@ -3,8 +3,8 @@
 //! Each thread reads one request at a time from its own clone of the connection, answers it and
 //! reads the next: there is no queue and no hand-over between threads, since waking another thread
 //! costs more than most answers. Only requests that wait for the disk are moved out of the way
-//! (`blocking_pool`). The connection ends when the kernel reports that the file system is gone; the
-//! threads also end when another session is going to continue it (`handover`).
+//! (`blocking_pool`). The connection ends when the kernel reports that the file system was
+//! unmounted. The threads also end when another session is going to continue it (`handover`).
 //!
 //! If requests come over io_uring (`queues`), one thread of the session reads the remaining ones:
 //! FORGETs, of which it takes many at once.
@@ -374,10 +374,10 @@ pub(crate) enum Sharing {
 /// The role of a thread of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// It has the connection itself, and is the last to stop.
+    /// This thread has the connection itself, and is the last to stop.
     First,
     Other,
-    /// It exits when it is not needed.
+    /// The thread exits when it is not needed.
     Helps,
 }
 
@@ -544,7 +544,7 @@ fn answer_elsewhere<H: Handler>(connection: &OwnedFd, dispatcher: &Dispatcher<H>
 /// Sends an answer that only tells whether the request succeeded.
 fn confirm(connection: &OwnedFd, unique: u64, outcome: Reply<()>) {
     match send(connection, unique, outcome.map_or_else(|Errno(e)| -e, |()| 0), &[]) {
-        // The request was interrupted and is forgotten, or the connection is gone.
+        // The request was interrupted and is forgotten, or the connection has ended.
         Ok(()) | Err(Os::NOENT | Os::NODEV | Os::CONNABORTED) => {}
         Err(e) => tracing::error!("the kernel did not take an answer: {e}"),
     }

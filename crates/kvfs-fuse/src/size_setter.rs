@@ -1,10 +1,10 @@
 //! Makes the kernel take over the actual size and times of files.
 //!
 //! The kernel trusts its own size of a file until it asks, and if it gathers writes, even against
-//! what it is told. But it takes over the size in the answer to a change of the size. So a thread
-//! opens the file through the mount, by its handle, which succeeds exactly for those that the
-//! kernel has in memory, and sets size and times to their actual values; the adapter knows the
-//! thread that asks, and answers without changing anything.
+//! the answer. But it takes over the size in the answer to a change of the size. So a thread opens
+//! the file through the mount, by its handle, which succeeds exactly for those that the kernel has
+//! in memory, and sets size and times to their actual values; the adapter knows the thread that
+//! asks, and answers without changing anything.
 //!
 //! **Concurrent writes of programs.** A size that is smaller than the kernel's makes it drop all
 //! pages beyond, dirty ones too. If one of these holds data that a program has written since the
@@ -20,8 +20,8 @@
 //! 3. Then it is tried again: the written data has been sent by then, so the file is longer.
 //!
 //! The kernel's times advance in ticks of a few milliseconds. For a file that was written in the
-//! present tick, the setter waits until the tick is over, or another write could not be told from
-//! it.
+//! present tick, the setter waits until the tick is over, or another write could not be
+//! distinguished from it.
 
 use std::fs::File;
 use std::io;
@@ -143,7 +143,7 @@ impl SizeGuard {
     pub fn loses_nothing(&self, size: Option<u64>) -> bool {
         let mut expected = self.expected.lock();
         let Some(expected) = &mut *expected else { return false };
-        // This thread does not have the descriptor; the link leads to the file all the same.
+        // This thread does not have the descriptor, but the link refers to the file nevertheless.
         let link = format!("/proc/self/task/{}/fd/{}", self.number(), expected.fd);
         let Ok(now) = Seen::of(rustix::fs::CWD, &link) else { return false };
         expected.disturbed = now != expected.seen;

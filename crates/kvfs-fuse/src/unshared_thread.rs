@@ -4,7 +4,7 @@
 //! A call on the mount ends when the daemon has answered, and nothing interrupts it. When the
 //! daemon is killed, the kernel closes its connection with its last descriptor, and then every
 //! waiting call fails. But a process keeps its descriptors until its last thread has ended: a
-//! thread that waits in a call on the daemon's own mount would wait for ever, and the store would
+//! thread that waits in a call on the daemon's own mount would wait forever, and the store would
 //! stay locked. So such a thread has a descriptor table of its own (`CLOSE_RANGE_UNSHARE`) with
 //! none of the daemon's descriptors in it.
 //!
@@ -130,8 +130,8 @@ pub(crate) fn highest_descriptor() -> RawFd {
 
 /// Takes all free descriptors up to `highest`, for a thread that has left those of the process. A
 /// library in the process, such as a profiler, writes to a descriptor of its own from any thread,
-/// and that number must not lead to a file that is opened here. A write to what is returned fails
-/// as one to a closed descriptor does.
+/// and that number must not refer to a file that is opened here. A write to one of the returned
+/// descriptors fails as one to a closed descriptor does.
 pub(crate) fn occupy(highest: RawFd) -> io::Result<Vec<OwnedFd>> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let mut taken = Vec::new();
@@ -145,7 +145,7 @@ pub(crate) fn occupy(highest: RawFd) -> io::Result<Vec<OwnedFd>> {
     Ok(taken)
 }
 
-/// The end of a pipe that shows whether this process lives: see [`live`].
+/// The end of a pipe that shows whether this process lives. See [`live`].
 #[derive(Clone)]
 pub struct Life(Sender<(Vec<u8>, Sender<io::Result<()>>)>);
 

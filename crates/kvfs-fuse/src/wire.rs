@@ -36,7 +36,7 @@ pub mod init {
     pub const INIT_EXT: u64 = 1 << 30;
     /// Not requested: the kernel says that it knows `INVAL_ENTRY_EXPIRE`.
     pub const HAS_EXPIRE_ONLY: u64 = 1 << 35;
-    /// Not requested: the kernel says that it resends requests when it is told to.
+    /// Not requested: the kernel says that it resends requests on demand.
     pub const HAS_RESEND: u64 = 1 << 39;
     /// Offered if the kernel's parameter `enable_uring` is on. If it is requested, requests come
     /// over io_uring once every queue has a slot.

@@ -232,7 +232,7 @@ impl<H: Handler> Dispatcher<H> {
         }
     }
 
-    /// Handles references that the kernel gives back.
+    /// Handles references that the kernel releases.
     fn forget(&self, node: NodeId, references: u64) {
         self.handler.forget(node, references);
         if let Some(kept) = &self.kept {

@@ -150,8 +150,8 @@ impl FuseAdapter {
         self.names_of(part.kind).iter().any(leads)
     }
 
-    /// Looks up `name` in a directory that is a part of the names of views, or in that of a kind if
-    /// `above` is `None`.
+    /// Looks up `name` in a directory that is a part of the names of views, or in the directory of
+    /// a kind if `above` is `None`.
     fn find_part(&self, kind: Ino, above: Option<&Part>, name: &[u8]) -> Reply<NodeAttr> {
         let none = Errno(libc::ENOENT);
         let name = std::str::from_utf8(name).map_err(|_| none)?;

@@ -8,8 +8,8 @@ use crate::handler::*;
 /// A kernel that gathers writes keeps the times of a file. When a mapping of the file ends, it
 /// treats an error of their write-back like one of the pages, and reports it to the next syncfs(2):
 /// to everyone who begins a transaction. It does not look at the attributes in the answer. It does
-/// look at them when a program has set the times, which cannot be told apart; so the answer has no
-/// valid attributes of a file, and such a program gets EIO.
+/// look at them if a program has set the times. The daemon cannot distinguish the two cases, so the
+/// answer has no valid attributes of a file, and such a program gets EIO.
 pub(super) fn answer_to_late_times(node: NodeId, changes: &SetAttr) -> Option<NodeAttr> {
     let SetAttr { mtime: Some(TimeSet::At(mtime)), ctime: Some(ctime), .. } = *changes else {
         return None;

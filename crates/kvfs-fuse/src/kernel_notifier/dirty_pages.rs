@@ -34,7 +34,7 @@ pub(super) const SETTLING: Duration = Duration::from_millis(250);
 /// The reason that a caller gets after the daemon has refused a page. A page waits for a lock for
 /// ten seconds (`kvfs::locks`), less than `PATIENCE`, and is answered with EDEADLK then. The kernel
 /// does not send it again. It keeps the error for the file system until one syncfs has returned it,
-/// even one that opens the mount later, so the first caller after the refusal is told.
+/// even one that opens the mount later, so the first caller after the refusal gets it.
 const REFUSED: &str = "a page of a file that was locked by a transaction has been refused";
 /// The pause between two rounds, in which threads can serve the requests that have arrived.
 const PAUSE: Duration = Duration::from_millis(5);

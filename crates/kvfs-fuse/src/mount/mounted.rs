@@ -19,7 +19,7 @@ use crate::worker_pool::WorkerPool;
 pub enum Served {
     /// The mount has ended.
     Ended,
-    /// The mount exists, and waits for [`crate::take_over`]: see [`Mounted::stopper`]. Dropping
+    /// The mount exists, and waits for [`crate::take_over`]. See [`Mounted::stopper`]. Dropping
     /// this ends it.
     Stopped(Box<Handover>),
 }

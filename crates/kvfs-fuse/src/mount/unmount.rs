@@ -28,8 +28,8 @@ const MOMENT: Duration = Duration::from_millis(500);
 
 /// Unmounts the topmost file system on `mount_point`. A clean unmount of one in use fails after
 /// half a second: a program between fork(2) and exec(2) has the files of its parent open, and the
-/// daemon itself opens the root now and then, so a first refusal does not mean that a program works
-/// there.
+/// daemon itself opens the root from time to time, so a first refusal does not mean that a program
+/// works there.
 pub fn unmount(mount_point: &Path, how: Unmount) -> Result<(), Error> {
     let begun = Instant::now();
     loop {

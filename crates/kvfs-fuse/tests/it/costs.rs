@@ -1,5 +1,5 @@
-//! The requests that each operation costs on a whole KVFS, in both modes: the table of
-//! `docs/fuse.md`.
+//! Counts the requests that each operation costs on a whole KVFS, in both modes. The expected
+//! numbers are the table of `docs/fuse.md`.
 
 use crate::real;
 use std::fs::{self, File};
@@ -30,7 +30,7 @@ fn create(path: &Path, times: usize, data: &[u8]) {
 /// An operation on a file (or on the name of one that is not there).
 struct Operation {
     name: &'static str,
-    /// The file is there before.
+    /// The file exists before.
     exists: bool,
     work: fn(&Path),
     /// The requests when writes go through, and when they are gathered.
@@ -158,8 +158,8 @@ const OPERATIONS: &[Operation] = &[
     },
 ];
 
-/// The fewest requests that an operation was done with: on a busy machine a tick of the kernel's
-/// clock may end during it, and then there are times to send.
+/// The fewest requests with which an operation was done. On a busy machine the kernel's clock may
+/// tick during it, and then the kernel sends times as well.
 fn least(m: &Real, operation: &Operation) -> String {
     let counters = m.mounted.counters();
     let rounds = (0..150).map(|i| {
@@ -186,7 +186,8 @@ fn each_operation_costs_what_the_documentation_says() {
         else {
             return;
         };
-        // The first of each kind teaches the kernel what it need not ask (OPEN, CREATE, FLUSH).
+        // After the first request of each kind the kernel knows that it need not send it (OPEN,
+        // CREATE, FLUSH).
         create(&m.path("first"), 1, b"first");
         for operation in OPERATIONS {
             let seen = least(&m, operation);
@@ -254,7 +255,7 @@ fn a_long_listing_does_not_ask_for_the_label_of_each_file() {
     });
     let asked = seen.iter().find(|(name, _)| *name == "GETXATTR").map_or(0, |(_, n)| *n);
     assert!(asked <= 4, "{seen:?}");
-    // One that was set is there, whether the kernel goes by it or not.
+    // An attribute that was set exists, whether the kernel uses it or not.
     let flags = rustix::fs::XattrFlags::empty();
     rustix::fs::setxattr(m.path("001"), "security.selinux", b"a label", flags).expect("set");
     assert_eq!(label("001"), Ok(b"a label".to_vec()));

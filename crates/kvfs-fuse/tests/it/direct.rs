@@ -1,5 +1,5 @@
-//! Direct I/O and reads through the page cache: a reader that begins after a direct write has ended
-//! sees it.
+//! Tests of direct I/O next to reads through the page cache. A reader that begins after a direct
+//! write has ended sees that write.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -103,7 +103,7 @@ fn a_read_after_an_asynchronous_direct_write_sees_it() {
             stop.store(true, Ordering::Relaxed);
             assert_eq!(stale, 0, "reads that were stale, write-back: {write_back}");
         });
-        // SAFETY: nothing is under way in it any more.
+        // SAFETY: no operation in it is in flight.
         unsafe { libc::syscall(libc::SYS_io_destroy, context) };
     }
 }

@@ -1,5 +1,5 @@
-//! Files opened by handle after the kernel has forgotten them, as an NFS server and some backup
-//! programs do; and access times.
+//! Tests of files that are opened by handle after the kernel has forgotten them, as an NFS server
+//! and some backup programs do, and tests of access times.
 
 use std::fs::{self, File};
 use std::io;
@@ -43,7 +43,7 @@ fn handle_of(path: &Path) -> Handle {
 fn open(mount: &Path, handle: &Handle) -> io::Result<File> {
     let root = File::open(mount)?;
     let mut handle = handle.clone();
-    // SAFETY: the handle is one that the kernel gave; the descriptor is owned here alone.
+    // SAFETY: the kernel returned the handle, and only this code owns the descriptor.
     unsafe {
         match libc::open_by_handle_at(root.as_raw_fd(), (&raw mut handle).cast(), libc::O_RDONLY) {
             -1 => Err(io::Error::last_os_error()),
@@ -65,7 +65,7 @@ fn a_handle_is_good_after_the_kernel_has_forgotten_the_file() {
         fs::remove_file(m.path("a/gone")).expect("unlink");
         m.views.mainline().sync_all().expect("synced");
         drop(m);
-        // A new mount: the kernel knows nothing of it.
+        // On a new mount the kernel has cached nothing.
         let m = Real::with(db, FsOptions::default(), &policy(write_back)).expect("mounted before");
         let [file, directory, above, root] =
             handles.map(|handle| open(m.dir.path(), &handle).expect("a handle that is good"));

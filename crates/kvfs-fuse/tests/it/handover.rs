@@ -1,5 +1,5 @@
-//! A mount goes on when who serves it stops and another one begins: programs that have files open
-//! there, work in it and wait for answers see nothing of it.
+//! A mount survives the replacement of the process that serves it. Programs that have files open,
+//! work in the mount and wait for answers do not notice it.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -18,7 +18,7 @@ use kvfs_fuse::{
 };
 use zones::MemoryDevice;
 
-/// A mount that is handed over again and again.
+/// A mount that is handed over repeatedly.
 struct Lasting {
     device: Arc<MemoryDevice>,
     policy: Policy,
@@ -27,7 +27,7 @@ struct Lasting {
     dir: tempfile::TempDir,
 }
 
-/// One that serves it.
+/// An instance that serves the mount.
 struct Service {
     mounted: Mounted,
     notifier: Arc<KernelNotifier>,
@@ -74,7 +74,7 @@ impl Lasting {
         &self.served.as_ref().expect("it is served").views
     }
 
-    /// Stops serving; what the next one is to know.
+    /// Stops serving. Returns the state for the next process.
     fn stop(&mut self) -> (Handover, Vec<u8>) {
         let Service { mut mounted, notifier, views, db } =
             self.served.take().expect("it is served");
@@ -90,7 +90,7 @@ impl Lasting {
         (*handover, in_use)
     }
 
-    /// Another one serves, which has nothing of the one before but the connection and bytes.
+    /// Another instance serves, which gets only the connection and bytes from the one before.
     fn resume(&mut self, (handover, in_use): (Handover, Vec<u8>)) {
         let connection = rustix::io::dup(&handover).expect("a descriptor");
         let handover = Handover::decode(&handover.encode(), connection).expect("it is whole");
@@ -112,7 +112,7 @@ impl Lasting {
         self.resume(left);
     }
 
-    /// Ends it, and has the store checked.
+    /// Ends the mount and checks the store.
     #[track_caller]
     fn end(mut self) {
         let Service { mut mounted, notifier, views, db } =
@@ -245,12 +245,12 @@ fn what_a_program_has_mapped_is_written_back_to_the_next_one() {
         fs::write(lasting.path("f"), [1; 8192]).expect("written");
         let file = File::options().read(true).write(true).open(lasting.path("f")).expect("opened");
         let mapping = Mapping::of(&file, 8192);
-        // Both pages are there: bringing one in takes an answer.
+        // Both pages are in memory, since loading one requires an answer.
         mapping.put(0, &[2]);
         mapping.put(8191, &[2]);
         std::thread::scope(|scope| {
             let left = lasting.stop();
-            // It may have to wait for a page that is just written back.
+            // The call may have to wait for a page that is being written back.
             let writes = scope.spawn(|| mapping.put(5000, &[3]));
             lasting.resume(left);
             writes.join().expect("written");
@@ -269,7 +269,7 @@ fn what_a_program_has_mapped_is_written_back_to_the_next_one() {
 fn a_durable_transaction_goes_on_under_its_number_with_what_is_open_in_it() {
     let Some(mut lasting) = Lasting::new(false) else { return };
     fs::write(lasting.path("f"), b"before").expect("written");
-    // The views' numbers must not be those that would be given first.
+    // The numbers of the views must differ from those that would be assigned first.
     let begin = |lasting: &Lasting| {
         let options = TransactionOptions { durable: true, ..Default::default() };
         lasting.views().begin(options).expect("begun")

@@ -1,6 +1,6 @@
-//! Tests of the data that the kernel holds back of files that programs have open. A program that
-//! looks at a file, renames it, begins a transaction or commits one must see everything that the
-//! writing program sees, whether writes go through at once or are gathered.
+//! Tests of data that the kernel holds back for files that programs have open. A program that looks
+//! at a file, renames it, begins a transaction or commits one must see everything that the writing
+//! program sees, whether writes go through at once or are gathered.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -180,7 +180,7 @@ fn a_thread_that_waits_for_a_lock_does_not_keep_transactions_from_beginning() {
         let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                // It waits for the transaction, for whose end it must not have to be waited.
+                // The page waits for the transaction, whose end must not wait for the page.
                 fs::rename(m.path("locked"), m.path("renamed"))
                     .expect("renamed, when the transaction has ended");
                 assert!(ended.load(Ordering::SeqCst));
@@ -277,7 +277,7 @@ fn a_transaction_does_not_begin_without_a_page_that_waits_for_a_lock() {
             &fs::read(m.path(&format!(".kvfs/txn/{locking}/f"))).expect("read")[..3],
             b"old"
         );
-        // It comes to the daemon when a transaction begins, and has to wait there.
+        // The page is sent to the daemon when a transaction begins, and has to wait there.
         mapping.put(0, b"new");
         let asked = Instant::now();
         std::thread::scope(|scope| {
@@ -298,8 +298,8 @@ fn a_transaction_does_not_begin_without_a_page_that_waits_for_a_lock() {
     }
 }
 
-/// A program still has a page of a transaction that was thrown away: that is lost, as was asked
-/// for, and concerns no one else.
+/// A program still has a dirty page of an aborted transaction. The page is lost, as requested, and
+/// no other program is affected.
 #[test]
 fn pages_of_a_view_that_is_over_are_no_error_of_those_who_begin() {
     for write_back in BOTH {
@@ -379,9 +379,9 @@ fn whoever_sets_the_times_of_a_file_whose_view_is_over_is_told() {
 
 #[test]
 fn who_begins_commits_or_makes_a_snapshot_without_a_page_that_is_on_its_way_gets_an_error() {
-    // Shorter and longer than what who asks waits before it looks for locks. (A kernel that gathers
-    // writes keeps times, too, and waits for these until the page has been refused, which is said
-    // at the next fsync.)
+    // Times shorter and longer than a caller waits before it looks for locks. (A kernel that
+    // gathers writes keeps times, too, and waits for these until the page has been refused, which
+    // is said at the next fsync.)
     for (patience, why) in
         [(300, "the thread that has them is busy"), (1500, "locked by a transaction")]
     {
@@ -401,7 +401,7 @@ fn who_begins_commits_or_makes_a_snapshot_without_a_page_that_is_on_its_way_gets
             b"old"
         );
         fs::write(inside.join("g"), b"new").expect("write");
-        // It comes to the daemon when it is asked for, and has to wait there.
+        // The page is sent to the daemon on request, and has to wait there.
         mapping.put(0, b"new");
         // On a machine that stalls, the page may have waited for ten seconds in the meantime. Then
         // it has been refused, which the next call reports instead (`refused`), once.
@@ -419,14 +419,15 @@ fn who_begins_commits_or_makes_a_snapshot_without_a_page_that_is_on_its_way_gets
             m.views.snapshot(&kvfs::ViewId::Mainline, "s", kvdb::Durability::Buffered).map(drop),
         );
         if patience < 1000 {
-            // A commit goes without pages that wait for a lock, as soon as it knows that they do.
+            // A commit proceeds without pages that wait for a lock, as soon as it detects that they
+            // wait.
             refused("commit", m.views.commit(open, kvdb::Durability::Buffered));
             assert_eq!(fs::read(m.path("g")).expect("read"), b"old", "nothing of it is there");
         }
         assert_eq!(m.views.all().len(), before, "nothing was begun, made or ended");
         assert_eq!(fs::read(inside.join("g")).expect("read"), b"new", "the transaction goes on");
         m.views.abort(locking).expect("aborted");
-        // A page that was refused since is not dirty any more, and this call is told of it.
+        // A page that was refused since is not dirty any more, and this call returns the error.
         mapping.put(0, b"new");
         if let Ok(id) = m.views.begin(Default::default()) {
             m.views.abort(id).expect("aborted");
@@ -442,7 +443,7 @@ fn who_begins_commits_or_makes_a_snapshot_without_a_page_that_is_on_its_way_gets
     }
 }
 
-/// A mount that no path leads to any more, while programs have files open in it.
+/// A mount that no path reaches any more, while programs have files open in it.
 #[test]
 fn what_is_held_back_behind_a_mount_that_is_out_of_sight_comes_as_well() {
     for write_back in BOTH {

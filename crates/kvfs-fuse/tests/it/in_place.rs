@@ -1,5 +1,5 @@
-//! Tests of a view that takes the place of the mainline, of programs whose own files are changed by
-//! a commit, and of programs that watch for commits.
+//! Tests of a view that replaces the mainline, of programs whose own files are changed by a commit,
+//! and of programs that watch for commits.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -108,7 +108,7 @@ fn start(program: &Path, argument: &str) -> Child {
     command.spawn().expect("it runs")
 }
 
-/// The program returns what it is given, so it is past its start.
+/// The program echoes its input, so it has started.
 fn echoes(running: &mut Child, data: &[u8]) {
     let mut room = vec![0; data.len()];
     running.stdin.as_mut().expect("a pipe").write_all(data).expect("it takes input");

@@ -1,6 +1,6 @@
-//! A daemon that is killed ends, and so do the programs that wait for it, also when it was just
-//! telling the kernel of a change, which waits for a lock that one of those programs holds, or when
-//! it was using its own mount.
+//! A killed daemon ends, and so do the programs that wait for it. This holds even if the daemon was
+//! notifying the kernel of a change, which waits for a lock that one of these programs holds, or
+//! was using its own mount.
 
 use crate::way;
 use std::os::unix::process::CommandExt;
@@ -16,7 +16,7 @@ use kvfs_fuse::{MountOptions, NodeId, Unmount, mount, unmount};
 const DIRECTORY: &str = "KVFS_TEST_DIRECTORY";
 /// Making this in it never ends.
 const NEVER: &str = "never";
-/// Set: the daemon itself makes that.
+/// If set, the daemon itself makes that directory.
 const ITSELF: &str = "KVFS_TEST_ITSELF";
 
 fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
@@ -27,7 +27,7 @@ fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
-/// The daemon: not a test, but what `killed` runs in a process of its own.
+/// The daemon. This is not a test, but the program that `killed` runs in a process of its own.
 #[test]
 #[ignore = "the daemon that the tests run and kill"]
 fn serve() {
@@ -110,7 +110,7 @@ fn daemon<'a>(directory: &'a Path, vars: &[(&str, &str)]) -> CleanUp<'a> {
         .spawn()
         .expect("a daemon");
     let daemon = CleanUp(directory, process);
-    // Asking the mount itself could wait for what is never answered.
+    // A request to the mount itself could wait forever.
     wait_until("mounting", || {
         kvfs_fuse::mounts::mount_at(&place).is_ok_and(|mount| mount.is_some())
     });

@@ -1,5 +1,5 @@
-//! A mount for root alone, of which the kernel checks no permissions: root sees what it sees in one
-//! where the kernel does, and no other user gets in.
+//! Tests of a mount for root alone, on which the kernel checks no permissions. Root sees the same
+//! as on a mount with checks, and no other user gets access.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -79,7 +79,7 @@ fn nobody_else_gets_in() {
     }
 }
 
-/// Tries to mount so, and says what came of it.
+/// Tries to mount with these options, and returns the result.
 fn refusal() -> Option<Error> {
     let (dir, db) = (tempfile::tempdir().expect("a temporary directory"), Kvdb::in_memory());
     let fs = Fs::open(db.clone(), Arc::new(env::Machine::default()), FsOptions::default())

@@ -1,6 +1,6 @@
-//! Set-user-ID and set-group-ID bits go when a user without privileges changes a file, and from
-//! then on no user gets rights by it: neither the store nor the kernel's cache has them when the
-//! call returns.
+//! A file loses its set-user-ID and set-group-ID bits when a user without privileges changes it.
+//! When that call returns, neither the store nor the kernel's cache has the bits, so no later
+//! program gets rights by them.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -26,7 +26,7 @@ fn allocate(path: &Path, mode: i32, offset: i64, length: i64) {
 #[repr(align(4096))]
 struct Aligned([u8; 4096]);
 
-/// Ways to change a file of `length` bytes, of which the last 64 KiB mean nothing.
+/// Ways to change a file of `length` bytes, whose last 64 KiB do not matter.
 type Way = (&'static str, fn(&Path, u64));
 const WAYS: [Way; 9] = [
     ("write", |path, length| open(path).write_all_at(b"x", length - 1).expect("write")),

@@ -1,5 +1,5 @@
-//! Tests of data that the kernel has accepted from a program and the store refuses: the program is
-//! told, and no later data is stored after a hole.
+//! Tests of data that the kernel has accepted from a program and the store refuses. The program
+//! gets an error, and no later data is stored after a hole.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -28,7 +28,7 @@ fn fill(m: &Real) {
     assert_eq!(full.expect("it gets full").raw_os_error(), Some(libc::ENOSPC));
 }
 
-/// Appends a line and syncs it; whether that succeeded.
+/// Appends a line and syncs it. Returns whether that succeeded.
 fn append(log: &mut File, line: &[u8]) -> bool {
     match log.write_all(line).and_then(|()| log.sync_data()) {
         Ok(()) => true,
@@ -67,8 +67,8 @@ fn no_line_of_a_log_stands_behind_a_hole_of_one_that_was_refused() {
             match i {
                 5 => fill(&m),
                 12 => std::fs::remove_file(m.path("fill")).expect("removed"),
-                // A program that knows where its log ends goes on there, as soon as the space of
-                // the file that was removed has come back.
+                // A program that knows the end of its log continues there as soon as the space of
+                // the removed file is available.
                 16 => until("there is space again", || {
                     log.set_len(kept.len() as u64).expect("the size is set");
                     append(&mut log, &line(i))
@@ -121,7 +121,7 @@ fn what_was_refused_is_said_at_every_sync_until_the_size_is_set() {
     for _ in 0..3 {
         assert_eq!(said(&log), Err(Some(libc::EIO)));
     }
-    // Nor does another program write behind it.
+    // Another program does not write after it either.
     let other = File::options().append(true).open(m.path("log")).expect("open");
     assert_eq!(said(&other), Err(Some(libc::EIO)));
     assert_eq!(
@@ -166,7 +166,7 @@ fn who_begins_after_a_page_was_refused_for_a_lock_is_told_once() {
     let next = m.views.begin(Default::default()).expect("begun, since no page is left");
     m.views.abort(next).expect("aborted");
     m.views.abort(locking).expect("aborted");
-    // The program that was told writes the page again.
+    // The program that got the error writes the page again.
     mapping.put(0, b"new");
     let (_, inside) = m.begin();
     assert_eq!(&fs::read(inside.join("f")).expect("read")[..3], b"new");

@@ -1,5 +1,5 @@
-//! Counts the requests of the kernel for each operation, which are the cost of a FUSE file system.
-//! A file system in memory answers.
+//! Counts the requests that the kernel sends for each operation, which are the main cost of a FUSE
+//! file system. A file system in memory answers them.
 
 use crate::way;
 use std::fs;
@@ -13,7 +13,7 @@ use kvfs_fuse::{Counters, MountOptions, Mounted, NodeId, Policy, mount};
 
 /// A mount in a directory of its own, gone when dropped.
 struct Mount {
-    // Fields drop in order: the mount goes before the directory it is on.
+    // Fields drop in order, so the mount is dropped before its directory.
     mounted: Mounted,
     dir: tempfile::TempDir,
 }
@@ -69,7 +69,8 @@ fn write_file(path: &Path, data: &[u8]) {
 /// this tries until it does not.
 fn create_with_4_kib(policy: Policy) -> Option<Vec<(&'static str, u64)>> {
     let m = Mount::new(policy)?;
-    // The first of each kind teaches the kernel what it need not ask (OPEN, CREATE, FLUSH).
+    // After the first request of each kind the kernel knows that it need not send it (OPEN, CREATE,
+    // FLUSH).
     write_file(&m.path("first"), &[7; 4096]);
     let mut rounds = (0..2_000)
         .map(|i| requests(&m.counters(), || write_file(&m.path(&format!("f{i}")), &[7; 4096])));

@@ -1,5 +1,5 @@
-//! Tests of the files that a killed daemon leaves: names have the content that they were given, and
-//! write requests are whole.
+//! Tests of the files that a killed daemon leaves. Files have the content that they were given, and
+//! write requests are applied as a whole.
 
 use crate::real;
 use std::fs::{self, File};
@@ -24,7 +24,7 @@ const DIRECTORY: &str = "KVFS_TEST_DIRECTORY";
 const WRITE_BACK: &str = "KVFS_TEST_WRITE_BACK";
 const SAVES: &str = "KVFS_TEST_SAVES";
 
-/// The daemon: not a test, but what the others run in a process of its own.
+/// The daemon. This is not a test, but the program that the tests run in a process of its own.
 #[test]
 #[ignore = "the daemon that the other tests run and kill"]
 fn serve() {
@@ -51,7 +51,7 @@ fn serve() {
     mounted.wait().expect("served");
 }
 
-/// Says that the daemon of a mount has begun with everything.
+/// Reports that the daemon of a mount has started completely.
 fn say_ready(directory: &Path) {
     fs::write(directory.with_extension("ready"), b"").expect("word of it");
 }
@@ -314,7 +314,7 @@ fn a_long_write_that_is_cut_has_its_first_requests_and_not_the_rest() {
         let mut cut = 0;
         for round in 0..40 {
             let dir = tempfile::tempdir().expect("a temporary directory");
-            // All that has been accepted goes to disk again and again, at any moment.
+            // All accepted data is synced repeatedly, at any moment.
             let daemon = Daemon::start_with(dir.path(), &[SAVES]);
             let path = daemon.path("f");
             let mut options = File::options();
@@ -357,7 +357,7 @@ fn a_long_write_that_is_cut_has_its_first_requests_and_not_the_rest() {
             let ends = ends_of_requests(offset, LENGTH);
             let is_end = |length: usize| ends.contains(&(offset + length));
             match parts[..] {
-                // All of one write; or the first requests of the very first one.
+                // Either all of one write, or the first requests of the very first one.
                 [] => {}
                 [(_, LENGTH)] => {}
                 [(1 | 2, length)] => assert!(is_end(length), "{at}: {length} bytes"),

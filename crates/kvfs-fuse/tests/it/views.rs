@@ -1,5 +1,5 @@
-//! Views through a real mount: what programs see of a transaction before, in and after it. The
-//! store is in this process, the programs are shells, and this process where something has to stay
+//! Tests of views through a real mount: what programs see of a transaction before, in and after it.
+//! The store is in this process. The programs are shells, or this process where a file has to stay
 //! open.
 
 use crate::way;
@@ -20,7 +20,7 @@ use kvfs_fuse::counters::Request;
 use kvfs_fuse::{FuseAdapter, KernelNotifier, MountOptions, Mounted, mount};
 
 struct Mount {
-    // Fields drop in order: the mount goes before the directory it is on.
+    // Fields drop in order, so the mount is dropped before its directory.
     mounted: Mounted,
     notifier: Arc<KernelNotifier>,
     views: Views,
@@ -49,7 +49,7 @@ impl Mount {
         Mount::watched(write_back, None)
     }
 
-    /// `first` is told of what changes before the kernel.
+    /// `first` is notified of changes before the kernel.
     fn watched(write_back: bool, first: Option<Arc<dyn Watcher>>) -> Option<Mount> {
         if let Err(e) = File::open("/dev/fuse") {
             eprintln!("SKIPPED: no FUSE here: cannot open /dev/fuse: {e}");
@@ -88,7 +88,7 @@ impl Mount {
     }
 }
 
-/// Runs a shell script in a directory; what it prints.
+/// Runs a shell script in a directory. Returns its output.
 #[track_caller]
 fn sh(dir: &Path, script: &str) -> String {
     let output = Command::new("sh").args(["-ec", script]).current_dir(dir).output().expect("sh");
@@ -162,7 +162,7 @@ fn what_is_open_already_shows_a_commit_at_once(write_back: bool) {
     for file in [&mut grows, &mut shrinks, &mut same, &mut replaced, &mut removed] {
         assert_eq!(read(file).first(), Some(&b'o'));
     }
-    // Remembered: this is there, and that is not.
+    // The kernel has cached that this name exists and that one does not.
     assert_eq!(names(m.dir.path()).len(), 5);
     fails(fs::metadata(m.path("made")), libc::ENOENT);
     let listing = File::open(m.dir.path()).expect("open");
@@ -212,7 +212,7 @@ fn what_is_open_already_shows_a_commit_at_once(write_back: bool) {
     assert_eq!(read(&mut shrinks), b"nnnnnnn+");
 }
 
-/// A shell that works in a directory, told line by line what to do.
+/// A shell in a directory, which gets its commands line by line.
 struct Shell {
     child: Child,
 }
@@ -382,7 +382,7 @@ fn what_the_kernel_holds_back_is_in_the_commit(write_back: bool) {
     let (id, t) = m.begin();
     let file = File::create(t.join("f")).expect("create");
     (&file).write_all(&vec![7; 200_000]).expect("write");
-    // Neither closed nor synced.
+    // The file is neither closed nor synced.
     m.commit(id);
     assert!(fs::read(m.path("f")).expect("read") == vec![7; 200_000]);
     // Data of the mainline that the kernel holds back counts when conflicts are looked for.
@@ -424,7 +424,7 @@ fn programs_that_wait_for_a_transaction_do_not_keep_others_from_ending_it(write_
     while asked() < before + PROGRAMS as u64 {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
-    // All others go on, the transaction, too.
+    // All others continue, and so does the transaction.
     fs::write(m.path("other"), "x").expect("write");
     fs::write(t.join("f0"), "from the transaction").expect("write");
     assert_eq!(fs::read(file(0)).expect("read"), b"old");
@@ -447,7 +447,7 @@ fn write_and_close(path: &Path, content: &[u8]) {
     assert_eq!(closed, 0, "close: {}", std::io::Error::last_os_error());
 }
 
-/// Says when a commit is made and the kernel is about to be told.
+/// Reports that a commit was made and the kernel is about to be notified.
 #[derive(Default)]
 struct Telling(AtomicBool);
 
@@ -465,7 +465,7 @@ impl Watcher for Telling {
 fn what_a_program_writes_while_the_kernel_is_told_of_a_commit_stays(write_back: bool) {
     let telling = Arc::new(Telling::default());
     let Some(m) = Mount::watched(write_back, Some(telling.clone())) else { return };
-    // The kernel is told of others before the last one's size is set.
+    // The kernel is notified of other files before the size of the last one is set.
     let others: Vec<_> = (0..40).map(|i| format!("other{i}")).collect();
     others.iter().for_each(|name| fs::write(m.path(name), name).expect("write"));
     let f = m.path("f");
@@ -574,7 +574,7 @@ fn the_kernel_forgets_views_that_have_ended_but_for_what_is_open(write_back: boo
     await_numbers(&m.views, 0);
 }
 
-/// Forgetting is told without an answer.
+/// Forgetting is a notification without an answer.
 fn await_numbers(views: &Views, expected: usize) {
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
     while views.numbers_taken() != expected {
@@ -587,7 +587,7 @@ fn await_numbers(views: &Views, expected: usize) {
     }
 }
 
-/// Every test, with writes that go through and with writes that the kernel gathers.
+/// Runs every test with write-through, and with writes that the kernel gathers.
 macro_rules! in_both_modes {
     ($($test:ident),* $(,)?) => {
         mod through {

@@ -1,5 +1,5 @@
-//! A file system in memory, for tests of the adapter alone: as little as the kernel needs to
-//! create, read, write, list and remove.
+//! A file system in memory, for tests of the adapter alone. It has as little as the kernel needs to
+//! create, read, write, list and remove files.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -26,7 +26,8 @@ impl Node {
 pub struct Memory {
     nodes: Mutex<BTreeMap<NodeId, Node>>,
     pub syncs: AtomicU32,
-    /// A directory that is never made, and who is told that it is asked for.
+    /// The name of a directory whose creation never ends, and the channel that is notified of the
+    /// request.
     never: Mutex<Option<(Vec<u8>, Sender<()>)>>,
 }
 

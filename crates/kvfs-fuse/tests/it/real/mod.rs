@@ -14,11 +14,11 @@ use kvdb::{Durability, Kvdb};
 use kvfs::{Fs, FsOptions, TransactionId, Views};
 use kvfs_fuse::{FuseAdapter, KernelNotifier, MountOptions, Mounted, Policy, mount};
 
-/// Both ways in which the kernel handles writes: through at once, and gathered.
+/// Both ways in which the kernel handles writes: write-through, and gathered.
 pub const BOTH: [bool; 2] = [false, true];
 
 pub struct Real {
-    // Fields drop in order: the mount goes before the directory it is on.
+    // Fields drop in order, so the mount is dropped before its directory.
     pub mounted: Mounted,
     notifier: Arc<KernelNotifier>,
     pub views: Views,
@@ -63,7 +63,7 @@ impl Real {
         Real::start(db, options, Real::shared(), policy, KernelNotifier::start)
     }
 
-    /// A mount for root alone, with what the kernel then need not ask.
+    /// A mount for root alone, on which the kernel need not send some requests.
     pub fn of_root_alone() -> Option<Real> {
         let options = MountOptions { default_permissions: false, ..MountOptions::default() };
         Real::start(
@@ -129,7 +129,7 @@ impl Real {
     }
 }
 
-/// Runs a shell script in a directory; what it prints.
+/// Runs a shell script in a directory. Returns its output.
 #[track_caller]
 pub fn sh(dir: &Path, script: &str) -> String {
     let output = Command::new("sh").args(["-ec", script]).current_dir(dir).output().expect("sh");

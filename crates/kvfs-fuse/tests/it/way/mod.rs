@@ -1,6 +1,6 @@
-//! The way that requests take in the tests: what `KVFS_TRANSPORT` says, `uring` or `device`.
-//! Without it `/dev/fuse`, whatever this machine's kernel has switched on, so that the tests do the
-//! same everywhere.
+//! Selects the transport of requests in the tests: `KVFS_TRANSPORT` is `uring` or `device`. Without
+//! the variable the tests use `/dev/fuse`, whatever the kernel of this machine has enabled, so that
+//! they do the same everywhere.
 
 use kvfs_fuse::{Policy, TransportChoice};
 
