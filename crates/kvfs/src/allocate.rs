@@ -44,7 +44,8 @@ impl Fs {
         self.fallocate_for(ino, how, offset, len, WriteHints::default()).map(drop)
     }
 
-    /// Like `fallocate`, and also returns the effects that a cache of attributes must be told of.
+    /// Like `fallocate`, and also returns the effects that a cache of attributes must be notified
+    /// of.
     pub fn fallocate_for(
         &self,
         ino: Ino,
@@ -341,8 +342,8 @@ impl Fs {
             .map(|copied| copied.bytes)
     }
 
-    /// Like `copy_file_range`, and also returns the effects that a cache of attributes must be told
-    /// of.
+    /// Like `copy_file_range`, and also returns the effects that a cache of attributes must be
+    /// notified of.
     pub fn copy_file_range_for(
         &self,
         (from, from_offset): (Ino, u64),

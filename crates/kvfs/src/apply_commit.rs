@@ -3,12 +3,12 @@
 //! below says "mainline"; the same holds for a clone, and for a transaction that contains other
 //! transactions.
 //!
-//! The mainline is frozen, so no call is under way. Dirty data is committed first, so that the
+//! The mainline is frozen, so no call is in progress. Dirty data is committed first, so that the
 //! database finds its conflicts: a write to the mainline counts as made before the transaction's
 //! commit. Then the transaction commits. An inode in memory that the transaction
 //!
-//! - changed is loaded again. The state that keeps positions of a listing valid stays, and is told
-//!   of removed names.
+//! - changed is loaded again. The state that keeps positions of a listing valid stays, and is
+//!   notified of removed names.
 //! - removed, and that is not open, is dropped.
 //! - removed, and that is open in the mainline, lives on without a name, as if the mainline had
 //!   unlinked it. Its content, if it was in the node, is read into memory before. Its pages stay,
@@ -16,9 +16,9 @@
 //!   transaction had changed before it removed the file are put back first.
 //! - changed or removed, and that the mainline has unlinked already, stays as it is: if the
 //!   transaction changed the file, that is a conflict. A transaction that undoes the commit which
-//!   removed the file makes the inode that file again, unless the file was written to since.
-//!   If a program runs from the inode, the file comes back under another number (`views/running`),
-//!   and the inode goes on without a name, with its content and its orphan record.
+//!   removed the file makes the inode that file again, unless the file was written to since. If a
+//!   program runs from the inode, the file comes back under another number (`views/running`), and
+//!   the inode continues without a name, with its content and its orphan record.
 //! - made is not in memory, since no call could ask for it.
 //!
 //! A serializable transaction keeps others from committing files that it has locked. A mainline
@@ -99,7 +99,7 @@ struct Unlinking {
 
 impl Fs {
     /// Makes the transaction of this frozen view ready to commit: afterwards it contains every
-    /// change of the view. `before` is set to the state to return to if the view goes on because
+    /// change of the view. `before` is set to the state to return to if the view continues because
     /// this call or the commit has failed; it stays `None` if nothing was removed.
     pub(crate) fn prepare(
         &self,
@@ -146,7 +146,7 @@ impl Fs {
         commit: impl FnOnce() -> Result<()>,
     ) -> Result<Vec<Ino>> {
         let dirty = changes.inodes.iter().find(|(ino, _)| {
-            // It could not be committed above, since a transaction has it locked.
+            // The inode could not be committed above, since a transaction has locked it.
             self.core.inode_cache.get(*ino).is_some_and(|inode| {
                 let state = inode.state.read();
                 state.dirty && state.attr.nlink > 0
@@ -212,11 +212,11 @@ impl Fs {
         }
     }
 
-    /// Runs `moment` when all earlier writes are committed and no call is under way. The store then
-    /// holds a state that the files had, and keys committed after a write was acknowledged do not
-    /// overtake that write.
+    /// Runs `moment` when all earlier writes are committed and no call is in progress. The store
+    /// then holds a state that the files had, and keys committed after a write was acknowledged do
+    /// not overtake that write.
     pub(crate) fn at_rest<T>(&self, moment: impl FnOnce() -> Result<T>) -> Result<T> {
-        // Commits most dirty data while other calls go on, to keep the freeze short.
+        // Commits most dirty data while other calls continue, to keep the freeze short.
         {
             let _call = self.enter()?;
             self.commit_unlocked()?;
@@ -238,8 +238,8 @@ impl Fs {
     }
 
     /// Returns a file that has no name in this view, that the transaction brings back, under its
-    /// number or another one, and that was written to since it lost its name. The file's times
-    /// cannot tell: a program may have set them, and two changes within a tick of the clock have
+    /// number or another one, and that was written to since it lost its name. The file's times do
+    /// not show that: a program may have set them, and two changes within a tick of the clock have
     /// the same time.
     fn written_without_name(
         &self,
@@ -502,7 +502,7 @@ mod tests {
     }
 
     /// The store is rolled back, and little of it can be read at that moment. The inodes in memory
-    /// follow all the same, and no inode number that is in use is allocated again.
+    /// are updated nevertheless, and no inode number that is in use is allocated again.
     #[test]
     fn a_rollback_after_which_nothing_can_be_read_is_followed() {
         let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));

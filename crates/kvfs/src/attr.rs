@@ -143,8 +143,8 @@ pub struct WriteHints {
 pub struct Written {
     /// The number of bytes written.
     pub bytes: u64,
-    /// The write has cleared the file's set-uid or set-gid bit. A cache of the mode must be told
-    /// before the caller continues.
+    /// The write has cleared the file's set-uid or set-gid bit. A cache of the mode must be
+    /// notified before the caller continues.
     pub lost_privileges: bool,
 }
 

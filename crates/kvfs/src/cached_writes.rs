@@ -59,16 +59,17 @@ impl Fs {
         Ok(self.inode(ino)?.state.read().attr.size)
     }
 
-    /// Returns whether the change of which watchers are being told has changed the size of a file.
+    /// Returns whether the change of which watchers are being notified has changed the size of a
+    /// file.
     pub fn is_resized(&self, ino: Ino) -> bool {
         let Some(before) = self.core.superseded.state_before(ino) else { return false };
         let size = |fs: &Fs| fs.getattr(ino).ok().map(|attr| attr.size);
         size(&before.fs) != size(self)
     }
 
-    /// Writes a page out of a cache. While caches are still being told of a change of the view, it
-    /// writes only bytes that differ from the page before that change, or that calls have written
-    /// since. (Under the freeze lock.)
+    /// Writes a page out of a cache. While caches are still being notified of a change of the view,
+    /// it writes only bytes that differ from the page before that change, or that calls have
+    /// written since. (Under the freeze lock.)
     pub(crate) fn write_changed_bytes(
         &self,
         ino: Ino,

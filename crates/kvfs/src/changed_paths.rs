@@ -66,7 +66,7 @@ impl Views {
         })
     }
 
-    /// Returns the dictionaries whose keys tell of changes to the files of a view.
+    /// Returns the dictionaries whose keys show changes to the files of a view.
     pub fn followed(&self, view: &ViewId) -> Result<Vec<DictionaryId>> {
         let layout = self.fs(view)?.core.layout;
         Ok(vec![layout.nmap, layout.imap])

@@ -45,8 +45,8 @@ const AT_ONCE: usize = 2048;
 /// Approximate cost in the store of a change, in bytes, and of a shared page.
 const COST: u64 = 256;
 const PAGE_COST: u64 = 32;
-/// Number of tuples from which those of a dictionary are built into a run: fewer cost less in the
-/// journal than the sync that a run needs.
+/// The number of tuples of a dictionary from which they are built into a run. Fewer tuples cost
+/// less in the journal than the sync that a run needs.
 const BULK: u64 = 2048;
 
 /// Statistics of a copy.
@@ -257,7 +257,7 @@ impl Copying<'_> {
         Ok((copied, untold))
     }
 
-    /// Removes the copies made so far from a transaction that goes on.
+    /// Removes the copies made so far from a transaction that continues.
     fn remove(&self) -> Result<()> {
         let (start, end) = (self.copies.start.to_be_bytes(), self.copies.end.to_be_bytes());
         let mut batch = Batch::new();

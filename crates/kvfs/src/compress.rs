@@ -32,7 +32,7 @@ pub enum Compress {
     /// Pages are compressed by Zstandard: smaller, for several times the work.
     Zstd,
     /// Pages are compressed by LZ4 if that saves something. A file for which it does not is tried
-    /// again only now and then.
+    /// again only from time to time.
     Auto,
 }
 
@@ -117,10 +117,10 @@ pub(crate) fn announce(
     Ok(db.set_codec_of_series(layout.dmap, &layout::pages_of(ino), codec)?)
 }
 
-/// Tells the store the ways of the files of which a client changes pages, where a server has the
-/// store. The client commits the node of a file together with its pages, so the changes have the
-/// attribute; `default` is the way of files without it. Changes that cannot be read are for the
-/// client's own checks, and tell nothing.
+/// Informs a server's store of the methods of the files whose pages a client changes. The client
+/// commits the node of a file together with its pages, so the changes have the attribute; `default`
+/// is the method of files without it. Changes that cannot be read are left to the client's own
+/// checks, and are ignored here.
 pub fn announce_ways(db: &Kvdb, changes: &[ServedChange], default: Option<Compress>) {
     let puts = || {
         changes.iter().filter_map(|change| match change {

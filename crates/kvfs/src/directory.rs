@@ -29,7 +29,7 @@ use crate::listing::{Emitted, FIRST_HASH, NAME_BITS, position};
 use crate::listing_order::Entry;
 use crate::listing_table::Listed;
 
-/// Positions after `.` and `..`; those of names are larger.
+/// The positions after `.` and `..`. Positions of names are larger.
 const AFTER_DOT: u64 = 1;
 const AFTER_DOTS: u64 = 2;
 /// The position after all entries.
@@ -80,7 +80,7 @@ impl Fs {
             }
         }
 
-        // The order of the listing tells what will be read next.
+        // The order of the listing predicts the next reads.
         let mut order: Vec<Entry> = Vec::new();
         let mut end = if cookie == 0 { at(listing, AFTER_DOTS) } else { cookie };
         let mut emit = |entry: DirEntry<'_>| {

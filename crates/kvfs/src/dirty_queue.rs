@@ -16,7 +16,7 @@ pub(crate) struct DirtyQueue {
     queue: Mutex<VecDeque<(Duration, Arc<Inode>)>>,
     /// Held from taking inodes out of the queue until they are committed: a thread that finds the
     /// queue empty under this lock knows that everything is committed. In the lock order it follows
-    /// the freeze lock: see `inode`.
+    /// the freeze lock. See `inode`.
     pub draining: Mutex<()>,
 }
 

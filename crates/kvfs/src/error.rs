@@ -112,7 +112,7 @@ impl Error {
         }
     }
 
-    /// Returns the errno that tells a program of this error.
+    /// Returns the errno that a program gets for this error.
     pub fn errno(&self) -> i32 {
         match self {
             Error::NotFound => libc::ENOENT,

@@ -17,7 +17,7 @@ const ENTRIES: usize = 2000;
 /// Memory for inodes, in bytes.
 const MEMORY: usize = 1 << 20;
 
-/// Opens the file system in `db`, and lists its root and those of the newest snapshots: see
+/// Opens the file system in `db`, and lists its root and those of the newest snapshots. See
 /// [`kvdb::Publisher::rehearse`]. It is opened for writing, as a fork is, since that reads more. An
 /// error ends the rehearsal; a mount reports it.
 pub fn rehearse(db: &Kvdb) {

@@ -3,8 +3,8 @@
 //!
 //! A commit changes inodes of the mainline that may be in memory. A call working on such an inode
 //! would continue with the stale state and write it. So a commit freezes the mainline: it waits
-//! until no call is under way, and admits calls again when memory agrees with the store. The view
-//! of a transaction is frozen for good when the transaction ends.
+//! until no call is in progress, and admits calls again when memory agrees with the store. The view
+//! of a transaction is frozen permanently when the transaction ends.
 //!
 //! In the lock order it precedes all other locks (see `inode`). A call takes it once: a nested call
 //! runs under the lock of the outer one.
@@ -36,7 +36,7 @@ impl FreezeLock {
         if call.0 { Err(Error::Stale(ROOT)) } else { Ok(call) }
     }
 
-    /// Waits until no call is under way. New calls wait until the guard is dropped.
+    /// Waits until no call is in progress. New calls wait until the guard is dropped.
     pub fn freeze(&self) -> FreezeGuard<'_> {
         FreezeGuard(self.lock.write())
     }

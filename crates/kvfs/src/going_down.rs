@@ -20,7 +20,8 @@ const WHY: &str = "the file system was shut down on request (the GOINGDOWN ioctl
 
 impl Views {
     /// Ends all work on the store. From now on every call that changes something fails, and
-    /// adapters do not answer ([`Views::is_down`]). On an error the file system goes on as before.
+    /// adapters do not answer ([`Views::is_down`]). On an error the file system continues as
+    /// before.
     pub fn go_down(&self, how: GoingDown) -> Result<()> {
         match how {
             _ if self.shared.mainline.core.options.read_only => {}

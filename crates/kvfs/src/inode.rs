@@ -53,9 +53,9 @@ pub(crate) struct Load {
     pub failed: OnceLock<Option<Box<Error>>>,
 }
 
-/// Tells two inodes of one number apart, in states of the store that do not descend from each
-/// other. Within one history a number is given only once, and no two inodes of the same number are
-/// born in the same nanosecond.
+/// Distinguishes two inodes of one number in states of the store that do not descend from each
+/// other. Within one history a number is assigned only once, and no two inodes of the same number
+/// are born in the same nanosecond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub kind: FileKind,

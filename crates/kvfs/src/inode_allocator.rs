@@ -1,6 +1,6 @@
 //! Allocates inode numbers. One counter serves a store with all its branches and transactions, so
-//! that no two of them ever give a new inode the same number. Commits therefore need no check for
-//! it, and the inodes of one number in several branches descend from one inode.
+//! that no two of them ever assign the same number to a new inode. Commits therefore need no check
+//! for it, and the inodes of one number in several branches descend from one inode.
 //!
 //! Nodes, names and pages are stored in the order of these numbers. To keep the files of a
 //! directory adjacent on disk, a directory reserves numbers in blocks, its zones, and takes the
@@ -13,14 +13,14 @@
 //! number in them is its own, was never seen outside, and leaves no trace when it is removed. The
 //! gaps between blocks cost nothing: a number is never reused, and there are 2^48 of them.
 //!
-//! A note in the store holds a bound above all numbers that were given, since a number may not be
-//! visible when the store is opened: it may be in a durable transaction that cannot go on for lack
-//! of room, for example. The note is committed before the first number at or above it is used or
+//! A note in the store holds a bound above all assigned numbers, since a number may not be visible
+//! when the store is opened: for example, it may be in a durable transaction that cannot continue
+//! for lack of space. The note is committed before the first number at or above it is used or
 //! reserved, and then leaves room for many numbers, so that it costs next to nothing. Numbers not
 //! used when the store is closed become a gap.
 //!
 //! The reservations of a directory are part of its node, and so of every snapshot and clone of its
-//! branch. They are valid in that branch only, which a mark tells (`layout::counter`).
+//! branch. They are valid in that branch only, which a mark identifies (`layout::counter`).
 //!
 //! If a server holds the store, it also holds the counter: the transaction that the server holds
 //! takes its numbers from there, many at a time.
@@ -399,9 +399,9 @@ impl InodeAllocator {
     }
 }
 
-/// Returns directories whose reservations would give a number a second time, with the reason:
+/// Returns directories whose reservations would assign a number a second time, with the reason:
 /// another directory has reserved some of the numbers, or one of `inodes` has one. Reservations
-/// outside of `valid` are void and give no numbers.
+/// outside of `valid` are void and assign no numbers.
 pub(crate) fn collisions(
     mut reserved: Vec<(Reservation, Ino)>,
     valid: Range<Ino>,

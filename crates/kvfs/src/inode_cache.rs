@@ -9,7 +9,7 @@
 //! **Stranded inodes.** After a rollback the kernel may hold an inode that no longer exists. Its
 //! number may belong to another file: in a snapshot that was received from elsewhere, for example.
 //! As long as the kernel refers to the old inode, all requests for the number are answered as
-//! stale, since the two cannot be told apart.
+//! stale, since the two cannot be distinguished.
 
 use env::sync::atomic::Ordering;
 use std::collections::{HashMap, VecDeque};
@@ -61,7 +61,7 @@ struct Shard {
 
 /// The result of returning references.
 pub(crate) enum Forgotten {
-    /// It was the last reference of an inode in memory.
+    /// This was the last reference of an inode in memory.
     Last(Arc<Inode>),
     /// Other references are left, or the inode is not in memory.
     Done,
@@ -147,7 +147,7 @@ impl InodeCache {
                 }
                 Err(e) => {
                     // The inode may exist and be unreadable now, so the kernel's references stay.
-                    // It is removed before waiting callers go on, so that they do not find it
+                    // It is removed before waiting callers continue, so that they do not find it
                     // again.
                     self.leave(&inode);
                     let _ = inode.load.failed.set(again(&e).map(Box::new));
@@ -317,8 +317,8 @@ impl Shard {
             }
             let Some(oldest) = self.order.pop_front() else { break };
             let Some(entry) = self.map.get_mut(&oldest) else { continue };
-            // It is evicted if it is not in use and the store holds its newest state. An unlinked
-            // inode lives in memory alone.
+            // The inode is evicted if it is not in use and the store holds its newest state. An
+            // unlinked inode lives in memory alone.
             let leaves = Arc::get_mut(entry).and_then(|unused| {
                 let state = unused.state.get_mut();
                 (!state.dirty && (state.attr.nlink > 0 || state.gone))

@@ -2,8 +2,8 @@
 //!
 //! A page whose content is lost has a special value (`layout::LOST_PAGE`), which is copied wherever
 //! a page is copied: into copies, snapshots and streams. Reading it fails. A write of the whole
-//! page, a truncation or a removal replaces it. The list is that of the main branch, and a loss is
-//! in it as long as a snapshot or a clone has a page of it, too.
+//! page, a truncation or a removal replaces it. The list belongs to the main branch, and a loss
+//! stays in it as long as a snapshot or a clone still has a page of it.
 //!
 //! Pages that were lost together with the block that led to them are marked for all states that
 //! shared it, as far as the nodes of these states say which pages these are. Where the nodes are
@@ -96,7 +96,7 @@ pub fn losses(db: &Kvdb) -> Result<Vec<Loss>> {
         if search.left.is_empty() {
             break;
         }
-        // One that was dropped in the meantime has no losses any more.
+        // A branch that was dropped in the meantime has no losses any more.
         let Ok(view) = db.open_snapshot(&label.name) else { continue };
         if let Some(layout) = Layout::of_state(&view) {
             search.look(&view, layout, &format!(", in snapshot {}", label.name))?;

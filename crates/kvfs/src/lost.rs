@@ -9,8 +9,8 @@
 //! with it the size that it assumes.
 //!
 //! The pieces of a long append arrive at several threads at once. A piece that would leave a hole
-//! waits for earlier pieces that are under way; otherwise a short last piece could take the space
-//! that an earlier long one did not get. A piece is under way from the moment at which it is
+//! waits for earlier pieces that are in progress; otherwise a short last piece could take the space
+//! that an earlier long one did not get. A piece is in progress from the moment at which it is
 //! announced, in the order in which the kernel sends them: the thread that has taken it may not
 //! have begun to write it.
 
@@ -26,7 +26,7 @@ pub(crate) struct Lost {
     /// Set if `files` was ever not empty.
     any: AtomicBool,
     files: Mutex<HashSet<Ino>>,
-    /// Writes out of a cache that are under way: file and offset.
+    /// Writes out of a cache that are in progress: file and offset.
     under_way: Mutex<Vec<(Ino, u64)>>,
     done: Condvar,
     /// Set when the view has ended: announced writes may never begin. Changed under the lock of
@@ -34,7 +34,7 @@ pub(crate) struct Lost {
     ended: AtomicBool,
 }
 
-/// A write that is under way until this is dropped.
+/// A write that is in progress until this is dropped.
 pub(crate) struct UnderWay<'a> {
     lost: &'a Lost,
     write: (Ino, u64),

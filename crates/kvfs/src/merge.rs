@@ -72,7 +72,7 @@ fn join_directories(
         mtime: m.mtime.max(t.mtime),
         ctime: m.ctime.max(t.ctime),
         btime: t.btime,
-        // Only the mainline gives numbers out of the reservation.
+        // Only the mainline assigns numbers from the reservation.
         reserved: t.reserved,
     };
     Some((attr, either(&base.1, &mine.1, &theirs.1)?.clone()))

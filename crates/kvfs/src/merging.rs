@@ -157,12 +157,12 @@ impl Deed {
 }
 
 /// Settles keys of dictionaries that both sides have changed, before they become conflicts, for
-/// callers whose keys carry more meaning than their values tell. It gets the name of the dictionary
+/// callers whose keys have more meaning than their values show. It gets the name of the dictionary
 /// and the key.
 pub type SettleKeys<'a> = dyn Fn(&str, &Clash<'_>) -> Settled + 'a;
 
 /// Finishes a transaction that has received the changes of another one, and may change it. Returns
-/// `false` if there are conflicts all the same, which the caller names.
+/// `false` if there are conflicts nevertheless, which the caller names.
 pub type FinishRebase<'a> = dyn Fn(&Transaction) -> Result<bool> + 'a;
 
 /// The choices, by path. A look-up costs no more than the length of the path for each length that

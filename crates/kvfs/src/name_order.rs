@@ -1,12 +1,12 @@
 //! The order in which a defragmentation lays the pages of files: that of their names, directory by
 //! directory, in which programs read a tree. A file keeps its inode number when it is renamed,
-//! moved or linked, and a file that is saved under another name first has a new one, so the order
-//! of the keys of pages is that of the making of files and not that of their names.
+//! moved or linked, and a file that is saved under another name first has a new one, so the keys of
+//! pages follow the order in which files were created and not the order of their names.
 //!
 //! A tree is walked depth first: a subdirectory comes where its name is among those of its
 //! directory, as in the walks of `grep -r` and `tar` and in the order of paths of `git`. A file
-//! with several names lies by the first one. The trees of clones follow that of the main branch;
-//! files that they share with it lie where it has them.
+//! with several names is placed by the first one. The trees of clones follow that of the main
+//! branch; files that they share with it lie where it has them.
 
 use std::collections::{BTreeSet, HashSet};
 use std::ops::ControlFlow;
@@ -70,7 +70,7 @@ fn walk(view: &View, layout: Layout, visit: &mut VisitRange<'_>) -> kvdb::Result
     // The directories on the way, each with the key at which the rest of its names begins.
     let mut way = vec![(ROOT, layout::name_key(ROOT, b""))];
     while let Some((dir, rest)) = way.pop() {
-        // A tree may have many directories and no files, so this asks whether to go on.
+        // A tree may have many directories and no files, so this asks whether to continue.
         if visit(layout.dmap, b"", b"")?.is_break() {
             return Ok(ControlFlow::Break(()));
         }

@@ -1,12 +1,12 @@
 //! The names of one view: looks up entries, stages changes of them, and knows which directory is
 //! below which.
 //!
-//! Every call that adds or removes a name stages the change here. So the listings that are under
-//! way learn of it before the commit, as they must (`listing_table`). If the commit fails, they
-//! have learned of it in vain, which does no harm.
+//! Every call that adds or removes a name stages the change here. So the listings that are in
+//! progress learn of it before the commit, as they must (`listing_table`). If the commit fails,
+//! they have learned of it in vain, which does no harm.
 //!
 //! The commit of a transaction and the replacement of a whole state change names, too, but not by a
-//! batch of a call: `apply_commit` and `replaced_state` tell the listings themselves.
+//! batch of a call: `apply_commit` and `replaced_state` notify the listings themselves.
 
 use std::sync::Arc;
 

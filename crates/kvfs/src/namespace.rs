@@ -57,9 +57,9 @@ impl Fs {
         self.reference(ino)
     }
 
-    /// Announces that names of a directory will be read. In a store in object storage they come in
-    /// the time in which its node does, so that a path takes one round of requests for each
-    /// component, and not two. A server is not told, since it knows the names that it has sent.
+    /// Announces that names of a directory will be read. In a store in object storage they are
+    /// fetched together with its node, so that a path takes one round of requests for each
+    /// component, and not two. A server is not notified, since it knows the names that it has sent.
     fn announce_names(&self, dir: Ino) {
         let scope = &self.core.scope;
         if !scope.is_served() {
@@ -247,8 +247,8 @@ impl Fs {
         let _call = self.enter()?;
         let dir = self.inode(parent)?;
         let mut dir_state = dir.state.write();
-        // The file may inherit the group and the way of compression. (A directory that is gone is
-        // not in the store, either.)
+        // The file may inherit the group and the way of compression. (A removed directory is not in
+        // the store, either.)
         if !dir_state.gone {
             self.core.locks.for_read(parent, &mut dir_state)?;
         }

@@ -57,7 +57,7 @@ impl Pages {
         Ok(part.over(&self.stored_page(ino, state, block)?.unwrap_or_default()))
     }
 
-    /// Returns a page as it is in the store, unless it is cut off.
+    /// Returns the stored form of a page, unless it is cut off.
     pub fn stored_page(&self, ino: Ino, state: &InodeState, block: u64) -> Result<Option<Bytes>> {
         if !state.stored || block >= state.buffer.cut {
             return Ok(None);

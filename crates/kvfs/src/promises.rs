@@ -137,7 +137,7 @@ pub(crate) struct Promises {
     space: PromisedSpace,
     /// The dictionary of the notes.
     imap: DictionaryId,
-    /// All notes in the store count: the view is the mainline.
+    /// All notes in the store count, since the view is the mainline.
     pub all: AtomicBool,
 }
 

@@ -1,4 +1,4 @@
-//! Plans what readers of a tree will read next, and judges the plans by what is used of them.
+//! Plans what readers of a tree will read next, and measures which part of the plans is used.
 //!
 //! A *walk* begins when a few files were read in the order of a listing (`listing_order`) and some
 //! of them had to wait for the device. Its *frontier* is the rest of the tree as far as the reader
@@ -9,9 +9,9 @@
 //! fewer seeks they take.
 //!
 //! Each file that was announced is counted as used when it is read, or as wasted when the reader
-//! passes over it or the walk is given up. When less than half are used, nothing is planned for a
-//! while, then again for twice as long. A reader that opens one file in each directory begins no
-//! walk at all.
+//! skips it or the walk is abandoned. When less than half are used, nothing is planned for a while,
+//! then again for twice as long. A reader that opens one file in each directory begins no walk at
+//! all.
 
 mod frontier;
 
@@ -38,7 +38,7 @@ const WALKS: usize = 4;
 const UNPROVEN: usize = 2;
 /// The number of files of a walk that are used before it counts as proven.
 const PROVEN: u64 = 16;
-/// The number of files after which plans are judged, and after which older ones count half.
+/// The number of files after which plans are evaluated, and after which older ones count half.
 const JUDGED: u64 = 64;
 const REMEMBERED: u64 = 1024;
 /// The number of reads for which nothing is planned after less than half was used, at first and at
@@ -78,7 +78,7 @@ pub(crate) struct Extension {
 #[derive(Default)]
 pub(crate) struct Step {
     /// The directory in the order of whose listing it is read. If the read waits for the device,
-    /// [`ReadPlans::waited`] should be told.
+    /// [`ReadPlans::waited`] should be called.
     pub dir: Option<Ino>,
     pub extension: Option<Extension>,
 }
@@ -131,7 +131,7 @@ struct Plans {
     /// The files that were announced and not read, each with the number of its walk.
     ahead: HashMap<Ino, u64>,
     counts: PlanCounts,
-    /// Files used and wasted that are to be judged.
+    /// The counts of used and wasted files that the next evaluation covers.
     recent: (u64, u64),
     clock: u64,
     /// Reads that are still to pass, and the length of the last pause.
@@ -149,7 +149,7 @@ impl ReadPlans {
         let mut plans = self.0.lock();
         plans.orders.listed(dir, positions, entries);
         if positions.0 == 0 {
-            // It may be read once more.
+            // The file may be read once more.
             plans.walks.iter_mut().for_each(|walk| walk.covered.retain(|covered| *covered != dir));
         }
     }
@@ -272,7 +272,7 @@ impl Plans {
         self.extend(number)
     }
 
-    /// Returns the rest of a directory and of those above it from which the reader goes on.
+    /// Returns the rest of a directory and of those above it from which the reader continues.
     fn frontier(&self, dir: Ino) -> Frontier {
         let mut frontier = Frontier::default();
         let mut order = self.orders.of(dir);
@@ -361,7 +361,7 @@ impl Plans {
         self.pause = (self.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
         self.pass = self.pause;
         self.recent = (0, 0);
-        // None of the walks goes on.
+        // None of the walks continues.
         let ahead = std::mem::take(&mut self.ahead);
         self.counts.wasted += ahead.len() as u64;
         self.walks.clear();

@@ -1,6 +1,6 @@
 //! Shares pages between two files: a copy of whole pages refers to those of the original, and costs
-//! only their keys. In a view over a wire the server makes the references, and their keys are all
-//! that it is sent.
+//! only their keys. In a view over a wire the server makes the references, and the client sends
+//! only their keys.
 
 use std::sync::Arc;
 

@@ -10,8 +10,8 @@
 //! - An open file lives on in memory without a name, as after an unlink. Its content in the store
 //!   stays under an orphan record until it is closed.
 //! - A transaction must delete by name the objects that it has not made itself, since its commit
-//!   tells others of them (`apply_commit`). The mainline then decides whether content can be
-//!   removed, so the transaction leaves orphan records.
+//!   applies these deletions to others (`apply_commit`). The mainline then decides whether content
+//!   can be removed, so the transaction leaves orphan records.
 //!
 //! The view is frozen for about a microsecond per name, so that no call makes an entry in a
 //! directory that is being removed. The removal takes sixty bytes of memory per name; trees of more
@@ -55,8 +55,8 @@ impl Fs {
         self.remove_and_list(parent, name, &|_| Untold::default()).map(|(stats, ..)| stats)
     }
 
-    /// Removes a tree, and also returns the changes that a kernel may have to be told of. `note`:
-    /// called with these before anything is changed.
+    /// Removes a tree, and also returns the changes that a kernel may have to be notified of.
+    /// `note`: called with these before anything is changed.
     fn remove_and_list(
         &self,
         parent: Ino,
@@ -136,8 +136,8 @@ impl Fs {
 }
 
 impl Views {
-    /// Removes a tree of a view by a path from its root, and tells the kernels that have cached it.
-    /// Symbolic links in the path are not followed.
+    /// Removes a tree of a view by a path from its root, and notifies the kernels that have cached
+    /// it. Symbolic links in the path are not followed.
     pub fn remove_tree(&self, view: &ViewId, path: &[u8]) -> Result<RemoveStats> {
         let (fs, number) = (self.fs(view)?, self.number(view)?);
         fs.writable()?;

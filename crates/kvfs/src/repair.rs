@@ -34,7 +34,7 @@ use self::stand_ins::StandIns;
 /// The result of a repair.
 #[derive(Clone, Debug, Default)]
 pub struct Repaired {
-    /// Blocks that could not be read, and the data that depended on them: see
+    /// Blocks that could not be read, and the data that depended on them. See
     /// [`kvdb::Kvdb::repair`].
     pub store: RepairReport,
     /// The damage to the file system, and how it was repaired.
@@ -90,7 +90,8 @@ pub fn repair(db: &Kvdb, env: &dyn Env, losses: Losses) -> Result<Repaired> {
         if let Some(notes) = notes {
             let changed = !removed.is_empty() || !mend.batch.is_empty();
             mend.count_again(notes, noted.filter(|_| !changed), given);
-            // A client that has the main branch by lease knows it as it was before.
+            // A client that has the lease of the main branch has cached the state before the
+            // repair.
             if view.get(notes, LENT_KEY)?.is_some() {
                 mend.batch.delete(notes, LENT_KEY);
             }

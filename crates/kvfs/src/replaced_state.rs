@@ -1,5 +1,5 @@
-//! Replaces the state of a view as a whole: by that of a snapshot in a rollback, or by a newer one
-//! that was published elsewhere. The inodes in memory are brought up to date with it.
+//! Replaces the state of a view as a whole: by the state of a snapshot in a rollback, or by a newer
+//! state that was published elsewhere. The inodes in memory are brought up to date with it.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -88,8 +88,8 @@ impl Fs {
                 Ok(Some((attr, ..))) if Identity::of(&attr) == before => {
                     self.core.inode_cache.recover(ino)
                 }
-                // Nothing indicates that the inode is a different one: a branch gives no number
-                // twice. Reading it returns the error as long as the error lasts.
+                // Nothing indicates that the inode is a different one, since a branch assigns no
+                // number twice. Reading it returns the error as long as the error lasts.
                 Err(_) => {}
                 // The root stays the root, whatever its identity.
                 _ if ino == crate::ROOT => {}

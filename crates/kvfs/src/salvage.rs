@@ -1,8 +1,8 @@
-//! Files of a damaged store: inodes, names and data, each as far as it is left, and the extent of
-//! the losses.
+//! The files of a damaged store: the remaining inodes, names and data, and the extent of the
+//! losses.
 //!
-//! Nothing is inferred from anything else. An entry may lead to a lost node, a node may have lost
-//! its names, data may have no node; each is recovered as far as possible.
+//! Nothing is inferred from anything else. An entry may refer to a lost node, a node may have lost
+//! its names, and data may have no node. Each is recovered as far as possible.
 
 use std::ops::Range;
 

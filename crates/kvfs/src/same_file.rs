@@ -1,6 +1,6 @@
-//! Names of one file that come back one by one. A name that is copied out of an earlier state to
-//! its own place becomes a name of the same file again, if another name of that file leads to what
-//! it led to then. So hard links stay links, in whichever order their names come back.
+//! Preserves hard links when the names of a file are restored one at a time, in any order. A
+//! restored name becomes a link to the existing file if another of the file's old names still leads
+//! to an equal file.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;

@@ -39,7 +39,7 @@ impl Fs {
 
     /// Returns whether the store is so full that a write may soon be refused for lack of space:
     /// then writes out of a cache have to be announced ([`Fs::announce_cached`]). The answer is
-    /// that of the last 4 MiB written. Call on the mainline.
+    /// updated after each 4 MiB written. Call on the mainline.
     pub fn is_tight(&self) -> bool {
         self.core.space.is_tight()
     }

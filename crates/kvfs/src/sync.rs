@@ -22,7 +22,7 @@ pub enum FSync {
     Done,
     /// The file is on disk after the next [`Fs::sync_store`].
     WithNext,
-    /// Nothing was done: the sync has to wait for the device or for a lock.
+    /// The call had no effect, since the sync has to wait for the device or for a lock.
     Alone,
 }
 

@@ -342,8 +342,8 @@ impl Check {
                 Body::Paged(pages) => pages,
                 Body::Inline(_) => 0,
             };
-            // A repair takes holes for lost pages where it cannot tell. A snapshot does not change,
-            // so its nodes do not count them.
+            // Where a repair cannot distinguish holes from lost pages, it assumes lost pages. A
+            // snapshot does not change, so its nodes do not count them.
             if !(seen.pages - seen.lost..=seen.pages).contains(&counted) {
                 find(format!("{} pages stored, the node says {counted}", seen.pages));
             }

@@ -32,16 +32,16 @@
 //!
 //! 1. The kernel hands over the dirty pages that it holds: of mappings, and of open files if it
 //!    gathers writes.
-//! 2. The view is frozen: no call is under way in it, and none begins.
+//! 2. The view is frozen: no call is in progress in it, and none begins.
 //! 3. Data that waits in the view's memory is put into the transaction; files that users of the
 //!    view have unlinked and still hold open are removed.
 //! 4. The change takes its turn (`superseded`). The mainline is frozen; its waiting data is
 //!    committed, and its state before the change is kept. The transaction commits, or finds a
 //!    conflict. The inodes in memory are brought up to date (`apply_commit` lists the cases), and
 //!    the mainline is thawed.
-//! 5. The watchers are told of the changes, so that programs that have these directories and files
-//!    open see them, and of the end of the view: later calls in it fail with ESTALE. The turn ends,
-//!    and `commit` returns.
+//! 5. The watchers are notified of the changes, so that programs that have these directories and
+//!    files open see them, and of the end of the view: later calls in it fail with ESTALE. The turn
+//!    ends, and `commit` returns.
 //!
 //! A conflict ends the transaction, as an abort does. When a commit fails for another reason (lack
 //! of space, for example), the view is open again.

@@ -104,7 +104,7 @@ impl Fs {
         let fs = self.clone();
         let (view, layout) = (Arc::new(self.core.scope.view()?), self.core.layout);
         // The pages of a large file are many: a snapshot, and all calls that come after it, must
-        // not wait until they are looked at.
+        // not wait until they are examined.
         drop(call);
         let node = view.get(layout.imap, &layout::node_key(from))?.ok_or(Error::Stale(from))?;
         let (attr, xattrs, _) = layout::decode_node(from, &node)?;

@@ -10,7 +10,7 @@ impl Fs {
         self.write_for(ino, offset, data, hints).map(|_| data.len() as u32)
     }
 
-    /// Like `write`, and also returns the effects that a cache of attributes must be told of.
+    /// Like `write`, and also returns the effects that a cache of attributes must be notified of.
     pub fn write_for(
         &self,
         ino: Ino,

@@ -95,7 +95,7 @@ impl Fs {
         if all.keys().map(|n| n.len() + 1).sum::<usize>() + name.len() + 1 > LIST_MAX {
             return Err(Error::NoSpace);
         }
-        // Every commit of pages looks at the way of compression, so it must be in the node.
+        // Every commit of pages reads the method of compression, so it must be in the node.
         let inline = compress::is_attribute(name)
             || value.len() <= INLINE_VALUE && inline_bytes(&all) + value.len() <= INLINE_ALL;
         let new = if inline {

@@ -1,6 +1,6 @@
-//! Many clones side by side: work on one of them, above all its merge, costs the same next to few
-//! and next to many. Work is counted as bytes that it allocates, which a list of all of them shows
-//! and a busy machine does not change.
+//! Tests of many clones. Work on one of them, above all its merge, costs the same whether the store
+//! has few clones or many. Work is counted as bytes that it allocates, since a list of all clones
+//! shows in this number and the load of the machine does not.
 
 #[path = "../../kvdb/tests/bounded/counting.rs"]
 mod counting;

@@ -1,5 +1,5 @@
-//! Undoing a commit to a clone follows the rules of the mainline: the tests of `undo` are run
-//! again, in a clone.
+//! Undoing a commit to a clone follows the rules of the mainline. The tests of `undo` run again in
+//! a clone.
 
 #[path = "it/undo.rs"]
 mod undo;

@@ -1,6 +1,5 @@
-//! A transaction within another one follows the rules of a transaction of the mainline: the tests
-//! of `views` are run again, in a transaction, except for serializable ones, which do not exist
-//! there.
+//! A transaction within another one follows the rules of a transaction of the mainline. The tests
+//! of `views` run again in a transaction, except for serializable ones, which do not exist there.
 
 #[path = "it/views.rs"]
 mod views;

@@ -1,5 +1,5 @@
-//! A transaction of a clone follows the rules of a transaction of the mainline: the tests of
-//! `views` are run again, in a clone.
+//! A transaction of a clone follows the rules of a transaction of the mainline. The tests of
+//! `views` run again in a clone.
 
 #[path = "it/views.rs"]
 mod views;

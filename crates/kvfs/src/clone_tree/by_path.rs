@@ -20,8 +20,8 @@ pub enum Earlier {
 }
 
 impl Views {
-    /// Copies a tree within a view, by paths from its root, and tells the kernels that have cached
-    /// the destination. The last part of `to` must not exist.
+    /// Copies a tree within a view, by paths from its root, and notifies the kernels that have
+    /// cached the destination. The last part of `to` must not exist.
     pub fn clone_tree(&self, view: &ViewId, from: &[u8], to: &[u8]) -> Result<CloneStats> {
         self.clone_into(view, None, from, to, &mut Linked::new())
     }
@@ -58,7 +58,8 @@ impl Views {
         Ok(all)
     }
 
-    /// Returns the files that come back to their own places and are there under other names.
+    /// Returns the files that are restored to their own places and already exist there under other
+    /// names.
     fn linked_now(&self, view: &ViewId, earlier: &Earlier, places: &[Place<'_>]) -> Result<Linked> {
         if !places.iter().any(is_own_place) {
             return Ok(Linked::new());

@@ -3,9 +3,9 @@
 //! goes over the wire.
 //!
 //! Such a view has no state that stays as it is while it is walked, so no other call runs in it
-//! until the copy is there. The name of the copy is in the last batch: what the batches before it
-//! have made cannot be reached. The main branch, which a server lends, has each batch at once and
-//! for good, so the copy is one batch there, or is refused.
+//! until the copy is complete. The name of the copy is in the last batch: what the batches before
+//! it have made cannot be reached. The main branch, which a server lends, applies each batch at
+//! once and permanently, so the copy must fit into one batch, or is refused.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -25,7 +25,7 @@ use crate::layout::{self, Attributes, Layout, XattrValue};
 use crate::namespace::add_entry;
 use crate::views::Untold;
 
-/// Limit of the names of a tree: a server gives at most so many inode numbers at once.
+/// The limit of names of a tree, since a server assigns at most this many inode numbers at once.
 const MOST_NAMES: usize = 1 << 20;
 /// Number of nodes that are read together.
 const NODES: usize = 512;
@@ -127,7 +127,7 @@ impl Fs {
 /// The inodes of a tree, ascending.
 type Inodes = Vec<(Ino, Found)>;
 
-/// An inode of the tree, as its names tell.
+/// An inode of the tree, according to its names.
 #[derive(Clone, Copy)]
 struct Found {
     /// A directory of the tree in which the inode has a name; 0 for the top.

@@ -54,7 +54,7 @@ impl Fs {
         self.core.pages.count(ino, state)?;
         let (kept, blocks) = (blocks_of(size), blocks_of(state.attr.size));
         let Body::Paged(count) = state.attr.body else { return Ok(()) };
-        // Reads all that is needed before anything changes.
+        // Reads everything that is needed before anything changes.
         let count = if count == blocks {
             kept
         } else if kept <= blocks - kept {

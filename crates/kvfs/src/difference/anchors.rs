@@ -1,11 +1,11 @@
 //! Tells paths that are longer than a call takes. Directories can be made step by step to any
 //! depth, and the total length of their paths grows with the square of the depth.
 //!
-//! A list therefore tells at most [`LONGEST`] bytes of a path. If a path would be longer, the
-//! directory that it leads through becomes an *anchor* of the list, and the objects below are told
-//! from the anchor. A path below anchor 3 begins with `/3/`; no other path does, since paths have
-//! no leading slash. An anchor has a path itself, which may begin at another anchor. The length of
-//! a list thus depends on the number of its entries, and not on their depth, and the list still
+//! A list therefore shows at most [`LONGEST`] bytes of a path. If a path would be longer, a
+//! directory on it becomes an *anchor* of the list, and the paths of the objects below are relative
+//! to the anchor. A path below anchor 3 begins with `/3/`; no other path does, since paths have no
+//! leading slash. An anchor has a path itself, which may begin at another anchor. The length of a
+//! list thus depends on the number of its entries, and not on their depth, and the list still
 //! identifies the place of each entry.
 
 use std::borrow::Cow;
@@ -15,8 +15,8 @@ use std::collections::HashMap;
 use super::FileChange;
 use super::side::joined;
 
-/// The longest path that is told from the root or from an anchor, in bytes: the longest that a call
-/// takes.
+/// The longest path relative to the root or to an anchor, in bytes, which is the longest that a
+/// call accepts.
 const LONGEST: usize = 4096;
 
 /// The anchors of a list that is being made. A directory has at most one anchor, whichever path
@@ -83,8 +83,8 @@ pub struct Difference {
     /// The paths of the directories at which long paths begin: `/1/…` begins at the first. Each
     /// begins at the root or at an earlier anchor.
     pub anchors: Vec<Vec<u8>>,
-    /// The changed paths: first those told from the root, in order, then those told from the first
-    /// anchor, and so on.
+    /// The changed paths: first those relative to the root, in order, then those relative to the
+    /// first anchor, and so on.
     pub changes: Vec<FileChange>,
 }
 

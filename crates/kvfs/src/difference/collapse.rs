@@ -2,7 +2,7 @@
 //! of listed by path, since the total length of the paths of a deep tree grows with the square of
 //! its depth.
 //!
-//! Objects that a count would hide are listed all the same: an inode that existed elsewhere before
+//! Objects that a count would hide are listed nevertheless: an inode that existed elsewhere before
 //! (it was moved in or out), a file with several names, and anything that is not a plain file,
 //! directory or symbolic link with a usual mode and no attributes. If the directory itself has
 //! moved, the objects that have moved with it unchanged are counted, and all others are listed.
@@ -36,11 +36,11 @@ pub(super) struct Way(Option<Rc<Step>>);
 struct Step {
     name: Vec<u8>,
     above: Way,
-    /// The form in which the path is told, computed on demand.
+    /// The form in which the path is shown, computed on demand.
     told: OnceCell<Told>,
 }
 
-/// The form in which a list tells a path.
+/// The form of a path in a list.
 struct Told {
     /// The anchor at which the path begins from this step on.
     anchor: Option<Vec<u8>>,
@@ -54,8 +54,8 @@ impl Way {
         Way(Some(Rc::new(Step { name: name.to_vec(), above, told: OnceCell::new() })))
     }
 
-    /// Returns the path, from the root or from an anchor. Anchors are made only on the way to paths
-    /// that are told.
+    /// Returns the path, from the root or from an anchor. Anchors are made only for paths that are
+    /// shown.
     pub fn path(&self, anchors: &Anchors) -> Vec<u8> {
         let mut untold = Vec::new();
         let mut at = self;
@@ -105,8 +105,8 @@ impl Drop for Way {
     }
 }
 
-/// Returns the same inode on the other side. A branch gives each number only once; between
-/// branches, the birth time tells inodes of the same number apart.
+/// Returns the same inode on the other side. A branch assigns each number only once. Between
+/// branches, the birth time distinguishes inodes of the same number.
 fn twin(other: &Side, node: &StoredNode) -> Result<Option<StoredNode>> {
     let twin = other.node(node.ino)?;
     Ok(twin.filter(|t| t.attr.kind == node.attr.kind && t.attr.btime == node.attr.btime))

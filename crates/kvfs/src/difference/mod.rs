@@ -6,11 +6,11 @@
 //! changed, whichever of its names it was changed by. The result equals that of walking both trees
 //! and comparing everything at every path.
 //!
-//! The comparison reads less than that. The dictionaries tell which entries, nodes and pages
-//! differ. From these the directories above are marked in both trees, and only marked directories
-//! are walked, by the names that are marked in them: an unmarked directory that both trees have at
-//! one path is the same in both, with everything below it. Only where a path leads to different
-//! directories (one was moved or replaced) both are walked in full.
+//! The comparison reads less than that. The difference of the dictionaries shows which entries,
+//! nodes and pages differ. From these the directories above are marked in both trees, and only
+//! marked directories are walked, by the names that are marked in them: an unmarked directory that
+//! both trees have at one path is the same in both, with everything below it. Only where a path
+//! leads to different directories (one was moved or replaced) both are walked in full.
 //!
 //! The node of an inode hints at a directory that contains a name of it. A file with several names,
 //! or with an outdated hint, costs a scan of all names, some 80 ns each. All reads are from frozen
@@ -282,7 +282,7 @@ impl Comparison {
         };
         let (old, new) = (dir(&was), dir(&is));
         if old.is_some() && old == new {
-            // Nothing differs below an unmarked directory.
+            // The states are equal below an unmarked directory.
             if new.is_some_and(|ino| self.marks.names.contains_key(&ino)) {
                 self.todo.push(Pair { old, new, way: way.clone() });
             }

@@ -1,6 +1,6 @@
 //! Finds renames: an inode that was removed at one path and added at another. It is identified by
-//! its number, not by likeness: a branch never gives a number twice. Branches give numbers
-//! independently, so between branches the birth time tells two inodes of one number apart.
+//! its number, not by likeness: a branch never assigns a number twice. Branches assign numbers
+//! independently, so between branches the birth time distinguishes two inodes of one number.
 
 use std::collections::BTreeMap;
 

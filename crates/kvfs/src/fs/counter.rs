@@ -90,7 +90,7 @@ pub(crate) fn open_counter(
             own.max(branches_below(db, has_come)).max(kept_below(db, has_come))
         }
     };
-    // The store that a fork was made of goes on with the same numbers, including reserved ones.
+    // The store that a fork was made of continues with the same numbers, including reserved ones.
     let mut forked = Vec::new();
     for store in db.fork_origins() {
         if view.get(notes, &fork_key(&store))?.is_none() {

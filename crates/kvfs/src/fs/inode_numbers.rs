@@ -64,7 +64,7 @@ impl Fs {
         })
     }
 
-    /// Takes a snapshot while no call is under way. The snapshot contains the reservations of the
+    /// Takes a snapshot while no call is in progress. The snapshot contains the reservations of the
     /// directories. When the branch goes back to it, numbers given out of these reservations since
     /// must not be given again, even if nothing else is written before a kill. So they are given
     /// under another mark.

@@ -29,8 +29,8 @@ pub struct FsOptions {
     pub inode_memory: usize,
     /// The longest time from a call until its change is on disk.
     pub flush_interval: Duration,
-    /// A server may have lent the mainline to a client ([`crate::Views::lend`]), which goes on with
-    /// it: its files without a name stay. Otherwise this opening ends that.
+    /// A server may have lent the mainline to a client ([`crate::Views::lend`]), which continues
+    /// with it: its files without a name stay. Otherwise this opening ends that.
     pub lent: bool,
     /// Every change is committed before its call returns. This includes files without a name, whose
     /// nodes are then in the store. With a store whose commits are mirrored

@@ -1,15 +1,15 @@
-//! The state of a view before a commit or a rollback, kept until every cache has been told.
+//! The state of a view before a commit or a rollback, kept until every cache has been notified.
 //!
 //! A commit changes files that programs have open, and the kernel may have cached pages of them. It
-//! is told to drop these, but that takes time, and dirty pages are written back first: whole pages,
-//! of which a program may have changed four bytes. Written as it is, such a page would undo the
-//! commit in all its other bytes.
+//! is asked to drop these, but that takes time, and dirty pages are written back first, as whole
+//! pages of which a program may have changed four bytes. Written as it is, such a page would undo
+//! the commit in all its other bytes.
 //!
-//! So the state before a change of the view is kept until all caches have been told. A page that is
-//! written out of a cache in this time is compared with the page in that state, and only bytes that
-//! differ are written. It does not matter whether the cache has read the page before or after the
-//! change: bytes that no program has touched are either the old ones, which are left out, or the
-//! current ones, which change nothing.
+//! So the state before a change of the view is kept until all caches have been notified. A page
+//! that is written out of a cache in this time is compared with the page in that state, and only
+//! bytes that differ are written. It does not matter whether the cache has read the page before or
+//! after the change: bytes that no program has touched are either the old ones, which are left out,
+//! or the current ones, which change nothing.
 //!
 //! Bytes that calls have written since are not compared: if a program has truncated a file and
 //! written it again, none of its bytes are old ones, and bytes equal to the old ones count as well.
@@ -19,7 +19,7 @@
 //!
 //! This holds for one change at a time: with two, a page could be older than the state with which
 //! it is compared. So changes take turns: the next change of a view begins when the watchers have
-//! been told of the previous one.
+//! been notified of the previous one.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -44,12 +44,12 @@ pub(crate) struct SupersededState {
 
 #[derive(Default)]
 pub(crate) struct Superseded {
-    /// Held from before a change until all watchers have been told of it.
+    /// Held from before a change until all watchers have been notified of it.
     turn: Mutex<()>,
     before: RwLock<Option<Arc<SupersededState>>>,
 }
 
-/// A change of the view of which watchers are being told, until this is dropped.
+/// A change of the view of which watchers are being notified, until this is dropped.
 pub(crate) struct ChangeTurn<'a> {
     superseded: &'a Superseded,
     _turn: MutexGuard<'a, ()>,
@@ -62,7 +62,7 @@ impl Superseded {
         ChangeTurn { superseded: self, _turn: self.turn.lock() }
     }
 
-    /// Returns the state before the change that is under way, if it has changed this inode.
+    /// Returns the state before the change that is in progress, if it has changed this inode.
     pub fn state_before(&self, ino: Ino) -> Option<Arc<SupersededState>> {
         let before = self.before.read();
         before

@@ -38,7 +38,7 @@ pub(crate) struct Reserved {
     pub mark: Ino,
     /// Reserved numbers below this are void: other inodes may have them.
     pub first: Ino,
-    /// All reserved numbers are below this. A store that receives the branch gives none of them.
+    /// All reserved numbers are below this. A store that receives the branch assigns none of them.
     pub end: Ino,
 }
 

@@ -60,7 +60,7 @@ pub(crate) struct Attributes {
     pub mtime: Timestamp,
     pub ctime: Timestamp,
     pub btime: Timestamp,
-    /// The numbers that a directory gives to its next files.
+    /// The numbers that a directory assigns to its next files.
     pub reserved: Reservation,
 }
 

@@ -62,7 +62,7 @@ impl ViewInUse {
             }
             let (first, last) = (layout::page_key(ino, 0), layout::pages_end(ino));
             let stored = !view.scan(layout.dmap, &first, &last, 1)?.is_empty();
-            // Nothing rules out that it was written to.
+            // The inode may have been written to.
             let written = true;
             in_use.nameless.insert(ino, Nameless { node, stored, orphaned: true, written });
         }

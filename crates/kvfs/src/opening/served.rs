@@ -34,7 +34,7 @@ impl Fs {
     /// Opens the file system of a transaction that a server holds, or of the main branch that it
     /// lends ([`ServedView::is_main`]), for changes. Written data waits in memory as in any view;
     /// it is sent to the server at the flush interval, with a sync, and when too much waits.
-    /// [`Fs::end_served`] commits the transaction, or gives the branch back.
+    /// [`Fs::end_served`] commits the transaction, or returns the branch.
     pub fn served_transaction(
         view: Arc<dyn ServedView>,
         env: Arc<dyn Env>,
@@ -82,10 +82,10 @@ impl Fs {
         Ok(fs)
     }
 
-    /// Calls `end` when all written data is with the server and no call is under way. If `end` says
-    /// that the transaction has ended, the view ends, too: later calls fail with ESTALE.
+    /// Calls `end` when all written data is with the server and no call is in progress. If `end`
+    /// says that the transaction has ended, the view ends, too: later calls fail with ESTALE.
     pub fn end_served<T>(&self, end: impl FnOnce() -> Result<(T, bool)>) -> Result<T> {
-        // Commits most dirty data while other calls go on, to keep the freeze short.
+        // Commits most dirty data while other calls continue, to keep the freeze short.
         {
             let _call = self.enter()?;
             self.commit_older_than(Duration::MAX)?;

@@ -165,7 +165,7 @@ fn the_walks_have_a_bound() {
     for n in 0..FOLDERS {
         list(&plans, n);
     }
-    // Each reader goes a little further than needed for a proof.
+    // Each reader reads a little further than a proof needs.
     for n in 0..FOLDERS {
         list(&plans, n);
         for i in 0..40 {

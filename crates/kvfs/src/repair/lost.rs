@@ -79,7 +79,7 @@ impl Mend<'_> {
         for (ino, from, to) in self.files_between(start, end) {
             for block in from..to {
                 let key = layout::page_key(ino, block);
-                // It has a stand-in, or another run has the page.
+                // The page has a stand-in, or another run has it.
                 let there = self.view.value_len(self.layout.dmap, &key);
                 if marked.len() == MOST_PAGES || there?.is_some() || !marked.insert((ino, block)) {
                     continue;

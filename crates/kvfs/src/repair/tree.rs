@@ -110,8 +110,8 @@ impl Mend<'_> {
         Ok(())
     }
 
-    /// Removes the reservations of directories that would give a number a second time. Only
-    /// reservations within `valid` can give numbers.
+    /// Removes the reservations of directories that would assign a number a second time. Only
+    /// reservations within `valid` can assign numbers.
     pub(super) fn reservations(&mut self, valid: Range<Ino>) {
         let reserved = self.inodes.iter().map(|(ino, seen)| (seen.attr.reserved, *ino));
         let reserved = reserved.filter(|(reserved, _)| !reserved.is_empty()).collect();

@@ -59,7 +59,7 @@ impl Mend<'_> {
                 let value = tuple.value()?;
                 return match Super::decode(&value) {
                     Ok(_) => Ok(true),
-                    // It may belong to another version, which this program must not repair.
+                    // The record may belong to another version, which this program must not repair.
                     Err(e) if value.starts_with(b"kvfs") => Err(e),
                     Err(_) => Ok(false),
                 };
@@ -204,7 +204,7 @@ impl Mend<'_> {
             let paged = matches!(seen.attr.body, Body::Paged(_))
                 || (made && seen.attr.kind == FileKind::File);
             if made && paged {
-                // The end of the data is all that is known of the file's size.
+                // Only the end of the data is known of the file's size.
                 seen.attr.size = seen.attr.size.max(end);
             }
             let size = seen.attr.size;

@@ -55,8 +55,8 @@ impl Plan<'_> {
         Ok(above)
     }
 
-    /// Fails if a number means another inode in `into` than in `base`. A store never gives a number
-    /// twice, but a copy of its file may have diverged from it.
+    /// Fails if a number means another inode in `into` than in `base`. A store never assigns a
+    /// number twice, but a copy of its file may have diverged from it.
     pub(super) fn check_number(&self, into: &StoredNode) -> Result<()> {
         let identity = |node: &StoredNode| (node.attr.kind, node.attr.btime);
         match self.sides.base.node(into.ino)? {

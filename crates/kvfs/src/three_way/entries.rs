@@ -1,6 +1,6 @@
-//! The entries of `into` that a merge changes. They are found by their place, and by the inodes
-//! that they lead to: a choice for each of a million removed files then looks at each entry a few
-//! times, and not at each entry for each file.
+//! The entries of `into` that a merge changes. They are found by their place, and by their inodes:
+//! choices for a million removed files then examine each entry a few times, and not once for each
+//! file.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -28,7 +28,7 @@ pub(super) struct Entries {
     all: BTreeMap<Place, Replaced>,
     /// Places by the inodes that their entries lead to, or have led to at some time.
     places: HashMap<Ino, BTreeSet<Place>>,
-    /// The number of entries that searches by inode or by directory have looked at.
+    /// The number of entries that searches by inode or by directory have examined.
     #[cfg(test)]
     examined: usize,
 }

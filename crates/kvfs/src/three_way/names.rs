@@ -168,7 +168,7 @@ impl Plan<'_> {
         Ok(Some(above))
     }
 
-    /// Returns a free place next to another one, with a name that tells whose version it is.
+    /// Returns a free place next to another one, with a name that shows whose version it is.
     pub(super) fn beside(&self, place: &Place) -> Result<Place> {
         for n in 1u64.. {
             let suffix = match n {

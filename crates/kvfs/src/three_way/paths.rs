@@ -43,7 +43,7 @@ struct Known {
     /// Names of directories, and of inodes that `from` has changed.
     names: HashMap<Ino, Name>,
     name_bytes: usize,
-    /// Directories all names of which were looked at.
+    /// Directories whose names were all examined.
     searched: HashSet<Ino>,
     /// Whole paths of directories.
     paths: HashMap<Ino, Rc<[u8]>>,

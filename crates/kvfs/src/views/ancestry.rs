@@ -1,8 +1,8 @@
 //! Finds the newest state that two branches share. The branches need not be a clone and its parent.
 //!
-//! Each clone knows the state that it was made of, so the ways of both branches up to the main
-//! branch are known. They meet at a branch that is a common ancestor, or one of the two. The ways
-//! leave that branch at two of its states, of which the older one is in both.
+//! Each clone records the state that it was made of, so the paths of both branches up to the main
+//! branch are known. They join at a branch that is a common ancestor, or one of the two. The paths
+//! leave that branch at two of its states, and the older one is a part of both.
 
 use kvdb::{Kvdb, Lineage, View};
 

@@ -98,7 +98,7 @@ impl Background {
         orphans.into_iter().for_each(|(fs, orphans)| fs.remove_orphans_or_leave(orphans));
     }
 
-    /// Waits for the periodic work that is under way; none starts until the guard is dropped.
+    /// Waits for the periodic work that is in progress; none starts until the guard is dropped.
     pub fn pause(&self) -> MutexGuard<'_, ()> {
         self.ticking.lock()
     }
@@ -118,7 +118,7 @@ impl Background {
         self.orphans.lock().push((fs.clone(), orphans));
     }
 
-    /// Makes the work that is under way the last: the file system was shut down.
+    /// Makes the work that is in progress the last: the file system was shut down.
     pub fn go_down(&self) {
         self.down.store(true, Ordering::Release);
     }

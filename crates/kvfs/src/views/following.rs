@@ -36,7 +36,7 @@ impl Views {
                 .tell(|watcher| watcher.changed(view.number, &view.fs, &view.changes));
         }
         over.iter().for_each(|entry| self.shared.opener.end_view(entry, None));
-        // Tells of new views, and of views that are gone and were not open.
+        // Reports new views, and removed views that were not open.
         let now = self.all();
         let listed = named.iter().chain(&now);
         for view in listed.filter(|view| !(named.contains(view) && now.contains(view))) {

@@ -2,8 +2,8 @@
 //! continues with it.
 //!
 //! A kernel holds references to inodes of all views, by numbers that it got from this process. A
-//! process that takes the store over while the kernel goes on must know them as well. Most of this
-//! is in the store. In memory alone are
+//! process that takes over the store while the kernel continues must know them as well. Most of
+//! this is in the store. In memory alone are
 //!
 //! - the number of each view, and the numbers of ended views that are not free (`retired`);
 //! - the number of the kernel's references to each inode;
@@ -33,7 +33,7 @@ use crate::opening::in_use::{MALFORMED, Reader, ViewInUse, put_bytes, put_refere
 /// The version of the encoding.
 const VERSION: u64 = 1;
 
-/// The state of a file system and its views that is in use: see [`Views::in_use`].
+/// The state of a file system and its views that is in use. See [`Views::in_use`].
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct InUse {
     mainline: ViewInUse,
@@ -61,7 +61,7 @@ impl Fs {
 }
 
 impl Views {
-    /// Waits for the periodic work that is under way, and starts none until the pause ends.
+    /// Waits for the periodic work that is in progress, and starts none until the pause ends.
     pub fn pause(&self) -> Pause<'_> {
         Pause(self.shared.background.pause())
     }
@@ -450,7 +450,8 @@ mod tests {
                 let mut bytes = bytes.clone();
                 bytes[at] ^= 1 << bit;
                 if let Ok(in_use) = InUse::decode(&bytes) {
-                    // The state either cannot be told from one of this file system, or is refused.
+                    // The state either cannot be distinguished from one of this file system, or is
+                    // refused.
                     let env = Arc::new(Simulated::new(1));
                     let db = Kvdb::in_memory();
                     if let Ok(fs) = Fs::take_over(db.clone(), env, FsOptions::default(), &in_use) {

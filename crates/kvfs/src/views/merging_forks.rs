@@ -89,7 +89,7 @@ impl Merger {
             return Err(kvdb::Error::Invalid(why.into()).into());
         }
         let _call = fs.enter()?;
-        // This store must not give numbers that both have, either.
+        // This store must not assign numbers that both have, either.
         fs.count(bound, None)?;
         Ok(Numbering::shifted(bound, fs.new_inos(given)?))
     }

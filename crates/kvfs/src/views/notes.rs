@@ -1,12 +1,14 @@
 //! The state of the views that outlives this process, in a file that another process holds, like
 //! the commits in a [`kvdb::Mirror`]: the number of each view, and the changes of which caches have
-//! not been told yet. A process that continues with the file system after this one was killed opens
-//! the views again under their numbers ([`InUse::left_by_killed`](super::InUse::left_by_killed)),
-//! and tells its watchers of the changes ([`Views::tell_left`]).
+//! not been notified yet. A process that continues with the file system after this one was killed
+//! opens the views again under their numbers
+//! ([`InUse::left_by_killed`](super::InUse::left_by_killed)), and notifies its watchers of the
+//! changes ([`Views::tell_left`]).
 //!
 //! A view is noted before its number is given to any caller, and until its watchers know of its
-//! end. A change is noted before it is made, and until the watchers have been told of it. A change
-//! that was noted and never made is told all the same, which only makes caches look again.
+//! end. A change is noted before it is made, and until the watchers have been notified of it. A
+//! change that was noted and never made is reported nevertheless, which only makes caches read
+//! again.
 //!
 //! The file, in the machine's byte order, has u64 magic, u64 start of the log, u64 its end. The log
 //! begins at 4096 or after; its entries are *bytes*: varint kind, then
@@ -19,10 +21,10 @@
 //! 4 caches were told     varint change
 //! ```
 //!
-//! Several entries may belong to one change. When the log has grown a lot and no change is under
-//! way, it is started again with only the views, before its start or after its end. A process that
-//! is killed may leave an incomplete entry after the end; the head, which is within one page, says
-//! where the end is.
+//! Several entries may belong to one change. When the log has grown a lot and no change is in
+//! progress, it is started again with only the views, before its start or after its end. A process
+//! that is killed may leave an incomplete entry after the end; the head, which is within one page,
+//! says where the end is.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -88,7 +90,7 @@ struct Log {
     /// Length of the views' entries at the start of the log.
     begun_with: u64,
     views: BTreeMap<u16, NotedView>,
-    /// Changes that are under way, or left by an earlier process.
+    /// Changes that are in progress, or left by an earlier process.
     untold: BTreeSet<u64>,
     next: u64,
     left: Vec<Left>,
@@ -115,7 +117,7 @@ impl KeptNotes {
         self.0.iter().for_each(|notes| notes.freed(number));
     }
 
-    /// Notes that watchers are going to be told of these changes of a view.
+    /// Notes that watchers are going to be notified of these changes of a view.
     pub fn will_tell(&self, number: u16, changes: &ChangeSet) -> Untold {
         self.0.as_ref().map(|notes| notes.begin(number, changes, false)).unwrap_or_default()
     }
@@ -126,8 +128,8 @@ impl KeptNotes {
     }
 }
 
-/// A change of a view of which caches are told later. It is noted until this is dropped, after they
-/// were told or if nothing was changed.
+/// A change of a view of which caches are notified later. It is noted until this is dropped, after
+/// the notification or if nothing was changed.
 #[derive(Default)]
 pub struct Untold(Option<(Arc<ViewNotes>, u64, u16)>);
 
@@ -383,7 +385,7 @@ impl Log {
 
 impl Views {
     /// Notes a change that a caller makes to a view directly. The caller adds names and inodes one
-    /// by one ([`Untold::add`]), and later tells the watchers ([`Views::tell_changed`]).
+    /// by one ([`Untold::add`]), and later notifies the watchers ([`Views::tell_changed`]).
     pub fn untold(&self, view: &ViewId) -> Result<Untold> {
         Ok(self.shared.notes.will_tell(self.number(view)?, &ChangeSet::default()))
     }

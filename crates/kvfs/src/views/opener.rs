@@ -152,7 +152,7 @@ impl Opener {
     // --- ends
 
     /// Replaces a clone by another branch, after committing its changes. Returns the clone's view
-    /// if it was open: files open in it are gone, as if the clone was dropped.
+    /// if it was open: files open in it become stale, as if the clone was dropped.
     pub fn replace(
         &self,
         view: &ViewId,
@@ -181,7 +181,7 @@ impl Opener {
         Ok(Some(entry))
     }
 
-    /// Ends a view in which no call is under way.
+    /// Ends a view in which no call is in progress.
     pub fn end_view(&self, entry: &OpenView, committed: Option<CommittedTo<'_>>) {
         if !self.open.begin_to_end(entry) {
             return;
@@ -192,7 +192,7 @@ impl Opener {
         self.open.retire(entry);
     }
 
-    /// Ends a view whose state is gone.
+    /// Ends a view whose state no longer exists.
     pub fn close(&self, view: &ViewId) {
         match self.open.find(view) {
             Some(entry) => {

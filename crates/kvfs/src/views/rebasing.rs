@@ -24,7 +24,7 @@ impl Merger {
         finish: &FinishRebase<'_>,
     ) -> Result<Rebased> {
         let old = self.transactions.transaction(id)?;
-        // It may take longer than the idle limit of both transactions.
+        // The rebase may take longer than the idle limit of both transactions.
         old.in_use(|| self.rebase_in_use(&old, choices, settle, finish))
     }
 

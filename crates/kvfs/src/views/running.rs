@@ -11,7 +11,7 @@
 //! its content and its orphan record alone (`apply_commit`). No program can be started from such a
 //! file between the question and the end of the commit.
 //!
-//! A rollback changes all files at once; it fails and names the program that is in the way.
+//! A rollback changes all files at once. It fails and names the running program that prevents it.
 
 use std::collections::{BTreeSet, HashSet};
 

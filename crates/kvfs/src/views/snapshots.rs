@@ -156,7 +156,7 @@ impl Branches {
         let mut replaced = None;
         let received = self.db.receive_within(input, options, |replace| -> Result<()> {
             // The replacing branch is on disk at once. A durable transaction that this ends must
-            // not exist again after a crash, over dictionaries that are gone.
+            // not exist again after a crash, over dropped dictionaries.
             self.transactions.abort_those_of(&options.branch)?;
             self.db.sync()?;
             // Data that the kernel holds back was written to the clone that is replaced.
@@ -220,7 +220,7 @@ impl Branches {
                 .for_each(|t| t.abort());
             Ok(())
         })?;
-        // The rollback is done: caches are told of it, whatever fails from here on.
+        // The rollback is done: caches are notified of it, whatever fails from here on.
         let synced = match begun.iter().any(|transaction| transaction.durable) {
             true => self.db.sync(),
             false => Ok(()),

@@ -36,13 +36,13 @@ struct Committed<'a> {
     changes: ChangeSet,
     /// Inodes that it has orphaned.
     orphans: Vec<Ino>,
-    /// The turn, which ends after the watchers have been told.
+    /// The turn, which ends after the watchers have been notified.
     turn: Option<ChangeTurn<'a>>,
     /// The error of a sync after the commit.
     unsynced: Option<kvdb::Error>,
     /// Keeps programs from being started from changed files.
     running: Running,
-    /// Keeps the change noted until the watchers have been told, too.
+    /// Keeps the change noted until the watchers have been notified, too.
     untold: Untold,
 }
 
@@ -76,8 +76,8 @@ impl Transactions {
         self.show_begun(transaction, parent)
     }
 
-    /// Opens the view of a transaction that has just begun, tells the watchers of it, and returns
-    /// its number. If that fails, the transaction is aborted.
+    /// Opens the view of a transaction that has just begun, notifies the watchers of it, and
+    /// returns its number. If that fails, the transaction is aborted.
     pub fn show_begun(&self, transaction: Transaction, parent: Parent) -> Result<TransactionId> {
         let id = transaction.id();
         let entry = self.opener.open_begun(transaction, parent)?;
@@ -153,13 +153,13 @@ impl Transactions {
             return Err(kvdb::Error::Nested { id, nested }.into());
         }
         let within = self.all_within(id);
-        // Opens the view if necessary, since caches are told by it.
+        // Opens the view if necessary, since caches are notified through it.
         let entry = self.opener.of_transaction(id)?;
         // Data that waits for a lock may wait for this very transaction.
         self.watchers.write_back(Wait::ButForLocks)?;
-        // While watchers are told of another commit, they may need threads that serve calls of this
-        // view, and those would wait for its freeze lock. So this waits for the other commit before
-        // the view is frozen, and takes a turn for its own commit afterwards.
+        // While watchers are notified of another commit, they may need threads that serve calls of
+        // this view, and those would wait for its freeze lock. So this waits for the other commit
+        // before the view is frozen, and takes a turn for its own commit afterwards.
         let parent = self.opener.parent(transaction)?;
         drop(parent.fs.core.superseded.turn());
         let core = &entry.fs.core;
@@ -210,7 +210,7 @@ impl Transactions {
     }
 
     /// Commits a transaction whose view is frozen. `before` is set to the state to return to if
-    /// this fails and the view goes on; it stays `None` if nothing was removed.
+    /// this fails and the view continues; it stays `None` if nothing was removed.
     fn commit_frozen<'a>(
         &self,
         entry: &OpenView,

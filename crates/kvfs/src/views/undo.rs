@@ -5,7 +5,7 @@
 //! others have made or removed entries since is joined with their changes, as for two transactions.
 //! Any other later change is named, and the commit cannot be undone.
 //!
-//! The tuples do not tell everything: a file that the commit removed while a program had it open
+//! The tuples do not show everything: a file that the commit removed while a program had it open
 //! lives on as an orphan, and its content is removed later, when it is closed. So missing content
 //! is restored from the state before. If the file is still open, its inode in memory becomes the
 //! file again when the transaction commits (`apply_commit`), unless the program has written to it.

@@ -1,4 +1,4 @@
-//! The interface through which a cache of the file system is told of changes.
+//! The interface through which a cache of the file system is notified of changes.
 
 use std::any::Any;
 
@@ -49,7 +49,7 @@ pub struct CommittedTo<'a> {
     pub changes: &'a ChangeSet,
 }
 
-/// A cache of the file system that is told of changes: a kernel, through an adapter.
+/// A cache of the file system that is notified of changes: a kernel, through an adapter.
 pub trait Watcher: Send + Sync {
     /// Hands over the data written so far that the cache holds back, of all views. Returns when it
     /// is handed over, or the reason why it cannot be.

@@ -1,4 +1,4 @@
-//! The caches of one file system, which are told of changes and asked for what they hold back.
+//! The caches of one file system, which are notified of changes and asked for what they hold back.
 
 use std::sync::{Arc, Weak};
 
@@ -21,7 +21,7 @@ impl Watchers {
         Watchers { all: RwLock::default(), read_only }
     }
 
-    /// Adds a watcher, which is told of changes as long as the caller keeps it.
+    /// Adds a watcher, which is notified of changes as long as the caller keeps it.
     pub fn add(&self, watcher: &Arc<dyn Watcher>) {
         self.all.write().push(Arc::downgrade(watcher));
     }

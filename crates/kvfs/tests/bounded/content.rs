@@ -1,4 +1,4 @@
-//! The content of one large file.
+//! Operations on the content of one large file.
 
 use kvfs::{Allocate, AllocateMode, FileKind, ROOT, Result, SetAttr, Whence, XattrFlags};
 
@@ -16,7 +16,7 @@ pub const STEPS: &[Step] = &[
 fn write(w: &mut World) -> Result<()> {
     fill(w.fs(), w.large, 2)?;
     w.fs().fsync(w.large, false)?;
-    // In the order of none: pages here and there.
+    // Visits scattered pages, in no order.
     for page in (0..LARGE >> 12).map(|n| n * 7919 % (LARGE >> 12)) {
         w.fs().write_for(w.large, page << 12, &[3; 4096], Default::default())?;
     }

@@ -1,6 +1,6 @@
-//! Bounded memory: every public operation on a tree, and on a file, that is a hundred times the
-//! store's memory, each with the most that the heap held while it ran. An operation that the tables
-//! do not name fails the test.
+//! Tests of bounded memory. Every public operation runs on a tree, and on a file, that is a hundred
+//! times the store's memory, and the table states the largest heap that each may use. An operation
+//! that the tables do not name fails the test.
 //!
 //! By default the steps of one file's content are run. `KVFS_ONLY=commit` runs those that have an
 //! operation of that name, `KVFS_ONLY=` all of them.
@@ -26,9 +26,9 @@ const MEMORY: usize = 1 << 20;
 /// Bytes that an operation may take in addition: buffers, values under way, merges in the
 /// background, and some hundred bytes for each of the files that it works on.
 const BESIDE: usize = 47 << 20;
-/// Bytes a file of a tree that operations may take for lists: of changes that they return, of every
-/// inode, and the plan of a merge. With twice the files a merge and a rebase take 230 bytes more for
-/// each of them.
+/// Bytes for each file of a tree that operations may take for lists: the list of changes that they
+/// return, the list of all inodes, and the plan of a merge. With twice the files a merge and a
+/// rebase take 230 bytes more for each of them.
 const LISTED: &[(&str, usize)] = &[
     ("Views::difference", 2000),
     ("Views::difference_of_snapshots", 1000),
@@ -36,7 +36,7 @@ const LISTED: &[(&str, usize)] = &[
     ("Views::rebase", 300),
     ("Fs::verify", 4000),
 ];
-/// Files of a tree, in directories of so many.
+/// The number of files of a tree, and of files in each of its directories.
 const FILES: u64 = 30_000;
 const EACH: u64 = 300;
 /// Bytes of each of them, and of the large file.
@@ -86,7 +86,7 @@ impl World {
         self.views.mainline()
     }
 
-    /// Writes what waits, and does what is due in the background.
+    /// Writes pending data, and does due background work.
     pub fn settle(&self) -> Result<()> {
         self.views.sync_all()?;
         while self.db.step()? {}
@@ -100,7 +100,7 @@ impl World {
         self.open_again(None)
     }
 
-    /// Goes on as another process would, with what was in use.
+    /// Continues as a successor process would, with the handles in use.
     pub fn hand_over(&mut self) -> Result<()> {
         let pause = self.views.pause();
         let in_use = self.views.in_use()?;
@@ -152,7 +152,7 @@ pub fn plant(fs: &Fs, parent: Ino, name: &str, mark: u8) -> Result<Ino> {
     Ok(top)
 }
 
-/// The operations that a step calls on much, and the step.
+/// The operations that a step calls on much data, and the step.
 pub type Step = (&'static [&'static str], fn(&mut World) -> Result<()>);
 
 /// The memory of another open store, and of its requests to object storage: twice as many files and

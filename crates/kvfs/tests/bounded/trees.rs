@@ -1,4 +1,4 @@
-//! Trees of many files.
+//! Operations on trees of many files.
 
 use kvfs::{FileKind, ROOT, RenameFlags, Result, Timestamp, ViewId, Whole};
 
@@ -27,7 +27,7 @@ fn walk(w: &mut World) -> Result<()> {
     Ok(())
 }
 
-/// Each file is looked up, and let go of.
+/// Each file is looked up and forgotten.
 fn look(w: &mut World) -> Result<()> {
     let fs = w.fs();
     let tree = fs.resolve(b"/tree")?.ino;

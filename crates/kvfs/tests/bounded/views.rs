@@ -1,4 +1,4 @@
-//! Transactions, snapshots and clones of many files.
+//! Operations on transactions, snapshots and clones of many files.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -85,7 +85,7 @@ fn commit(w: &mut World) -> Result<()> {
     Ok(())
 }
 
-/// Two that work on different files.
+/// Two transactions that work on different files.
 fn both(w: &mut World) -> Result<()> {
     let since = w.db.follow_commits_with(8 << 20, &w.views.followed(&ViewId::Mainline)?);
     let (one, two) = (begin(w, true)?, begin(w, false)?);
@@ -102,7 +102,7 @@ fn both(w: &mut World) -> Result<()> {
     w.settle()
 }
 
-/// One that has changed much, onto much that others have changed since.
+/// Rebases a transaction with many changes onto many later changes of others.
 fn rebase(w: &mut World) -> Result<()> {
     let id = begin(w, false)?;
     plant(&w.views.fs(&ViewId::Transaction(id))?, ROOT, "rebased", 1)?;
@@ -173,7 +173,7 @@ fn clone(w: &mut World) -> Result<()> {
     w.settle()
 }
 
-/// A clone with many files and a large one, into which as many were changed beneath.
+/// A clone with many files and a large one, whose parent has as many changes.
 fn merge(w: &mut World) -> Result<()> {
     w.views.snapshot(&ViewId::Mainline, "base", Durability::Synced)?;
     w.views.clone_snapshot("base", "merged")?;

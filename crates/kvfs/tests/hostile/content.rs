@@ -1,6 +1,6 @@
-//! Stores with hostile content behind valid checksums: a small sound file system, into whose
-//! dictionaries raw tuples are put that no file system can have made. The encoding is that of
-//! `docs/format.md`, written down once more, so that anything can be encoded.
+//! Stores with hostile content and valid checksums: small sound file systems, into whose
+//! dictionaries the tests put raw tuples that no file system can have made. The encoding follows
+//! `docs/format.md` and is implemented a second time here, so that anything can be encoded.
 #![allow(dead_code)]
 
 use kvdb::{Batch, DictionaryId, Durability, Kvdb};
@@ -37,7 +37,7 @@ impl Random {
     pub fn one_in(&mut self, n: usize) -> bool {
         !self.silent && self.below(n) == 0
     }
-    /// From here on nothing happens once in so many times.
+    /// From here on a change is skipped once in this many times.
     pub fn silent(&mut self) {
         self.silent = true;
     }
@@ -61,7 +61,7 @@ pub fn entry(kind: u8, ino: u64) -> Vec<u8> {
     out
 }
 
-/// Name, place, length that is said, value.
+/// The name, the place, the stated length, and the value.
 type Xattr = (Vec<u8>, u8, u64, Vec<u8>);
 
 /// A node, field by field.
@@ -75,7 +75,7 @@ pub struct Node {
     pub parent: Option<u64>,
     pub pages: Option<u64>,
     pub nanos: u32,
-    /// Count that is said, and name, place and length of each.
+    /// The stated count, and the name, place and length of each.
     pub xattrs: Option<(u64, Vec<Xattr>)>,
     pub content: Vec<u8>,
 }
@@ -141,7 +141,7 @@ impl Dictionaries {
     }
 }
 
-/// A small tree with one of everything. Gives its inodes.
+/// Makes a small tree with every kind of file. Returns its inodes.
 pub fn sound(fs: &Fs) -> Vec<u64> {
     let user = Caller { uid: 1000, gid: 100, pid: 7 };
     let a = fs.mkdir(ROOT, b"a", 0o755, user).expect("made").ino;
@@ -315,7 +315,7 @@ fn node(random: &mut Random, known: &[u64]) -> Vec<u8> {
 fn harm(random: &mut Random, d: &Dictionaries, known: &mut Vec<u64>, batch: &mut Batch) {
     let free = 5000 + random.below(1000) as u64;
     match random.below(13) {
-        // An entry: anywhere, of any name, for anything.
+        // An entry in any directory, with any name, for any inode.
         0..=2 => {
             let mut value = entry(
                 if random.one_in(6) { random.below(16) as u8 } else { random.below(7) as u8 },
@@ -330,7 +330,7 @@ fn harm(random: &mut Random, d: &Dictionaries, known: &mut Vec<u64>, batch: &mut
             batch.put(d.nmap, name_key(number(random, known), &name(random)), value);
         }
         3 => batch.put(d.nmap, bytes(random), bytes(random)),
-        // A node: in place of a sound one, or new and named.
+        // A node that replaces a sound one, or a new one with a name.
         4..=6 => {
             let ino = if random.one_in(2) { free } else { number(random, known) };
             batch.put(d.imap, ino.to_be_bytes().to_vec(), node(random, known));
@@ -371,7 +371,8 @@ fn harm(random: &mut Random, d: &Dictionaries, known: &mut Vec<u64>, batch: &mut
                 batch.put(d.imap, ino.to_be_bytes().to_vec(), node.encode());
             }
         }
-        // A ladder: each step has two names in the one above it, so that the ways double.
+        // A ladder: each directory has two names in the one above it, so the number of paths
+        // doubles with each step.
         10 => {
             let mut above = *random.pick(&known[..4.min(known.len())]);
             for step in free * 100..free * 100 + 40 {
@@ -384,7 +385,7 @@ fn harm(random: &mut Random, d: &Dictionaries, known: &mut Vec<u64>, batch: &mut
                 above = step;
             }
         }
-        // A circle of parents that hangs on nothing.
+        // A cycle of directories that is not reachable from the root.
         11 => {
             let (one, other) = (free * 100, free * 100 + 1);
             for (ino, parent) in [(one, other), (other, one)] {
@@ -398,7 +399,7 @@ fn harm(random: &mut Random, d: &Dictionaries, known: &mut Vec<u64>, batch: &mut
             );
             known.push(one);
         }
-        // The file system's own record, and orphans that are none.
+        // The file system's own record, and false orphans.
         _ => {
             let key = match random.below(3) {
                 0 => [&[0; 8][..], b"s"].concat(),
@@ -426,6 +427,6 @@ pub fn spoil(random: &mut Random, db: &Kvdb, mut known: Vec<u64>) -> bool {
     for _ in 0..1 + random.below(8) {
         harm(random, &d, &mut known, &mut batch);
     }
-    // A key may be longer than any can be: then the store refuses, and that was all.
+    // A key may exceed the length limit. Then the store refuses it, and the case ends.
     db.commit(batch, Durability::Buffered).is_ok()
 }

@@ -1,5 +1,5 @@
-//! Everything that can be asked of a store, asked of one that is not sound. What is answered does
-//! not matter; that it is, does.
+//! Calls every operation of a store that is not sound. The answers do not matter, but every call
+//! must return.
 
 use std::sync::Arc;
 
@@ -14,13 +14,13 @@ use crate::content::Random;
 use crate::options;
 
 const USER: Caller = Caller { uid: 1000, gid: 100, pid: 7 };
-/// Steps of a walk: names may lead in circles.
+/// The limit of steps of a walk, since names may form cycles.
 const STEPS: usize = 300;
 
 /// The entries that a walk has found, each with its directory.
 type Found = Vec<(Ino, Vec<u8>, Ino)>;
 
-/// Looks at everything that can be reached, through the calls that a mount makes.
+/// Reads everything that can be reached, through the calls that a mount makes.
 fn look(fs: &Fs, known: &[Ino]) -> Found {
     let mut found = Found::new();
     let mut todo: Vec<Ino> = known.to_vec();
@@ -66,7 +66,7 @@ fn look(fs: &Fs, known: &[Ino]) -> Found {
     }
     for from in [ROOT, 2] {
         if let Ok(mut walk) = fs.walk(from) {
-            // The walk ends, whatever it meets.
+            // The walk ends, whatever it finds.
             while !matches!(walk.next(), Ok(None)) {}
         }
     }
@@ -171,7 +171,7 @@ pub fn all(random: &mut Random, db: &Kvdb, env: &Arc<dyn Env>, known: &[Ino]) {
             look(&fs, known);
         }
     }
-    // Sent, and received by another store.
+    // Sends the store, and receives it into another one.
     if random.one_in(4) {
         let mut bytes = Vec::new();
         if db.send("hostile", None, &mut bytes, None).is_ok() {

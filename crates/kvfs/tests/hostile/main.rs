@@ -1,6 +1,6 @@
-//! Hostile stores and streams with valid checksums, given to everything that reads them: whatever
-//! is in them, a call answers or fails. It does not panic, it ends, and it takes no memory that its
-//! budget does not allow.
+//! Passes hostile stores and streams with valid checksums to everything that reads them. Whatever
+//! they contain, a call succeeds or fails. It does not panic, it ends, and it takes no memory that
+//! its budget does not allow.
 //!
 //! `KVFS_HOSTILE=100000 cargo test -p kvfs --test hostile` runs many, from the seed `KVFS_BASE` on.
 
@@ -22,11 +22,12 @@ use kvdb::{CreateOptions, Kvdb, OpenOptions};
 use kvfs::{Fs, FsOptions};
 use zones::MemoryDevice;
 
-/// The memory that the store is told to take.
+/// The memory budget of the store.
 const MEMORY: usize = 16 << 20;
 const WRITE_BUFFER: usize = 4 << 20;
 const INODES: usize = 1 << 20;
-/// Longer than any case takes on a busy machine; a case that goes on is stuck.
+/// The time limit of a case. It is longer than any case takes on a busy machine, so a case that
+/// exceeds it is stuck.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn options() -> FsOptions {
@@ -54,7 +55,7 @@ fn number(name: &str, or: u64) -> u64 {
 
 /// Runs the cases one after the other, with a watch on time and memory.
 fn run(what: &str, quick: u64, case: impl Fn(u64)) -> u64 {
-    // The figures are the process's.
+    // The figures are those of the process.
     static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
     let base = number("KVFS_BASE", 0);
@@ -100,8 +101,8 @@ fn run(what: &str, quick: u64, case: impl Fn(u64)) -> u64 {
     cases
 }
 
-/// Runs it, and checks that it did not take more memory than twice the budget besides what came to
-/// lie on the device.
+/// Runs the case, and checks that it took at most twice the memory budget, in addition to the data
+/// on the device.
 fn within_budget(seed: u64, device: &MemoryDevice, it: impl FnOnce()) {
     let (before, lies) = (counting::held(), device.allocated());
     let (most, ()) = counting::most_during(it);

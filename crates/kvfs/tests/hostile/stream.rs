@@ -1,5 +1,5 @@
-//! Hostile streams with valid checksums: frames as `docs/format.md` has them, with any numbers,
-//! names and order in them.
+//! Hostile streams with valid checksums: frames in the form of `docs/format.md`, with arbitrary
+//! numbers, names and order.
 
 use std::sync::Arc;
 
@@ -90,7 +90,7 @@ fn header(random: &mut Random, dictionaries: &[&str]) -> Vec<u8> {
     out
 }
 
-/// A stream of a file system, or of something like it.
+/// A stream of a file system, or of something similar to one.
 pub fn make(random: &mut Random) -> Vec<u8> {
     let dictionaries = match random.below(4) {
         0 => vec!["0", "more"],
@@ -128,7 +128,7 @@ pub fn make(random: &mut Random) -> Vec<u8> {
             let key =
                 if random.one_in(25) { vec![random.next() as u8; random.below(40)] } else { key };
             match random.one_in(80) {
-                // A length that is not there.
+                // A length that exceeds the data.
                 true => varint(&mut payload, odd(random, 1 << 30)),
                 false => put(&mut payload, &key),
             }

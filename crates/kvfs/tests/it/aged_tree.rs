@@ -107,9 +107,9 @@ pub fn cold(disk: &Arc<Disk>, zone_size: u64) -> (Kvdb, Fs) {
     (db, fs)
 }
 
-/// A tree as it was made.
+/// Reads the tree as it was made.
 pub const TREE: &str = "tree";
-/// Its copy by reference.
+/// Reads its copy by reference.
 const COPY: &str = "copy";
 
 pub fn directory(top: &str, at: usize) -> Vec<u8> {
@@ -132,7 +132,7 @@ pub fn write(fs: &Fs, parent: Ino, name: &str, size: usize) -> Ino {
     ino
 }
 
-/// Files in turn in each of the directories, and synced now and then.
+/// Makes files in each of the directories in turn, with a sync from time to time.
 fn round_robin(zone_size: u64) -> Arc<Disk> {
     let disk = Arc::new(Disk::default());
     let create = CreateOptions { open: options(MEMORY), ..CreateOptions::default() };
@@ -282,8 +282,8 @@ fn a_copy_by_reference_has_its_names_and_nodes_in_order_and_its_pages_after_a_de
     show("its original: read all, defragmented", read_all(&disk, 0, TREE));
 }
 
-/// The tree as `kvfs import` makes it: directory by directory, many files at once; of a tar stream
-/// in the order of the host's directories, which is none.
+/// The tree as `kvfs import` makes it from a tar stream: directory by directory, many files at
+/// once, in the arbitrary order of the host's directories.
 pub fn import() -> Arc<Disk> {
     let disk = Arc::new(Disk::default());
     let create = CreateOptions { open: options(MEMORY), ..CreateOptions::default() };
@@ -296,7 +296,7 @@ pub fn import() -> Arc<Disk> {
     for at in 0..DIRECTORIES {
         let parent = mkdir(tree, &directory("", at)[1..]);
         for file in 0..each {
-            // 37 and 100 have no factor in common: each once.
+            // 37 and 100 have no common factor, so each number occurs once.
             let file = file * 37 % each;
             let content: Vec<u8> = (0..SIZE as u64)
                 .map(|byte| (byte ^ (at * each + file) as u64).wrapping_mul(0x9e37_79b9) as u8)
@@ -372,7 +372,7 @@ pub fn aged(mut age: impl FnMut(&Fs, &[Ino], usize, &str)) -> Arc<Disk> {
     })
 }
 
-/// A tree as it was imported, then changed by `work`, with a snapshot from before.
+/// An imported tree that `work` has changed, with a snapshot of the state before.
 pub fn worked_with(work: impl FnOnce(&Kvdb, &Fs, &[Ino])) -> Arc<Disk> {
     let disk = import();
     let (db, fs) = cold(&disk, ZONE_SIZE);

@@ -1,4 +1,5 @@
-//! Space: preallocating, punching, zeroing, seeking data and holes, copying ranges.
+//! Tests of preallocating, punching and zeroing space, of seeking data and holes, and of copying
+//! ranges.
 
 use crate::world::{USER, World, fails};
 use kvfs::{Allocate, AllocateMode, ROOT, SetAttr, Whence};

@@ -1,6 +1,7 @@
-//! The ground beneath a clone, or beneath open transactions, is dropped or taken back: the branch
-//! that a clone was made of, the snapshot, a dictionary, the state that transactions began in. The
-//! clone is whole and goes on; what has lost its ground ends with a sentence.
+//! Tests of dropping or rolling back the state on which a clone or open transactions are based: the
+//! branch that a clone was made of, the snapshot, a dictionary, or the state in which transactions
+//! began. The clone stays whole and usable, and a transaction that has lost its base ends with an
+//! error that says so.
 
 use crate::world::{USER, World};
 use kvdb::{Durability, Kvdb, ReceiveOptions, Settled, TransactionOptions};
@@ -87,7 +88,7 @@ fn a_clone_outlives_the_clone_that_it_was_made_of_and_says_why_it_is_not_merged_
         let refused = store.merge("child", into).expect_err("its parent is gone").to_string();
         assert!(refused.contains("parent") || refused.contains("no state"), "{refused}");
     }
-    // One of the same name is another one.
+    // A new one with the same name is a different one.
     store.snapshot("", "now");
     store.clone_of("now", "parent");
     assert!(store.merge("child", None).is_err());
@@ -102,7 +103,7 @@ fn a_clone_is_merged_though_the_snapshot_that_it_was_made_of_is_dropped_and_made
     make(&store.clone_of("s", "c"), "new", b"new");
     store.views.drop_snapshot("s").expect("dropped");
     make(&store.fs(""), "main", b"main");
-    // The next one of its name has other files, and is not what the clone is compared with.
+    // The next one of its name has other files, and the clone is not compared with it.
     store.snapshot("", "s");
     store.w.db.flush().expect("flushed");
     store.merge("c", None).expect("merged");
@@ -124,11 +125,11 @@ fn a_dictionary_that_the_parent_drops_stays_in_the_clone_and_comes_back_if_it_wa
     store.w.db.flush().expect("flushed");
     assert_eq!(store.key(""), None);
     assert_eq!(store.key("c").as_deref(), Some(&b"base"[..]));
-    // A clone that has changed nothing in the dictionary does not bring it back.
+    // A clone without changes in the dictionary does not restore it.
     make(&store.fs("c"), "new", b"new");
     store.merge("c", None).expect("merged");
     assert_eq!(store.key(""), None);
-    // One side has removed it, the other one has changed it.
+    // One side has removed the dictionary, and the other one has changed it.
     let options = MergeOptions { clone: "changed".into(), ..MergeOptions::default() };
     let merged = store.views.merge(&options, &|_, _| Settled::Conflict).expect("begun");
     let paths: Vec<&[u8]> = merged.conflicts.iter().map(|one| &one.path[..]).collect();
@@ -201,8 +202,8 @@ fn a_clone_is_sent_as_what_differs_from_the_snapshot_it_was_made_of() {
             ReceiveOptions { branch: branch.into(), snapshot, ..ReceiveOptions::default() };
         there.views.receive(bytes, &options)
     };
-    // It has its base in a branch of its own, which is what the clone was made of, and then the
-    // clone.
+    // Its base is in a branch of its own, which has first the state that the clone was made of, and
+    // then the clone.
     receive(&base, "sent").expect("received");
     assert_eq!(read(&there.fs("sent"), "of-clone"), None);
     receive(&changes, "sent").expect("received");
@@ -212,10 +213,10 @@ fn a_clone_is_sent_as_what_differs_from_the_snapshot_it_was_made_of() {
     assert_eq!(read(&sent, "main"), None);
     assert_eq!(there.key("sent").as_deref(), Some(&b"clone"[..]));
     there.check("sent");
-    // Without the base it is refused, and nothing is there.
+    // Without the base the stream is refused, and nothing is received.
     assert!(receive(&changes, "alone").is_err());
     assert!(!there.w.db.has_branch("alone"));
-    // It goes on there as any branch does: a clone of it is merged into it.
+    // The received branch behaves as any branch: a clone of it is merged into it.
     make(&there.clone_of(&format!("received-{}", changes.len()), "try"), "tried", b"tried");
     there.merge("try", None).expect("merged");
     assert_eq!(read(&there.fs("sent"), "tried").as_deref(), Some(&b"tried"[..]));

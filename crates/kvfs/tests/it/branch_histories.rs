@@ -1,5 +1,5 @@
-//! Random histories of attempts that several threads make side by side, each of which commits into
-//! a parent, checked with `adya` as strong snapshot isolation:
+//! Random histories of attempts that several threads make in parallel, each of which commits into a
+//! parent, checked with `adya` as strong snapshot isolation:
 //!
 //! - transactions within one transaction, up to three deep: for those right within it that one is
 //!   what the store is for others;
@@ -104,7 +104,7 @@ impl Site<'_> {
     }
 }
 
-/// Returns whether an attempt failed for what others have done at the same time.
+/// Returns whether an attempt failed because of concurrent actions of others.
 fn is_conflict(error: &Error) -> bool {
     matches!(error, Error::Store(kvdb::Error::Conflict { .. }))
 }
@@ -210,7 +210,7 @@ impl Store {
     }
 }
 
-/// Runs so many attempts by several threads.
+/// Runs this many attempts on several threads.
 fn attempts(
     store: &Store,
     seed: u64,
@@ -240,7 +240,7 @@ fn attempts(
     all.into_inner()
 }
 
-/// The lists at the end, read by one that comes after all others.
+/// The lists at the end, read by an attempt after all others.
 fn observed(store: &Store, site: &Site<'_>) -> Attempt {
     let read = |list| Did::Read(list, site.lists(list).expect("read"));
     let (from, did) = (store.tick(), (0..LISTS).map(read).collect());

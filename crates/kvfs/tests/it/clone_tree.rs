@@ -1,5 +1,5 @@
-//! A tree copied by reference: equal to the original, of its own from then on, and no larger than
-//! its names.
+//! Tests of trees that are copied by reference. A copy equals its original, is independent from
+//! then on, and takes only the space of its names.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use kvdb::{CreateOptions, Durability, Isolation, Kvdb, OpenOptions, TransactionO
 use kvfs::{CloneStats, Earlier, Error, FileKind, Fs, FsOptions, ROOT, ViewId, Views};
 use zones::{CrashDevice, MemoryDevice};
 
-/// A tree with one of everything.
+/// A tree with every kind of file.
 fn make(world: &World) -> kvfs::Ino {
     let top = world.dir(ROOT, "top");
     let sub = world.dir(top, "sub");
@@ -75,7 +75,7 @@ fn a_copy_is_equal_and_of_its_own() {
     is_the_tree_but(&world);
     world.fs.clone_tree(world.stat("/copy").ino, ROOT, b"again").unwrap();
     assert_eq!(world.read(world.stat("/again/link").ino, 50_000, 7), b"changed");
-    // Nor what is deleted.
+    // A deletion in one copy does not change the other.
     remove(&world, ROOT, "top");
     remove(&world, ROOT, "again");
     world.remount();
@@ -188,13 +188,13 @@ fn whole_pages_that_are_copied_from_file_to_file_are_shared() {
         assert_eq!((world.fs.getattr(to).unwrap().size, blocks(to)), (size, blocks(from)));
     }
     is_sound(&world);
-    // Each goes its own way.
+    // Each copy diverges.
     world.write(copies[0], 4000, b"changed");
     world.fs.unlink(ROOT, b"from").unwrap();
     world.fs.sync_all().unwrap();
     assert_eq!(world.read(copies[1], 4000, 7), content(5, 5000)[4000..4007]);
     assert_eq!(world.read(copies[0], 4000, 7), b"changed");
-    // Over what is there, in the middle: the last whole page, and then what is left.
+    // Overwrites existing data in the middle: the last whole page, and then the rest.
     let to = world.file_with(ROOT, "to", &content(6, 100_000));
     assert_eq!(world.fs.copy_file_range(copies[1], 8192, to, 4096, 10_000).unwrap(), 10_000);
     let mut expected = content(6, 100_000);
@@ -203,8 +203,7 @@ fn whole_pages_that_are_copied_from_file_to_file_are_shared() {
     is_sound(&world);
 }
 
-/// So many files that each dictionary gets runs of its own; all the while with one of everything
-/// among them.
+/// So many files that each dictionary gets runs of its own, with every kind of file among them.
 fn make_many(world: &World, files: usize) -> kvfs::Ino {
     let top = make(world);
     let mut dirs = vec![top];
@@ -244,7 +243,7 @@ fn listed(fs: &Fs, path: &str) -> Vec<(String, u32, Vec<u8>)> {
                 FileKind::File => fs.read(attr.ino, 0, attr.size as u32).unwrap().to_vec(),
                 _ => Vec::new(),
             };
-            // A link that leads outside of the tree is none in the copy.
+            // A hard link to a file outside of the tree is not a link in the copy.
             let links = if name == "outside" { 1 } else { attr.nlink };
             out.push((at[path.len()..].to_owned(), links, content));
             if attr.kind == FileKind::Dir {
@@ -276,7 +275,7 @@ fn a_large_tree_is_copied_whole() {
         assert_eq!(original.len(), 62 + 3036);
         assert!(listed(&world.fs, "/copy") == original);
         is_sound(&world);
-        // From runs, a copy of a copy, into the tree itself.
+        // Copies from runs, a copy of a copy, and a copy into the tree itself.
         world.db.flush().unwrap();
         let copy = world.stat("/copy").ino;
         world.fs.clone_tree(copy, world.stat("/top/sub").ino, b"again").unwrap();
@@ -407,7 +406,7 @@ fn a_copy_does_not_stand_in_the_way_of_a_transaction_that_has_looked_for_its_nam
         Err(Error::Store(kvdb::Error::Locked(_))) => {}
         other => panic!("{other:?}"),
     }
-    // Nothing waits in this environment; it was as long as a lock is waited for.
+    // Nothing waits in this environment. With the bug, the call took the timeout of a lock.
     assert!(began.elapsed() < Duration::from_secs(8), "it waited for {:?}", began.elapsed());
     views.commit(id, Durability::Buffered).unwrap();
     world.fs.clone_tree(top, ROOT, b"copy").unwrap();
@@ -452,7 +451,7 @@ fn links_among_several_places_of_one_state_are_links_among_the_copies() {
         assert_eq!(world.stat("/outside").ino, world.stat("/top/sub/outside").ino);
         world.fs.sync_all().unwrap();
         is_sound(&world);
-        // One by one they come apart.
+        // The links are broken one by one.
         views.clone_earlier(&ViewId::Mainline, &snapshot, b"d", b"alone").unwrap();
         assert_eq!(world.stat("/alone").nlink, 1);
         views.drop_snapshot("before").unwrap();
@@ -477,7 +476,7 @@ fn names_that_come_back_one_by_one_are_names_of_one_file_again() {
         }
         views.clone_earlier(&ViewId::Mainline, &snapshot, name, name).unwrap();
     };
-    // The other names of what was removed lead to the file still.
+    // The other names of the removed file still refer to it.
     world.fs.unlink(dir, b"a").unwrap();
     again(b"e/a");
     let found = world.stat("/e/a");
@@ -494,7 +493,7 @@ fn names_that_come_back_one_by_one_are_names_of_one_file_again() {
         assert_eq!(world.stat(name).ino, found.ino, "{name}");
     }
     assert_eq!(world.read_all(found.ino), content(7, 50_000));
-    // At another place it is a copy.
+    // Restored to another place it is a copy.
     views.clone_earlier(&ViewId::Mainline, &snapshot, b"e/a", b"alone").unwrap();
     assert_eq!(world.stat("/alone").nlink, 1);
     views.drop_snapshot("before").unwrap();

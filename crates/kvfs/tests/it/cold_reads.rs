@@ -1,4 +1,4 @@
-//! Counts the reads of the device when a tree is read of which nothing is in memory.
+//! Counts the reads of the device while a tree is read of which nothing is in memory.
 //!
 //! `KVFS_MEASURE=1 cargo test -p kvfs --test it cold_reads:: -- --nocapture` prints the figures.
 
@@ -15,9 +15,9 @@ use zones::{Purpose, Watch, WatchedDevice};
 
 const PAGE: u64 = 4096;
 
-/// A device behind a host that keeps what it has read, and fetches what it is told of: what it has
-/// costs nothing, and what it has not must be waited for. The store is larger than the host's
-/// memory, so nothing is read around what is asked for.
+/// A device with a host's cache, which keeps the data that was read and prefetches announced data.
+/// Cached data costs nothing, and all other reads wait. The store is larger than the host's memory,
+/// so nothing is read around what is asked for.
 type Host = WatchedDevice<Cache>;
 
 #[derive(Default)]
@@ -31,7 +31,7 @@ struct Cache {
 }
 
 impl Cache {
-    /// Another seed for each opening: numbers that a store takes for unique must be.
+    /// Each opening has another seed, since numbers that a store takes for unique must be unique.
     fn env(&self) -> Arc<Simulated> {
         Arc::new(Simulated::new(self.opened.fetch_add(1, Relaxed)))
     }
@@ -81,7 +81,8 @@ struct Tree {
 }
 
 impl Tree {
-    /// Directories with so many files each of so many bytes, made in turn and synced now and then.
+    /// Directories with this many files of this many bytes each, made in turn, with a sync from
+    /// time to time.
     fn make(profile: Profile, directories: &[usize], size: usize) -> Tree {
         let host = Arc::new(Host::default());
         let create = CreateOptions { profile, open: options(), ..CreateOptions::default() };
@@ -100,7 +101,7 @@ impl Tree {
         let mut made = 0;
         for turn in 0..most {
             for (dir, (_, files)) in dirs.iter().zip(&names) {
-                // Spread over the whole of the making.
+                // The samples are spread over the whole sequence of files.
                 if turn * files / most == (turn + 1) * files / most {
                     continue;
                 }
@@ -236,7 +237,7 @@ fn a_file_that_was_overwritten_is_read_in_order_in_few_reads() {
         fs.write(ino, at, &content(at, PIECE as usize), Default::default()).unwrap();
     }
     fs.fsync(ino, false).unwrap();
-    // A page of each piece, in no order.
+    // Reads a page of each piece, in no order.
     let pieces = SIZE / PIECE;
     for i in 0..pieces {
         let at = i * 101 % pieces * PIECE + i * 13 % 64 * PAGE;
@@ -245,7 +246,8 @@ fn a_file_that_was_overwritten_is_read_in_order_in_few_reads() {
     fs.shutdown().unwrap();
     drop(fs);
     db.close().unwrap();
-    // The requests of a reader in order, of which threads answer now the second before the first.
+    // The requests of a reader in order. Several threads answer them, sometimes the second before
+    // the first.
     let (reads, bytes) = tree.cold("in order what was overwritten", |fs| {
         for i in 0..pieces {
             let at = if i / 2 % 3 == 0 { i ^ 1 } else { i };

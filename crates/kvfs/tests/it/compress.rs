@@ -1,5 +1,5 @@
-//! Compression of files: each has its way, by an attribute that is inherited; what does not
-//! compress is stored as it is, and every page reads as it was written.
+//! Tests of the compression of files. Each file has a method, set by an attribute that is
+//! inherited. Incompressible data is stored uncompressed, and every page is read as it was written.
 
 use std::sync::Arc;
 
@@ -118,7 +118,7 @@ fn what_does_not_compress_is_stored_as_it_is() {
     assert_plain(&w, film, 300);
     assert_compressed(&w, log, 300);
     assert_eq!((w.read_all(film), w.read_all(log)), (noise(300), text(300)));
-    // Each way stores noise as it is.
+    // Each method stores noise uncompressed.
     for way in Compress::ALL {
         let name = format!("film.{}", way.name());
         let file = w.file(ROOT, &name);
@@ -140,7 +140,7 @@ fn a_file_keeps_its_way_when_it_is_renamed_or_linked() {
     assert_compressed(&w, file, 20);
     let linked = w.stat("linked").ino;
     assert_eq!((linked, way(&w.fs, linked)), (file, Some(Compress::Zstd)));
-    // A file that is moved into the directory keeps its own way, too.
+    // A file that is moved into the directory keeps its own method, too.
     let other = w.file_with(ROOT, "other", &text(10));
     w.fs.rename(ROOT, b"other", dir, b"other", RenameFlags::default()).unwrap();
     assert_eq!(way(&w.fs, other), None);
@@ -262,7 +262,7 @@ fn a_word_that_is_no_way_is_refused_with_a_sentence() {
         fails(w.fs.setxattr(dir, ATTRIBUTE, word, XattrFlags::Any), libc::EINVAL);
     }
     assert_eq!(way(&w.fs, dir), Some(Compress::Lz4));
-    // It is found whatever other attributes there are.
+    // The attribute is found, whatever other attributes exist.
     let file = w.file(dir, "file");
     w.fs.removexattr(file, ATTRIBUTE).unwrap();
     for n in 0..8 {
@@ -288,7 +288,7 @@ fn a_transaction_and_a_clone_see_the_way_and_write_by_it() {
         file
     };
     let file = make(&inside, b"inside");
-    // A way that is set in a transaction is seen there only, until it commits.
+    // A method that is set in a transaction is visible only there, until it commits.
     set(&inside, ROOT, Compress::Zstd);
     assert_eq!(way(&w.fs, ROOT), None);
     views.commit(id, Durability::Synced).unwrap();
@@ -391,7 +391,7 @@ fn the_changes_of_a_client_are_stored_by_the_ways_of_their_files() {
             let value = w.db.get(dict, &key).unwrap().unwrap();
             changes.push(ServedChange::Put(dict, key.into(), value));
         }
-        // Nothing is known of the files any more.
+        // Nothing of the files is cached any more.
         w.db.set_codec_of_series(dmap, &node, None).unwrap();
     }
     let commit_by = |default| {
@@ -406,10 +406,10 @@ fn the_changes_of_a_client_are_stored_by_the_ways_of_their_files() {
     };
     let [packed, plain] = commit_by(None);
     assert!(packed < PAGE / 2 && plain == PAGE, "{packed} and {plain} bytes");
-    // The mount of the server has a way for files without one.
+    // The mount of the server has a method for files without one.
     let [packed, plain] = commit_by(Some(Compress::Lz4));
     assert!(packed < PAGE / 2 && plain < PAGE / 2, "{packed} and {plain} bytes");
-    // Changes that mean nothing are left to others.
+    // Changes of other attributes are not handled here.
     let odd = ServedChange::Put(imap, vec![7; 9].into(), vec![0xff; 30].into());
     kvfs::announce_ways(&w.db, &[odd], Some(Compress::Auto));
 }

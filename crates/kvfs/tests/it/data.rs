@@ -1,5 +1,5 @@
-//! The bytes of files: what is written is read, across every size at which files are stored in
-//! another way.
+//! Tests of the content of files. Reads return what was written, across every size at which the
+//! storage of files changes.
 
 use crate::world::{USER, World, around, fails};
 use kvfs::{Attr, FileKind, FsOptions, ROOT, SetAttr};
@@ -140,7 +140,7 @@ fn blocks_are_counted_right_however_pages_are_overwritten() {
     }
     assert_eq!(w.fs.getattr(f).unwrap().blocks, 4 * 8);
     w.fs.sync_all().unwrap();
-    // Over stored and missing pages, without looking in between.
+    // Writes over stored and missing pages, without reading in between.
     for block in 0..7u64 {
         w.write(f, block * 4096, &[2; 4096]);
     }

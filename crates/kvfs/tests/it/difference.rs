@@ -89,7 +89,7 @@ fn a_tree_that_is_removed_is_listed_whole() {
     let fs = views.fs(&ViewId::Transaction(id)).unwrap();
     fs.unlink(a, b"x").unwrap();
     fs.rmdir(ROOT, b"a").unwrap();
-    // A file in its place is a change of the same path.
+    // A file that replaces it is a change of the same path.
     make(&fs, ROOT, "a", b"123");
     assert_eq!(shown(&views, id), ["a />3", "a/x 1>-"]);
 }
@@ -112,7 +112,7 @@ fn names_are_found_wherever_they_have_gone() {
     let [left, right] = [(a, "left"), (b, "right")].map(|(dir, name)| make(&w.fs, dir, name, b"1"));
     w.fs.rename(a, b"left", b, b"right", RenameFlags { exchange: true, ..Default::default() })
         .unwrap();
-    // Two names in different directories; and one whose first name is gone.
+    // A file with two names in different directories, and one whose first name was removed.
     let both = make(&w.fs, a, "both", b"1");
     w.fs.link(both, b, b"again").unwrap();
     let orphaned = make(&w.fs, a, "first", b"1");
@@ -159,7 +159,7 @@ fn a_deep_tree_takes_one_line_whether_it_is_made_moved_or_removed() {
     assert_eq!(paths(&told), ["top"]);
     let below = Below { files: 1, directories: depth, bytes: 5, moved: 0 };
     assert_eq!((told[0].before.is_some(), told[0].below), (false, below));
-    // Its paths are told from anchors, and take no more than the names.
+    // The paths are listed relative to anchors, and take only the space of the names.
     let all = views.difference(id, Listing::All).unwrap();
     assert_eq!(all.iter().filter(|change| change.before.is_none()).count() as u64, depth + 2);
     assert!(all.iter().map(|change| change.path.len()).sum::<usize>() < 5 << 20);

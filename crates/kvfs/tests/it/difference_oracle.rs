@@ -1,6 +1,6 @@
-//! A difference against a naive one: both trees walked, everything at every path compared. Random
-//! trees, random changes: hard links, renames and swaps of directories, types replaced, trees
-//! removed and made again, extended attributes, owners, modes, times.
+//! Compares a difference with a naive one that walks both trees and compares everything at every
+//! path. Random trees get random changes: hard links, renames and swaps of directories, replaced
+//! types, trees removed and made again, extended attributes, owners, modes and times.
 //!
 //! `KVFS_CASES=20000 cargo test -p kvfs --test it difference_oracle::` runs more cases, from
 //! `KVFS_BASE` on.
@@ -17,7 +17,7 @@ use kvfs::{
 
 type Path = Vec<u8>;
 
-/// All that is at a path.
+/// Everything at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Thing {
     ino: Ino,
@@ -85,7 +85,7 @@ fn walk(fs: &Fs) -> Tree {
     tree
 }
 
-/// The names of each file that has several, by each of them.
+/// The names of each file with several names, by each of them.
 fn groups(tree: &Tree) -> HashMap<Path, BTreeSet<Path>> {
     let mut by_ino: HashMap<Ino, BTreeSet<Path>> = HashMap::new();
     for (path, thing) in tree.iter().filter(|(_, t)| t.kind != FileKind::Dir) {
@@ -97,7 +97,8 @@ fn groups(tree: &Tree) -> HashMap<Path, BTreeSet<Path>> {
         .collect()
 }
 
-/// The paths that are on one side alone, of inodes that are on both, each with the other one.
+/// The paths that exist on one side only, for inodes that exist on both, each with the path on the
+/// other side.
 fn moved(old: &Tree, new: &Tree) -> HashMap<Path, Path> {
     let mut moved = HashMap::new();
     let inodes: BTreeSet<Ino> = old.values().map(|thing| thing.ino).collect();
@@ -114,7 +115,7 @@ fn moved(old: &Tree, new: &Tree) -> HashMap<Path, Path> {
     moved
 }
 
-/// One line for each path that differs, with all that does.
+/// One line for each path that differs, with all differences.
 fn naive(old: &Tree, new: &Tree) -> Vec<String> {
     let (was_linked, is_linked) = (groups(old), groups(new));
     let moved = moved(old, new);
@@ -279,8 +280,8 @@ fn remove(fs: &Fs, dir: Ino, name: &[u8], ino: Ino, kind: FileKind) {
     }
 }
 
-/// Makes a tree again as it was, but for inode numbers and times; hard links are not links any
-/// more.
+/// Removes a tree and makes it again, with other inode numbers and times. Hard links become
+/// separate files.
 fn copy(fs: &Fs, from: Ino, dir: Ino, name: &[u8]) {
     let it = thing(fs, from);
     let made = match it.kind {
@@ -308,7 +309,7 @@ fn copy(fs: &Fs, from: Ino, dir: Ino, name: &[u8]) {
     fs.forget(ino, 1);
 }
 
-/// One random change; what it was, for the report.
+/// Makes one random change. Returns its description for the report.
 fn change(fs: &Fs, random: &mut Random) -> String {
     let all = places(fs);
     let mut dirs: Vec<Ino> = all.iter().filter(|p| p.4 == FileKind::Dir).map(|p| p.1).collect();
@@ -413,7 +414,7 @@ fn change(fs: &Fs, random: &mut Random) -> String {
             }
             None => "nothing".into(),
         },
-        // Removed and made again: nothing has changed, but for times and links.
+        // The tree was removed and made again, so only times and links have changed.
         18 => match &one {
             Some((path, ino, parent, from, kind))
                 if fs.lookup(*parent, b"again").map(|a| fs.forget(a.ino, 1)).is_err() =>
@@ -480,7 +481,8 @@ fn case(seed: u64) {
         );
     };
 
-    // In a transaction, while others go on. It is compared with what it reads.
+    // In a transaction, while others work. The difference is compared with the transaction's own
+    // reads.
     let id = views.begin(Default::default()).expect("a transaction");
     let inside = views.fs(&ViewId::Transaction(id)).expect("a view");
     let few = 1 + random.below(12);
@@ -514,8 +516,8 @@ fn case(seed: u64) {
     check(difference("b", None), &b, &b, "b to now", &log);
 }
 
-/// A collapsed list has what the whole one has, but for what it counts at the highest directory
-/// that is there on one side alone.
+/// A collapsed list has the same changes as the whole one, except for those that it counts at the
+/// highest directory that exists on one side only.
 fn check_collapsed(
     all: &[FileChange],
     collapsed: &[FileChange],

@@ -1,5 +1,5 @@
-//! A serializable transaction that has locked a directory decides by the names in it: none comes,
-//! and none goes, until it ends.
+//! Tests of a serializable transaction that has locked a directory. It can rely on the names in it:
+//! until it ends, no name is added or removed.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use kvdb::{Durability, Isolation, Kvdb, TransactionOptions};
 use kvfs::{Caller, Error, FileKind, Fs, FsOptions, Ino, ROOT, Result, ViewId, Views};
 
 fn begun(views: &Views, isolation: Isolation) -> (kvdb::TransactionId, Fs) {
-    // There is one thread: no other could end what a call would wait for.
+    // There is only one thread, so no other could release a lock that a call waits for.
     let lock_timeout = std::time::Duration::ZERO;
     let options = TransactionOptions { isolation, lock_timeout, ..TransactionOptions::default() };
     let id = views.begin(options).unwrap();

@@ -1,6 +1,6 @@
 //! Files are moved from a clone into the store by reading and writing, as `mv` does between file
-//! systems. What is dropped then is on disk at once. The copies are on disk with it, though no
-//! program has synced them: they are never lost together with what they were copied from.
+//! systems. Dropping the clone is durable at once. The copies become durable with it, though no
+//! program has synced them, so they are never lost together with their originals.
 
 use std::sync::Arc;
 
@@ -27,7 +27,8 @@ fn has_file(fs: &Fs, name: &[u8]) -> bool {
 }
 
 /// A store with a snapshot of the empty mainline, "empty", and a clone of it, "c", in which "f" is
-/// on disk. It is written to `to`, removed from the clone, and `drop` takes place. The power fails.
+/// on disk. Its content is written to `to`, it is removed from the clone, and `drop` runs. Then the
+/// power fails.
 fn survives(to: &ViewId, drop: impl Fn(&Views)) {
     for seed in 0..20 {
         let device = Arc::new(CrashDevice::over(MemoryDevice::new()));
@@ -76,7 +77,7 @@ fn files_moved_into_the_store_before_their_clone_was_rolled_back() {
     survives(&ViewId::Mainline, |views| {
         views.snapshot(&ViewId::Clone("c".into()), "emptied", Durability::Synced).unwrap();
         let ino = views.fs(&ViewId::Mainline).unwrap().lookup(ROOT, b"copied").unwrap().ino;
-        // Once more, in memory alone.
+        // The same once more, in memory alone.
         let mainline = views.fs(&ViewId::Mainline).unwrap();
         mainline.write(ino, 0, CONTENT, Default::default()).unwrap();
         views.rollback("emptied").unwrap();

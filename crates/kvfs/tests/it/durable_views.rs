@@ -1,5 +1,5 @@
-//! Durable transactions over files: after a restart the view is there again, with what was written
-//! in it.
+//! Tests of durable transactions over files. After a restart the view exists again, with everything
+//! that was written in it.
 
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ fn a_view_goes_on_after_a_crash_and_its_commit_meets_no_strangers() {
     let (db, fs, views) = open(&crashed, false);
     assert_eq!(content(&fs, "/before"), b"before");
     assert!(fs.resolve(b"/dir").is_err());
-    // Numbers that the view has given are not given again.
+    // Numbers that the view has assigned are not assigned again.
     let outside = file(&fs, ROOT, "outside", b"outside");
     let inside = views.fs(&ViewId::Transaction(id)).unwrap();
     assert_eq!(content(&inside, "/dir/new"), vec![7; 20_000]);
@@ -170,14 +170,14 @@ fn what_is_made_beside_the_views_takes_no_number_of_a_transaction_that_goes_on()
     assert!(report.findings.is_empty(), "{:?}", report.findings);
 }
 
-/// The rollback is on disk at once: a transaction that it has ended must not be there again when
-/// the power fails right behind it.
+/// The rollback is on disk at once. A transaction that it has ended must not return when the power
+/// fails right afterwards.
 #[test]
 fn a_transaction_that_a_rollback_has_ended_does_not_go_on_after_a_power_cut() {
     ended_by_a_rollback(|_, _| {});
 }
 
-/// Nor one that had ended before it, without a sync.
+/// The same holds for a transaction that had ended before it, without a sync.
 #[test]
 fn a_transaction_that_ended_before_a_rollback_does_not_go_on_after_a_power_cut() {
     ended_by_a_rollback(|views, id| views.abort(id).unwrap());

@@ -1,4 +1,5 @@
-//! A store that has failed: files say so at once, and hold nothing that can never be written.
+//! Tests of a store that has failed. Files report the error at once, and hold no data that can
+//! never be written.
 
 use std::sync::Arc;
 
@@ -75,7 +76,7 @@ fn after_a_failed_sync_nothing_is_taken_and_what_was_taken_is_said_to_be_lost() 
     fs.write(open_elsewhere, 0, b"G", Default::default()).unwrap();
 
     device.inject(Fault::always(Operation::Sync, FaultKind::Error));
-    // The first to hear of it, and all others that rely on what was written.
+    // The first caller gets the error, and so do all others that rely on the written data.
     fails(fs.fsync(f, false), libc::EIO);
     fails(fs.fsync(open_elsewhere, true), libc::EIO);
     fails(fs.sync_all(), libc::EIO);
@@ -102,7 +103,7 @@ fn what_finds_no_space_at_a_sync_stays_in_its_place_and_is_written_later() {
     let mut expected = Vec::new();
     let mut refused = 0;
     for round in 0..60u32 {
-        // The host is full, and is not, and is again.
+        // The host is full, then has space, and then is full again.
         match round % 20 {
             5 => [Operation::Grow, Operation::Write]
                 .map(|on| device.inject(Fault::always(on, FaultKind::NoSpace)))
@@ -217,8 +218,8 @@ fn of_a_file_that_cannot_be_staged_no_part_is_committed_with_others() {
     fails(again.getxattr(program, name), libc::ENODATA);
 }
 
-/// A truncation counts what it leaves and reads the page that the new end is in. Whichever of these
-/// fails, nothing is cut.
+/// A truncation counts what it leaves and reads the page that the new end is in. If any of these
+/// fails, the file is not truncated.
 #[test]
 fn a_truncation_that_cannot_read_changes_nothing() {
     const PAGE: u64 = 4096;
@@ -274,7 +275,7 @@ fn a_truncation_that_cannot_read_changes_nothing() {
 }
 
 /// The blocks of a file are counted when it is looked up, which reads the store. The caller gets no
-/// reference with an error; kept, it would keep the file for ever after its last name is gone.
+/// reference with an error; kept, it would keep the file forever after its last name is gone.
 #[test]
 fn a_lookup_that_fails_adds_no_reference() {
     let memory = Arc::new(MemoryDevice::new());

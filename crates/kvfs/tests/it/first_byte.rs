@@ -1,5 +1,5 @@
-//! The requests that a reader of a published store waits for, one after the other, until it has the
-//! first byte of a file deep in the tree, and until it has seen all names.
+//! Counts the requests that a reader of a published store waits for one after the other, until it
+//! has the first byte of a file deep in the tree, and until it has seen all names.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -118,7 +118,7 @@ fn the_first_byte_of_a_file_deep_in_a_tree_is_there_after_few_rounds() {
 fn names_and_nodes_of_a_path_come_in_one_round_and_the_byte_in_the_next() {
     let small = tree(1);
     let large = tree(20);
-    // Files that are much larger than what is in them.
+    // Files that are much larger than their data.
     let w = &large.w;
     let sparse: Vec<Ino> = (0..3).map(|n| w.file(ROOT, &format!("sparse{n}"))).collect();
     for ino in sparse {

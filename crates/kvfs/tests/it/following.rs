@@ -1,5 +1,5 @@
-//! Files of a reader that follows what is published: after each state, all that is in memory, and
-//! all that a kernel refers to, is as the writer has it.
+//! Tests of the files of a reader that follows what is published. After each state, everything in
+//! memory, and everything that a kernel refers to, equals the state of the writer.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ fn shown(attr: &Attr) -> impl PartialEq + std::fmt::Debug + use<> {
     (attr.kind, attr.perm, attr.nlink, attr.size, attr.mtime, attr.ctime)
 }
 
-/// Keeps what it is told of, as a kernel would.
+/// Records its notifications, as a kernel would.
 #[derive(Default)]
 struct Told(env::sync::Mutex<Vec<(u16, ChangeSet)>>);
 
@@ -30,7 +30,7 @@ impl kvfs::Watcher for Told {
     }
 }
 
-/// All names of a view, with the inodes that they lead to.
+/// All names of a view, with their inodes.
 fn names(fs: &Fs) -> BTreeMap<(Ino, Vec<u8>), Ino> {
     let mut all = BTreeMap::new();
     let mut dirs = vec![ROOT];
@@ -51,7 +51,7 @@ fn names(fs: &Fs) -> BTreeMap<(Ino, Vec<u8>), Ino> {
     all
 }
 
-/// One change of the writer: files, or snapshots and what comes of them.
+/// One change of the writer to files, snapshots or clones.
 fn change(writer: &Store, random: &mut Random) {
     let views = &writer.views;
     let snapshots = views.snapshot_labels();
@@ -99,7 +99,7 @@ fn what_is_in_memory_is_as_the_writer_has_it() {
         views.watch(&watcher);
         for step in 0..12 {
             let at = format!("seed {seed}, step {step}");
-            // The kernel would know some names, and the inodes that they lead to.
+            // The kernel would have cached some names and their inodes.
             let before = names(&fs);
             for (dir, name) in before.keys().filter(|_| random.one_in(2)) {
                 fs.lookup(*dir, name).expect("there");
@@ -130,7 +130,7 @@ fn what_is_in_memory_is_as_the_writer_has_it() {
                     (here, there) => panic!("{at}: inode {ino}: {here:?}, not {there:?}"),
                 }
             }
-            // Each name that has changed was told of.
+            // The kernel was notified of each changed name.
             let all: Vec<_> = told.0.lock().drain(..).collect();
             let of_mainline = all.iter().filter(|(number, _)| *number == 0);
             let names_told: Vec<_> = of_mainline.flat_map(|(_, changes)| &changes.names).collect();

@@ -1,6 +1,6 @@
-//! An fsync of a small file waits for no other file's data (KEVIN, §5.1): next to bulk writes that
-//! are not synced it writes what it has itself. Commits keep their order, so the journal's records
-//! of what was committed before it must be durable with it: most of them were written early.
+//! An fsync of a small file waits for no other file's data (KEVIN, §5.1). Next to bulk writes that
+//! are not synced, it writes only its own data. Commits keep their order, so the journal records of
+//! earlier commits must become durable with it, but most of them were written early.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -26,7 +26,7 @@ fn a_small_file_is_one_write_and_one_sync() {
         let (journal, all, syncs) = written(&w);
         w.fs.fsync(ino, false).expect("synced");
         assert_eq!(written(&w), (journal + 1, all + 1, syncs + 1), "{len} bytes");
-        // Over a page that is there already, and behind it.
+        // Writes over an existing page, and after it.
         for offset in [0, 4096] {
             w.write(ino, offset, &[8; 4096]);
             let (journal, all, syncs) = written(&w);

@@ -1,5 +1,5 @@
-//! A full store: writes fail early with ENOSPC, what was acknowledged is there, and removing works
-//! and gives the space back.
+//! Tests of a full store. Writes fail early with ENOSPC, acknowledged data is kept, and removing
+//! works and frees space.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use zones::MemoryDevice;
 const ZONE: u64 = 8 << 20;
 const USER: Caller = Caller { uid: 1, gid: 1, pid: 1 };
 
-/// A store of so many zones, without threads.
+/// A store of this many zones, without threads.
 fn small(zones: u64) -> (Kvdb, Fs) {
     let open =
         OpenOptions { memory: 8 << 20, threads: false, zero_journal: false, ..Default::default() };
@@ -33,7 +33,7 @@ fn content(n: u64, size: usize) -> Vec<u8> {
     (0..size).map(|i| (i as u64 * 7 + n * 13) as u8).collect()
 }
 
-/// Writes files of this size until the store is full; gives them with what they hold.
+/// Writes files of this size until the store is full. Returns them with their content.
 fn fill(fs: &Fs, size: usize) -> Vec<(u64, String, Vec<u8>)> {
     let mut files = Vec::new();
     for n in 0.. {
@@ -119,7 +119,7 @@ fn a_whiteout_is_refused_in_a_full_store_and_a_new_name_is_not() {
     let rename =
         |from: &str, to: &str, flags| fs.rename(ROOT, from.as_bytes(), ROOT, to.as_bytes(), flags);
     let whiteout = RenameFlags { whiteout: true, ..RenameFlags::default() };
-    // One after the other they would take what is set aside for removing.
+    // Repeated renames with a whiteout would use up the space that is reserved for removals.
     for (_, name, _) in &files[..100] {
         fails(rename(name, &format!("to-{name}"), whiteout), libc::ENOSPC);
         rename(name, &format!("to-{name}"), RenameFlags::default()).unwrap();

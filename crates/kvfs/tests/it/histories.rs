@@ -1,16 +1,17 @@
-//! Random histories of concurrent transactions over files and keys together, checked with `adya`:
-//! under snapshot isolation they must be valid as strong snapshot isolation, serializable ones as
-//! strictly serializable; files that are read on the mainline included.
+//! Checks random histories of concurrent transactions over files and keys with `adya`. Under
+//! snapshot isolation they must be valid as strong snapshot isolation, and serializable ones must
+//! be strictly serializable, including reads of files on the mainline.
 //!
 //! Transactions append to lists that are keys or files; they delete ranges and write them again,
 //! cut files off, put others in their place, go back to savepoints, change keys by nested batches;
 //! some are durable. Ingests put pairs of keys down that must show together. In some lives the
-//! store goes back to a snapshot now and then, which begins a new epoch (see `history/epoch.rs`);
-//! others end with a power cut, after which each transaction is there whole or not at all, those
-//! that were synced in any case, and durable ones that were left open read what they read.
+//! store goes back to a snapshot from time to time, which begins a new epoch (see
+//! `history/epoch.rs`); others end with a power cut, after which each transaction is there whole or
+//! not at all, those that were synced in any case, and durable ones that were left open read what
+//! they read.
 //!
 //! `KVFS_TRANSACTIONS=n` runs n transactions at each level instead of the usual few,
-//! `KVFS_SEED_BASE=n` begins with another seed: each run says with which one the next goes on.
+//! `KVFS_SEED_BASE=n` begins with another seed: each run says with which one the next continues.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -32,7 +33,7 @@ const THREADS: u64 = 4;
 const LIFE: u64 = 400;
 /// Lists; the second half of them are files.
 const LISTS: u64 = 8;
-/// The numbers of keys that ingests write, each once and in pairs, come behind.
+/// The numbers of keys that ingests write, each once and in pairs, follow after the lists.
 const INGESTED: u64 = 1_000_000;
 
 /// A store, open.
@@ -50,10 +51,11 @@ struct Life {
     clock: AtomicU64,
     numbers: AtomicU64,
     ingested: AtomicU64,
-    /// Held by each attempt while it is under way; alone by who looks at what a rollback has left.
+    /// Each attempt holds this lock shared. The thread that examines the result of a rollback holds
+    /// it exclusively.
     gate: RwLock<()>,
     epoch: AtomicU64,
-    /// Durable transactions that are left open and kept, and what they did.
+    /// Durable transactions that are left open and kept, and their actions.
     left: Mutex<Vec<(TransactionId, Vec<Did>)>>,
 }
 
@@ -148,7 +150,7 @@ impl Life {
                     )?;
                     handles.fs.write(ino, 0, &encode(&numbers), Default::default())?;
                 }
-                // Another one in its place.
+                // Replaces the file by another one.
                 1 => {
                     let new = format!("new{number}");
                     let attr = handles.fs.mknod(
@@ -287,7 +289,7 @@ impl Life {
                     self.append(&handles, list, random, did)?;
                     if let Some(savepoint) = savepoint.filter(|_| random.one_in(2)) {
                         self.open.views.rollback_to(handles.id, &savepoint)?;
-                        // It never happened; what was read for it stands.
+                        // The attempt had no effect, but its reads count.
                         did.truncate(before + 1);
                     }
                 }
@@ -306,7 +308,7 @@ impl Life {
     fn mainline(&self, list: u64) -> Result<Vec<u64>> {
         loop {
             match content(&self.open.fs, list) {
-                // Another one took its place between the two calls that this is.
+                // Another file replaced it between the two calls of this operation.
                 Err(Error::Stale(_)) if !self.device.is_dead() => std::thread::yield_now(),
                 read => return Ok(decode(&read?)),
             }
@@ -330,7 +332,7 @@ impl Life {
     }
 
     fn abort(&self, id: TransactionId) {
-        // It may have ended already.
+        // The transaction may have ended already.
         if let Err(e) = self.open.views.abort(id) {
             self.failed(&e);
         }
@@ -404,7 +406,7 @@ impl Life {
                     tuples.into_iter().map(|(list, number)| (name(list), encode(&[number])));
                 let done =
                     self.open.db.ingest(self.open.rows, tuples).map(drop).map_err(Error::from);
-                // It is on disk when it returns.
+                // The commit is on disk when it returns.
                 ("ingest", self.committed(done, Durability::Synced))
             }
             5..9 if self.isolation == Isolation::Snapshot => {
@@ -423,7 +425,7 @@ impl Life {
         Attempt { thread, from, to: self.tick(), did, end, kind }
     }
 
-    /// Goes back to a snapshot, while others are at work; each time that begins a new epoch.
+    /// Rolls back to a snapshot while others work. Each rollback begins a new epoch.
     fn roll_back_now_and_then(&self, seed: u64, over: &AtomicBool) -> Vec<Epoch> {
         let mut random = Random::new(seed ^ 0x5eed);
         let mut epochs = Vec::new();
@@ -440,7 +442,7 @@ impl Life {
             let from = self.tick();
             match views.snapshot(&ViewId::Mainline, &snapshot, Durability::Buffered) {
                 Ok(()) => {}
-                // A transaction holds a lock on what would have to be committed before.
+                // A transaction holds a lock on data that would have to be committed first.
                 Err(e) if e.errno() == libc::EDEADLK => continue,
                 Err(e) => panic!("a snapshot: {e}"),
             }
@@ -457,8 +459,8 @@ impl Life {
             let to = self.tick();
             match outcome {
                 Ok(()) => {}
-                // One that has begun since has a lock: nothing has happened but that those before
-                // have ended.
+                // A transaction that began since has a lock. The rollback had no effect except that
+                // earlier transactions have ended.
                 Err(e) if e.errno() == libc::EDEADLK => {
                     views.drop_snapshot(&snapshot).expect("dropped");
                     continue;
@@ -593,8 +595,8 @@ fn run(isolation: Isolation) {
     assert!(rolled_back > 0 && cuts > 0, "too few lives");
 }
 
-/// A durable transaction that was kept is open again, and has what it has done on top of what it
-/// read.
+/// A durable transaction that was kept is open again, and has its changes on top of the state that
+/// it read.
 fn reads_what_it_read(open: &Open, id: TransactionId, did: &[Did], what: &str) {
     let fs = open
         .views
@@ -632,7 +634,7 @@ fn serializability_holds_over_files_and_keys() {
     run(Isolation::Serializable);
 }
 
-/// Were the checks blind over files, they would see nothing in this either.
+/// A check that detected nothing in files would also accept this history.
 #[test]
 #[should_panic(expected = "G-single")]
 fn a_lost_update_of_a_file_would_be_found() {

@@ -1,5 +1,5 @@
-//! No inode number is given twice, whatever of those that were given is there when the store is
-//! opened.
+//! Tests that no inode number is assigned twice, whichever of the assigned numbers still exist when
+//! the store is opened.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ fn files(db: &Kvdb) -> (Fs, Views) {
 }
 
 fn create(device: &Arc<MemoryDevice>, capacity: Option<u64>) -> (Kvdb, Fs, Views) {
-    // A transaction has nothing on disk but its log with these options.
+    // These options leave a transaction only its log on disk.
     let create = CreateOptions {
         open: options(256 << 20),
         capacity,
@@ -61,8 +61,8 @@ fn is_clean(db: &Kvdb) {
     assert!(report.findings.is_empty(), "{:?}", report.findings);
 }
 
-/// A durable transaction that has no room in memory when the store is opened, and none on disk,
-/// goes on only at the next opening: until then nothing says which numbers it has given.
+/// A durable transaction that fits neither in memory nor on disk when the store is opened continues
+/// only at the next opening. Until then it is not known which numbers it has assigned.
 #[test]
 fn numbers_of_a_transaction_that_cannot_go_on_now_are_not_given_again() {
     let device = Arc::new(MemoryDevice::new());
@@ -73,7 +73,7 @@ fn numbers_of_a_transaction_that_cannot_go_on_now_are_not_given_again() {
     let mine: Vec<Ino> =
         (0..FILES).map(|i| file(&inside, &format!("mine{i}"), &[i as u8; 500])).collect();
     inside.sync_all().unwrap();
-    // None of the room is promised to files any more.
+    // No space is reserved for files any more.
     drop((fs, views, inside));
     let full = (0..10_000).find_map(|n| {
         let mut batch = Batch::new();
@@ -105,8 +105,8 @@ fn numbers_of_a_transaction_that_cannot_go_on_now_are_not_given_again() {
     is_clean(&db);
 }
 
-/// Nor are those of files that are removed: a handle that a client has kept (of NFS, say) is of
-/// none that is made later.
+/// The numbers of removed files are not assigned again either, so a handle that a client (such as
+/// NFS) has kept never refers to a later file.
 #[test]
 fn numbers_of_files_that_are_gone_are_not_given_again() {
     let device = Arc::new(MemoryDevice::new());
@@ -141,7 +141,8 @@ fn numbers_of_files_that_are_gone_are_not_given_again() {
     is_clean(&db);
 }
 
-/// A store that has lost the note goes on behind what is there, and has one from its opening on.
+/// A store that has lost the note continues after the largest existing number, and writes a note
+/// when it is opened.
 #[test]
 fn a_store_without_a_note_of_its_numbers_goes_on_behind_the_largest_that_is_there() {
     let device = Arc::new(MemoryDevice::new());
@@ -158,7 +159,7 @@ fn a_store_without_a_note_of_its_numbers_goes_on_behind_the_largest_that_is_ther
     assert!(bound(&db).is_some());
     assert!(file(&fs, "new", b"new") > old);
     is_clean(&db);
-    // One that says what cannot be is no bound.
+    // A note with an impossible number is not a bound.
     for wrong in [&b""[..], &[0xff; 8], &[1; 9], &[0; 8]] {
         let mut batch = Batch::new();
         batch.put(notes, b"n".as_slice(), wrong);
@@ -170,7 +171,7 @@ fn a_store_without_a_note_of_its_numbers_goes_on_behind_the_largest_that_is_ther
     }
 }
 
-/// Notes in a branch that say what cannot be are found by a check, and say nothing.
+/// A check finds notes with impossible numbers in a branch, and they are ignored.
 #[test]
 fn malformed_notes_of_a_branch_are_found() {
     let device = Arc::new(MemoryDevice::new());

@@ -1,5 +1,5 @@
-//! Orders of events in which one call meets another in the middle: with a sync that is held, or
-//! under schedules of a seed.
+//! Tests of calls that run in the middle of another call. A held sync fixes the order, or seeded
+//! schedules try many orders.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -23,8 +23,8 @@ fn content(fs: &Fs, path: &str) -> kvfs::Result<Vec<u8>> {
     Ok(fs.read(attr.ino, 0, attr.size as u32)?.to_vec())
 }
 
-/// A transaction that begins while a rollback is under way, after that has ended all there were,
-/// sees nothing of what is no more: it has ended, or waits until all is done.
+/// A transaction that begins during a rollback, after the rollback has ended all existing
+/// transactions, sees nothing of the old state. It has ended, or waits for the end of the rollback.
 #[test]
 fn a_transaction_that_begins_during_a_rollback_does_not_read_what_goes() {
     for isolation in [Isolation::Snapshot, Isolation::Serializable] {
@@ -71,7 +71,7 @@ fn a_transaction_that_begins_during_a_rollback_does_not_read_what_goes() {
             rollback.join().unwrap().unwrap();
             let Ok((id, read, inside)) = begins.join().unwrap() else { return };
             if isolation == Isolation::Serializable {
-                // It has ended, or it began behind the rollback.
+                // The transaction has ended, or it began after the rollback.
                 assert!(read.as_ref().map_or(true, |read| read == b"1"), "it has read {read:?}");
                 return;
             }
@@ -127,8 +127,8 @@ fn a_shared_copy_of_a_file_that_is_truncated_meanwhile_is_whole_or_empty() {
     assert!(whole > 20 && empty > 20, "both happen: {whole}, {empty}");
 }
 
-/// A commit waits for the locks of others, but not for its own, which an older transaction has
-/// taken away.
+/// A commit waits for the locks of others, but not for its own locks, which an older transaction
+/// has taken over.
 #[test]
 fn a_commit_that_an_older_transaction_has_ended_says_so_at_once() {
     let env = Arc::new(env::Machine::default());
@@ -157,7 +157,7 @@ fn a_commit_that_an_older_transaction_has_ended_says_so_at_once() {
     let (came, inside) = channel();
     let (go, told) = channel::<()>();
     std::thread::scope(|scope| {
-        // A call on the mainline is under way, behind which the commit has to wait.
+        // A call on the mainline is in progress, behind which the commit has to wait.
         let walks = &fs;
         scope.spawn(move || {
             walks.readdir(ROOT, 0, false, &mut |_| {
@@ -171,7 +171,7 @@ fn a_commit_that_an_older_transaction_has_ended_says_so_at_once() {
             let begun = Instant::now();
             (views.commit(younger, Durability::Buffered), begun.elapsed())
         });
-        // It is there when no other call gets in.
+        // It has arrived when no other call can start.
         let (say, done) = channel();
         loop {
             let (fs, say) = (&fs, say.clone());

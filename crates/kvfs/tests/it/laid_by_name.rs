@@ -1,5 +1,6 @@
 //! After one defragmentation the files of a folder lie in the order of their names and near each
-//! other, whatever people have done with the tree, and another one has next to nothing to write.
+//! other, whatever was done with the tree before, and a second defragmentation has almost nothing
+//! to write.
 //!
 //! `KVFS_MEASURE=1 cargo test -p kvfs --test it laid_by_name:: -- --nocapture` prints what reading
 //! takes.
@@ -31,7 +32,7 @@ fn mkdir(fs: &Fs, parent: Ino, name: &[u8]) -> Ino {
     fs.mkdir(parent, name, 0o755, Caller::default()).unwrap().ino
 }
 
-/// A fresh store with what `make` makes in its empty directory `tree`.
+/// A new store with the files that `make` creates in its empty directory `tree`.
 fn made(make: impl FnOnce(&Kvdb, &Fs, Ino)) -> Arc<Disk> {
     let disk = Arc::new(Disk::default());
     let create = CreateOptions { open: options(MEMORY), ..CreateOptions::default() };
@@ -220,7 +221,7 @@ fn a_big_directory_was_renamed_after_its_files_were_saved() {
         let rename = |from: &[u8], to: &[u8]| {
             fs.rename(tree, from, tree, to, Default::default()).unwrap();
         };
-        // Each directory has another name afterwards.
+        // Renames each directory.
         for at in 0..DIRECTORIES / 2 {
             let (one, other) = (directory("", at), directory("", DIRECTORIES - 1 - at));
             rename(&one[1..], b"aside");

@@ -1,5 +1,5 @@
-//! Files lie in the order of their names after the store was quiet, without a defragmentation by
-//! hand.
+//! Tests that files lie in the order of their names after the store was quiet, without a manual
+//! defragmentation.
 //!
 //! `KVFS_MEASURE=1 cargo test -p kvfs --test it laid_when_quiet:: -- --nocapture` prints what
 //! reading takes.
@@ -30,8 +30,8 @@ fn after_quiet(
     let open = OpenOptions {
         threads: true,
         flush_interval: Duration::from_millis(10),
-        // Hundreds of files are saved between two commits. A pass that began then would take what
-        // was written by then as its measure, and the rest might be too little for another one.
+        // Hundreds of files are saved between two commits. A pass that began during this would
+        // count only the data written by then, and the rest might be too little for another pass.
         idle_flush: Duration::from_secs(2),
         lay_when_quiet,
         ..options(MEMORY)
@@ -94,8 +94,8 @@ fn files_that_were_saved_by_a_rename_are_laid_while_the_store_is_quiet() {
     assert_eq!(laid, 0, "nothing was written");
 }
 
-/// A quarter of the files at a time: each of these passes finds some files that an earlier one has
-/// laid, and whose neighbours have gone elsewhere since.
+/// Saves a quarter of the files at a time. Each of these passes finds some files that an earlier
+/// pass has moved, and whose neighbours have moved elsewhere since.
 #[test]
 fn each_byte_that_is_saved_is_laid_twice_at_most() {
     let disk = import();

@@ -1,5 +1,5 @@
-//! Limits of transactions and clones: in the view of one that has as much as it may have, writes
-//! fail as on a full disk, and nowhere else.
+//! Tests of the limits of transactions and clones. In a view that has reached its limit, writes
+//! fail as on a full disk. Writes in other views do not.
 
 use crate::world::{USER, World};
 use kvdb::{Durability, TransactionId, TransactionOptions};
@@ -30,7 +30,7 @@ fn is_full(error: &Error) -> bool {
     error.errno() == libc::ENOSPC
 }
 
-/// Writes files of a MiB until one is refused; how many were written whole.
+/// Writes files of a MiB until one is refused. Returns the number of complete files.
 fn fill(fs: &Fs, prefix: &str) -> usize {
     for n in 0.. {
         let name = format!("{prefix}{n}");
@@ -57,7 +57,7 @@ fn writes_fail_in_it_as_on_a_full_disk_and_what_was_accepted_is_committed() {
     let (id, inside) = b.begin(Some(LIMIT), None);
     let written = fill(&inside, "f");
     assert!((6..8).contains(&written), "{written}");
-    // Names, too, once there is no room for them.
+    // Names are refused as well when there is no space for them.
     let more = (0..20_000)
         .map(|n| format!("n{n}"))
         .find_map(|name| inside.mknod(ROOT, name.as_bytes(), FileKind::File, 0o644, 0, USER).err());
@@ -154,7 +154,7 @@ fn writes_in_a_clone_fail_as_on_a_full_disk_and_what_was_accepted_is_committed()
             let ino = inside.resolve(format!("f{n}").as_bytes()).unwrap().ino;
             assert_eq!(inside.read(ino, 0, MIB as u32).unwrap(), vec![n as u8; MIB]);
         }
-        // Removing all of it gives the room back.
+        // Removing all of it frees the space.
         for entry in 0..=written {
             inside.unlink(ROOT, format!("f{entry}").as_bytes()).unwrap();
         }
@@ -183,7 +183,7 @@ fn a_transaction_of_a_clone_is_held_to_its_limit() {
     let view = b.views.fs(&ViewId::Transaction(id)).unwrap();
     let written = fill(&view, "f");
     assert!((6..8).contains(&written), "{written}");
-    // The clone has as much itself by now: both do not fit.
+    // The clone itself has as much data by now, so both do not fit.
     assert!(fill(&inside, "g") >= 6);
     inside.sync_all().unwrap();
     let refused = b.views.commit(id, Durability::Buffered).unwrap_err();

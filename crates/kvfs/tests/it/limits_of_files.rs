@@ -1,5 +1,6 @@
-//! Limits of numbers of files: in the view of a transaction that has made as many as it may, or of
-//! a clone that has as many of its own, making one fails as on a full disk, and nowhere else.
+//! Tests of the limits on the number of files. In the view of a transaction that has made as many
+//! files as it may, or of a clone that owns as many as it may, making a file fails as on a full
+//! disk. In other views it does not.
 
 use crate::world::{USER, World};
 use kvdb::{Durability, TransactionId, TransactionOptions};
@@ -27,7 +28,7 @@ impl Both {
         self.begin(TransactionOptions { branch: "try".into(), ..Default::default() })
     }
 
-    /// A clone of a tree of four files, which may have so many of its own.
+    /// A clone of a tree of four files, which may have this many of its own.
     fn clone_with(&self, limit: u64) -> Fs {
         for name in ["a", "b", "c", "d"] {
             self.w.file_with(ROOT, name, name.as_bytes());
@@ -53,7 +54,7 @@ fn remove(fs: &Fs, name: &str) {
     fs.unlink(ROOT, name.as_bytes()).unwrap();
 }
 
-/// Makes files until one is refused; how many were made.
+/// Makes files until one is refused. Returns the number of files made.
 fn fill(fs: &Fs, prefix: &str) -> usize {
     for n in 0..1000 {
         if let Err(e) = make(fs, &format!("{prefix}{n}")) {
@@ -97,7 +98,7 @@ fn other_names_count_for_nothing_and_what_goes_gives_room_back() {
     // One takes the place of another.
     inside.rename(ROOT, b"g1", ROOT, b"f2", RenameFlags::default()).unwrap();
     assert_eq!(fill(&inside, "z"), 1);
-    // It was there before, so that it goes is no room.
+    // The file existed before, so removing it makes no room.
     remove(&inside, "old");
     assert_eq!(fill(&inside, "o"), 0);
     b.views.commit(id, Durability::Synced).unwrap();
@@ -252,7 +253,7 @@ fn a_transaction_of_a_clone_takes_what_the_clone_has_room_for() {
     b.views.commit(id, Durability::Synced).unwrap();
     assert_eq!(inside.files_of_its_own().unwrap(), 5);
     assert_eq!(fill(&inside, "j"), 0);
-    // At the limit one that removes as many as it makes commits.
+    // At the limit, a transaction that removes as many files as it makes can commit.
     b.w.db.limit_files("try", Some(3)).unwrap();
     let (id, view) = b.of_clone();
     for name in ["f1", "f2", "g1"] {

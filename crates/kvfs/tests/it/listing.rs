@@ -1,4 +1,4 @@
-//! Listing directories, also while they change.
+//! Tests of listing directories, also while they change.
 
 use crate::world;
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use crate::world::{USER, World};
 use kvdb::Durability;
 use kvfs::{FileKind, Fs, ROOT, Timestamp, ViewId, Views, Whole};
 
-/// One call that takes at most `most` entries; gives them and the position to go on from.
+/// One call that takes at most `most` entries. Returns them and the position at which to continue.
 fn page(w: &World, dir: u64, cookie: u64, most: usize) -> (Vec<String>, u64) {
     let (mut names, mut at) = (Vec::new(), cookie);
     w.fs.readdir(dir, cookie, false, &mut |e| {
@@ -111,7 +111,7 @@ fn what_is_there_throughout_is_listed_exactly_once() {
             *seen.entry(name).or_default() += 1;
         }
         cookie = next;
-        // Three go, some of them just listed, and two come.
+        // Three names are removed, some of them just listed, and two are added.
         for n in 0..3 {
             let _ = w.fs.unlink(ROOT, format!("go{:03}", (round * 7 + n) % 400).as_bytes());
         }
@@ -165,7 +165,7 @@ fn a_listing_with_attributes_adds_a_reference_for_each_entry_taken() {
     })
     .unwrap();
     assert_eq!(attr.unwrap(), w.fs.getattr(f).unwrap());
-    // The reference keeps the file alive after its name is gone, until it is given back.
+    // The reference keeps the file alive after its name is removed, until it is released.
     w.fs.unlink(ROOT, b"f").unwrap();
     assert_eq!(w.fs.getattr(f).unwrap().nlink, 0);
     w.fs.forget(f, 1);
@@ -193,7 +193,7 @@ fn a_listing_goes_on_where_it_was_after_a_rollback_has_taken_its_last_name() {
     w.file(ROOT, "b");
     let (names, at) = page(&w, ROOT, 0, 4);
     assert_eq!(names, [".", "..", "a", "b"]);
-    // Another one that comes to its end is not to take the place of this one with it.
+    // Another listing that ends must not drop the position of this one.
     page(&w, ROOT, 0, 10);
     views.rollback("s").unwrap();
     assert_eq!(page(&w, ROOT, at, 10).0, ["c", "e"]);
@@ -211,7 +211,7 @@ fn a_listing_goes_on_where_it_was_after_a_rollback_has_taken_its_last_name() {
     std::mem::forget(t);
 }
 
-/// Renames every entry that a listing of the root returns, and gives how often.
+/// Renames every entry that a listing of the root returns. Returns the number of renames.
 fn rename_all(fs: &Fs, most: usize, to: impl Fn(&str) -> String) -> usize {
     let (mut cookie, mut renamed) = (0, 0);
     loop {
@@ -275,7 +275,7 @@ fn a_loop_that_renames_ends_whatever_else_is_listed_and_loaded_in_between() {
         let _ = page(&w, ROOT, 0, 5);
         format!("z{name}")
     });
-    // All its listings are held while no more than there may be have come since.
+    // All of its listings are kept as long as no more than the maximum have begun since.
     assert_eq!(renamed, 3000);
 }
 
@@ -314,7 +314,7 @@ fn what_is_copied_or_brought_in_while_a_directory_is_listed_is_not_in_that_listi
             if names.is_empty() {
                 break;
             }
-            // Copies and files that sort behind all names that a listing has reached.
+            // Copies and files that sort after all names that a listing has reached.
             for name in names.iter().filter(|name| !name.starts_with('.')) {
                 listed += 1;
                 assert!(listed <= 20, "{name} was made after the listing began");

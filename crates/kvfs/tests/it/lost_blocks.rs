@@ -1,5 +1,5 @@
-//! Repairs after the loss of a block of tuples that led to pages of several files: the loss is one
-//! for the main branch, for snapshots, for clones and for copies of these.
+//! Tests of repairs after the loss of a tuple block that referred to pages of several files. The
+//! main branch, snapshots, clones and copies of these all lose the same data.
 
 use std::sync::Arc;
 
@@ -150,7 +150,7 @@ fn files_of_a_lost_block_are_lost_in_snapshots_and_clones_and_in_copies_of_them(
         }
     }
 
-    // A copy out of the snapshot has the loss, too.
+    // A copy from the snapshot has lost the same data.
     let snapshot = Earlier::Snapshot("s".into());
     views.clone_earlier(&ViewId::Mainline, &snapshot, b"gone", b"again").expect("copied");
     let fs = views.fs(&ViewId::Mainline).expect("the mainline");

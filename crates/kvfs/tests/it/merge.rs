@@ -1,6 +1,6 @@
-//! Clones that are merged into the branch that they were made of, and brought up to it: what one
-//! side has changed is there as it made it, what both have is a conflict with a path, or as it was
-//! chosen, and the trees are whole.
+//! Tests of clones that are merged into the branch that they were made of, and rebased on it. A
+//! change of one side is taken as it was made. A change of both sides is a conflict with a path, or
+//! is resolved as chosen. The trees stay consistent.
 
 use crate::world::{USER, World};
 use kvdb::{Durability, TransactionOptions};
@@ -229,7 +229,7 @@ fn what_a_clone_has_changed_is_in_its_parent_and_the_rest_is_as_it_was() {
     let value = main.getxattr(two.w.stat("g").ino, b"user.large").expect("there");
     assert_eq!(&value[..], [1; 5000]);
     assert_eq!(&main.readlink(two.w.stat("link").ino).expect("a link")[..], b"new/large");
-    // The clone has what it had.
+    // The clone is unchanged.
     assert!(content(&clone, "a/main").is_none());
     // Another merge changes nothing.
     let before = two.tree("");
@@ -359,7 +359,7 @@ fn a_rollback_of_either_side_is_noticed() {
     assert_eq!(content(&main, "f").expect("there"), b"f");
     two.merge(&of("c"));
     assert_eq!(two.tree(""), merged);
-    // The clone goes back: its parent has what it has no more.
+    // The clone is rolled back, so its parent has changes that it no longer has.
     two.views.rollback("in clone").expect("rolled back");
     two.merge(&of("c"));
     assert_eq!(two.tree(""), merged);
@@ -708,7 +708,7 @@ fn a_dry_run_and_an_abort_leave_nothing_behind() {
     let merged = two.begin(&of("c"));
     two.views.abort(merged.transaction).expect("aborted");
     assert_eq!(two.tree(""), before);
-    // It counts for nothing that it was begun.
+    // A dry run and an aborted merge do not count as merges.
     two.merge(&of("c"));
     assert_eq!(content(&main, "f").expect("there"), b"clone");
 }
@@ -789,13 +789,14 @@ fn a_clone_is_merged_into_its_sibling_and_both_into_their_parent() {
     // Files that were made since the common state stay in place.
     assert_eq!(content(&d, "theirs").as_deref(), Some(&b"of the store"[..]));
     assert_eq!(content(&two.fs(""), "from-c"), None);
-    // Again, with what has changed since: what the other has made of it is no conflict.
+    // Merges again, with later changes. The result of the first merge is not a conflict.
     write(&d, "from-c", b"D of c");
     make(&c, "more", b"more");
     two.merge(&into("c", "d"));
     assert_eq!(content(&d, "more").as_deref(), Some(&b"more"[..]));
     assert_eq!(content(&d, "from-c").as_deref(), Some(&b"D of c"[..]));
-    // Both go into their parent as before, in any order: what both bring is alike.
+    // Both can still be merged into their parent, in any order, since their common changes are
+    // equal.
     two.merge(&of("d"));
     write(&c, "g", b"c g");
     let conflicts = two.conflicts(&of("c")).into_iter().map(|one| one.path);
@@ -831,12 +832,12 @@ fn a_clone_of_a_clone_is_merged_past_its_parent() {
     make(&two.fs(""), "outside", b"outside");
     two.merge(&into("e", ""));
     let main = two.fs("");
-    // Files that it has from its parent come with it.
+    // Files that it has from its parent are merged with it.
     assert_eq!(content(&main, "of-c").as_deref(), Some(&b"c"[..]));
     assert_eq!(content(&main, "of-e").as_deref(), Some(&b"e"[..]));
     assert_eq!(content(&main, "later"), None);
     assert_eq!(content(&main, "outside").as_deref(), Some(&b"outside"[..]));
-    // The other way round: into what was made of what it was made of.
+    // The other direction: merges into a clone of its parent.
     two.branch(&ViewId::Clone("e".into()), "g");
     make(&c, "down", b"down");
     two.merge(&into("c", "g"));

@@ -1,6 +1,6 @@
-//! Forks that are merged into the store that they come from: what a fork has changed is there byte
-//! for byte, whatever numbers its files have, what both have changed is a conflict, and the trees
-//! are whole.
+//! Tests of forks that are merged into the store that they come from. A change of the fork is taken
+//! byte for byte, whatever numbers its files have, a change of both is a conflict, and the trees
+//! stay consistent.
 
 use crate::forked::{Bucket, Store, options};
 use crate::random_tree::{Calls, Thing, Tree, act_in, oracle, seeds, tree};
@@ -85,7 +85,7 @@ fn what_a_fork_has_changed_is_in_the_store_byte_for_byte() {
     let bucket = Bucket::new();
     let (store, fork) = two(&bucket);
     let (main, mine) = (&store.w.fs, &fork.w.fs);
-    // Both go on with the same numbers, in the same directories.
+    // Both assign the same numbers from now on, in the same directories.
     for n in 0..200 {
         make(mine, &format!("a/mine{n}"), &noise(1000 + n, 100 + 50 * n as usize));
         make(main, &format!("a/main{n}"), &noise(2000 + n, 100 + 50 * n as usize));
@@ -134,7 +134,7 @@ fn what_a_fork_has_changed_is_in_the_store_byte_for_byte() {
     assert!(value[..] == noise(9, 9000)[..]);
     assert_eq!(main.getxattr(ino(main, "f"), b"user.small").expect("read"), b"1");
     assert!(read(main, "theirs/large") == Some(noise(10, 2_000_000)));
-    // Nothing of it is the fork's any more.
+    // The fork owns nothing of it any more.
     let merged = tree(main);
     drop(fork);
     assert_eq!(tree(main), merged);
@@ -378,7 +378,7 @@ fn whatever_is_chosen_the_trees_are_sound_and_it_can_be_undone() {
                 let all = [Choice::Ours, Choice::Theirs, Choice::Both];
                 let choice = all[random.below(3) as usize];
                 let left = store.merge(&fork, &options(Some(choice)));
-                // Circles of moves are settled by ours alone.
+                // Cycles of moves are resolved by our side alone.
                 if !left.is_empty() {
                     assert_eq!(choice, Choice::Theirs, "seed {seed}: {left:?}");
                     let left = store.merge(&fork, &options(Some(Choice::Ours)));
@@ -420,7 +420,7 @@ fn an_older_copy_of_the_store_is_refused() {
     assert_eq!(make(&other.w.fs, "other", b"of the copy"), number);
     let why = refused(&other, &fork);
     assert!(why.contains("another file"), "{why}");
-    // The store has given more numbers than the copy has noted.
+    // The store has assigned more numbers than the copy has noted.
     for n in 0..70_000 {
         let name = format!("{n}");
         store.w.fs.mknod(ROOT, name.as_bytes(), FileKind::Fifo, 0o644, 0, USER).expect("made");
@@ -435,7 +435,7 @@ fn a_fork_is_merged_into_a_later_fork_of_the_same_store() {
     let bucket = Bucket::new();
     let (store, fork) = two(&bucket);
     let (main, mine) = (&store.w.fs, &fork.w.fs);
-    // Both give the same numbers to files of their own.
+    // Both assign the same numbers to their own files.
     for n in 0..100 {
         make(mine, &format!("a/mine{n}"), &noise(1000 + n, 5_000));
         make(main, &format!("a/main{n}"), &noise(2000 + n, 5_000));
@@ -472,7 +472,7 @@ fn a_file_that_came_back_is_whole_though_the_base_has_its_pages_without_a_name()
     let bucket = Bucket::new();
     let (store, fork) = two(&bucket);
     write(&fork.w.fs, "large", 100_000, b"mine");
-    // It is no file any more in the state that later forks begin as, whose pages are left.
+    // It is not a file any more in the state from which later forks begin, but its pages are kept.
     rm(&store.w.fs, "large");
     let content = read(&fork.w.fs, "large");
     for round in 0..3 {
@@ -524,7 +524,7 @@ fn a_fork_is_not_merged_into_an_earlier_one_nor_into_itself() {
     assert!(why.contains("a later state of that"), "{why}");
     let why = refused(&later, &later);
     assert!(why.contains("is the store itself"), "{why}");
-    // Into another store's fork.
+    // Merges into the fork of another store.
     let other = two(&Bucket::new()).1;
     let why = refused(&other, &later);
     assert!(why.contains("is a fork of another store"), "{why}");
@@ -549,7 +549,7 @@ fn forks_that_are_merged_into_later_ones_at_random_have_the_changes_of_both() {
             if !left.is_empty() {
                 assert_eq!(later.merge(&fork, &options(Some(Choice::Ours))), [], "seed {seed}");
             }
-            // Then the store has to take nothing but that.
+            // Then the store has to take over only that change.
             let rebased = tree(&later.w.fs);
             assert_eq!(store.merge(&later, &options(None)), [], "seed {seed}, round {round}");
             let all = without_links(tree(&store.w.fs));

@@ -1,5 +1,5 @@
-//! Power cuts at every device operation of a merge and of a rebase: it is there whole or not at
-//! all, the other side is as it was, and it can be done again.
+//! Tests of power cuts at every device operation of a merge and of a rebase. Its effect exists
+//! whole or not at all, the other side is unchanged, and the operation can be repeated.
 
 use std::sync::Arc;
 
@@ -116,7 +116,7 @@ fn cut_everywhere(rebase: bool) {
         assert!(!done || now == after, "cut after {cut} of {all}: it was synced");
         merged += usize::from(now == after);
         not += usize::from(now != after);
-        // Again, and once more: nothing more comes of it.
+        // Merges again, and once more. This changes nothing.
         for _ in 0..2 {
             merge(&store, rebase).expect("merged");
             assert_eq!(state(&store, &db, into), after, "cut after {cut} of {all}");

@@ -1,4 +1,4 @@
-//! Merges of what is done at random on both sides.
+//! Tests of merges of random changes on both sides.
 //!
 //! - What branches have changed apart from each other gives one tree in whatever order they are
 //!   merged; to merge twice is to merge once; to merge after a rebase is to rebase after a merge.
@@ -47,7 +47,7 @@ impl Store {
         self.views.drop_snapshot("s").expect("dropped");
     }
 
-    /// The conflicts; without any it is committed.
+    /// Returns the conflicts. If there are none, commits.
     fn merge(&self, options: &MergeOptions) -> Vec<MergeConflict> {
         if options.rebase || options.clone.len().is_multiple_of(2) {
             self.w.second();
@@ -233,7 +233,7 @@ fn whatever_is_chosen_the_trees_are_sound_and_a_rebase_makes_them_alike() {
                 let all = [Choice::Ours, Choice::Theirs, Choice::Both];
                 let choice = all[random.below(3) as usize];
                 let left = store.merge(&options("c", Some(choice)));
-                // Circles of moves are settled by ours alone.
+                // Cycles of moves are resolved by our side alone.
                 if !left.is_empty() {
                     assert_eq!(choice, Choice::Theirs, "seed {seed}: {left:?}");
                     let left = store.merge(&options("c", Some(Choice::Ours)));
@@ -266,7 +266,7 @@ fn a_transaction_is_rebased_as_a_clone_is_merged() {
     let (mut clean, mut refused) = (0, 0);
     for seed in seeds(40) {
         let choice = [None, Some(Choice::Ours), Some(Choice::Theirs)][(seed % 3) as usize];
-        // The work is the same on both ways: in a clone of the store, or in a transaction.
+        // The work is the same in both cases: in a clone of the store, and in a transaction.
         let run = |in_clone: bool| {
             let mut random = Random::new(seed);
             let store = Store::new();

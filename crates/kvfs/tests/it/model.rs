@@ -1,7 +1,7 @@
-//! Random sequences of calls against a model file system: names, contents, sizes, stored blocks,
-//! link counts, extended attributes; with mounts in between, orderly ones and kills. After a kill,
-//! names are as they were, and every file is in one of the states it had since it was last surely
-//! committed. A failure prints its seed.
+//! Compares random sequences of calls with a model file system: names, contents, sizes, stored
+//! blocks, link counts and extended attributes. Between the calls the file system is unmounted
+//! cleanly or killed, and mounted again. After a kill, names are unchanged, and every file is in
+//! one of the states that it had since it was last certainly committed. A failure prints its seed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -153,7 +153,7 @@ impl Model {
             }
         }
     }
-    /// A change of a file's own state, which is committed some time.
+    /// Changes a file's own state, which is committed later.
     fn change(&mut self, ino: Ino, f: impl FnOnce(&mut Content)) {
         let node = self.node(ino);
         f(&mut node.now);
@@ -356,7 +356,7 @@ impl Model {
                     .fs
                     .fallocate(ino, Allocate { mode, keep_size: !zero }, offset as u64, len as u64)
                     .unwrap();
-                // Punching may commit what was there, punched, before the rest.
+                // Punching may commit the existing data with the hole before the rest.
                 let grown = |c: &mut Content| {
                     if zero && c.data.len() < offset + len {
                         c.data.resize(offset + len, 0);
@@ -411,7 +411,7 @@ impl Model {
         }
     }
 
-    /// A few bytes here and there in one page: most often more of a page that is not in memory.
+    /// Writes a few scattered bytes in one page, usually in one that is not in memory.
     fn small_writes(&mut self, ino: Ino, offset: usize) {
         for _ in 0..1 + self.below(24) {
             let at = offset + self.below(PAGE);
@@ -527,7 +527,7 @@ impl Model {
             }
             3 => {
                 if let Some(ino) = self.pick(FileKind::File) {
-                    // The kernel drops its inode: what is dirty must not get lost.
+                    // The kernel drops its inode, and dirty data must not be lost.
                     self.w.fs.forget(ino, 1 << 40);
                 }
             }
@@ -569,8 +569,8 @@ impl Model {
         Content { data, xattrs, perm: fs.getattr(ino).unwrap().perm, ..Default::default() }
     }
 
-    /// Everything is as the model says; after a kill, the own state of an inode may be any since
-    /// its last sure commit.
+    /// Everything equals the model. After a kill, the state of an inode may be any since its last
+    /// certain commit.
     fn compare(&mut self, killed: bool) {
         for ino in self.nodes.keys().copied().collect::<Vec<_>>() {
             let attr = self.w.fs.getattr(ino).unwrap();
@@ -604,8 +604,8 @@ impl Model {
                     node.now.blocks()
                 );
             });
-            // States that look the same may be stored in different ways, and then go on
-            // differently; an empty file is in its node.
+            // States that look the same may be stored in different ways and later differ. An empty
+            // file is stored in its node.
             let alike =
                 |paged: bool| node.states.iter().any(|c| same(c) && c.pages.is_some() == paged);
             let ambiguous = killed && alike(true) && alike(false);
@@ -622,7 +622,7 @@ impl Model {
         }
     }
 
-    /// Gives the number of pages that were written in part.
+    /// Returns the number of pages that were written in part.
     fn run(mut self, steps: usize) -> u64 {
         self.node(ROOT).now.perm = 0o755;
         self.committed(ROOT);

@@ -1,6 +1,5 @@
-//! The files of a directory get inode numbers that follow each other, since everything in the store
-//! sorts by these; and no number is given twice, whatever happens to a directory that has reserved
-//! some.
+//! The files of a directory get consecutive inode numbers, since everything in the store is sorted
+//! by these. No number is assigned twice, whatever happens to a directory that has reserved some.
 
 use crate::world;
 use std::collections::BTreeSet;
@@ -120,7 +119,7 @@ fn numbers_that_were_given_since_are_not_given_again_behind_a_rollback() {
         views.snapshot(&ViewId::Mainline, &format!("s{round}"), Durability::Buffered).unwrap();
         numbers.extend(files(&w, dir, "since", 3));
         views.rollback(&format!("s{round}")).unwrap();
-        // Even what was given out of a reservation of the state that is back is not.
+        // Numbers from a reservation of the restored state are not assigned again either.
         numbers.extend(files(&w, dir, &format!("behind{round}-"), 3));
         is_clean(&w);
         if round % 2 == 1 {
@@ -139,7 +138,8 @@ fn a_rollback_voids_reservations_for_a_process_that_opens_the_store_later() {
     views.snapshot(&ViewId::Mainline, "s", Durability::Buffered).unwrap();
     numbers.extend(files(&w, quiet, "since", 3));
     views.rollback("s").unwrap();
-    // In another directory: the one with the reservation sees nothing of it.
+    // The number is assigned in another directory, so the one with the reservation does not notice
+    // it.
     numbers.push(w.file(used, "behind"));
     w.crash();
     numbers.extend(files(&w, quiet, "later", 3));

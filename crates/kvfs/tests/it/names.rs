@@ -1,4 +1,5 @@
-//! Names: making, finding, linking and removing them, and what that does to links and times.
+//! Tests of making, finding, linking and removing names, and of the effects on link counts and
+//! times.
 
 use crate::world::{USER, World, fails};
 use kvfs::{Caller, FileKind, FsOptions, ROOT, SetAttr, Timestamp};

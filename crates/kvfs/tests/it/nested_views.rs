@@ -1,5 +1,5 @@
-//! Transactions over files within one another: what is specific to them. What holds for any
-//! transaction is said by `views_in_transactions`.
+//! Tests of properties that are specific to nested transactions over files. `views_in_transactions`
+//! tests the properties that hold for any transaction.
 
 use crate::world::{USER, World, fails};
 use kvdb::{CommitOptions, Durability, TransactionId, TransactionOptions};
@@ -152,8 +152,8 @@ fn a_savepoint_from_before_it_began_takes_it_with_its_view() {
     b.commit(outer);
 }
 
-/// A file of the store that one within another removes, and that is open outside of both, lives
-/// until its last user goes.
+/// A file of the store that a nested transaction removes, and that is open outside of both, lives
+/// until its last user closes it.
 #[test]
 fn what_is_open_in_the_store_and_removed_within_lives_on_over_both_commits() {
     let b = Both::new();
@@ -172,7 +172,7 @@ fn what_is_open_in_the_store_and_removed_within_lives_on_over_both_commits() {
     assert_eq!(b.w.fs.verify().unwrap().pages, 0);
 }
 
-/// A file that the outer one has made goes with its last user there.
+/// A file that the outer transaction has made disappears with its last user there.
 #[test]
 fn what_the_one_around_has_made_and_open_and_is_removed_within_lives_until_it_is_closed() {
     let b = Both::new();

@@ -1,6 +1,6 @@
-//! A full store over its life: opened again when full, after a power cut too; filled and emptied
-//! many times without losing room; used by many threads at once. Calls answer ENOSPC or do their
-//! work; nothing hangs, nothing acknowledged is lost.
+//! Tests of a full store over its lifetime: it is opened again when full, also after a power cut;
+//! it is filled and emptied many times without losing space; many threads use it at once. Calls
+//! return ENOSPC or succeed, no call hangs, and no acknowledged data is lost.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -49,7 +49,7 @@ fn content(name: &str, size: usize) -> Vec<u8> {
 /// The files that were written without an error, with their sizes.
 type Files = BTreeMap<String, (Ino, usize)>;
 
-/// `None` when there is no space; any other error fails the test.
+/// Returns `None` if there is no space. Any other error fails the test.
 fn space<T>(what: &str, result: kvfs::Result<T>) -> Option<T> {
     match result {
         Ok(done) => Some(done),
@@ -220,7 +220,8 @@ fn power_cuts_in_a_full_file_system_keep_what_was_synced() {
                 });
             let fs = Fs::open(db.clone(), env.clone(), fs_options()).unwrap();
             verify(&fs, &files, &format!("seed {seed}, life {life}"));
-            // Some go, some come, and all of it is synced; then more of the same is not.
+            // Files are removed and added, and all of it is synced. Further changes of this kind
+            // are not synced.
             let names: Vec<String> = files.keys().cloned().collect();
             for name in names.iter().filter(|_| random.one_in(8)) {
                 let ino = fs.lookup(ROOT, name.as_bytes()).unwrap().ino;
@@ -316,7 +317,7 @@ fn many_threads_in_a_full_store_never_wait_for_ever() {
         });
     }
     drop(finished);
-    // Each look finds progress: a single call may take a while, but not so long.
+    // Each check must find progress. A single call may take a while, but not so long.
     let (mut before, mut looks) = (0, 0);
     while looks < 2 * rounds() {
         let deadline = std::time::Instant::now() + Duration::from_secs(60);
@@ -361,7 +362,7 @@ fn what_was_written_to_files_is_committed_though_keys_have_filled_the_store_sinc
         let ino = put(&fs, &name, size).expect("there is room");
         files.insert(name, (ino, size));
     }
-    // To the brim, with rows that find room when larger ones do not any more.
+    // Fills the store completely, with rows that still fit when larger ones do not.
     for len in [300_000, 20_000, 1_000, 10] {
         let refused = (0..1_000_000u64).find_map(|n| {
             let key = format!("{len}/{n}");

@@ -1,8 +1,8 @@
-//! Stores that older programs wrote are opened, have everything that was put into them, can be
-//! written to, and are then of the newest format.
+//! Tests of stores that older programs wrote. They can be opened and written to, have all of their
+//! content, and then have the newest format.
 //!
-//! `stores/format-4-*.zst` were written by the program of format version 4 on a mount, one closed
-//! and one killed with work in its journal; they are compressed whole, zeros included.
+//! `stores/format-4-*.zst` were written by the program of format version 4 on a mount. One was
+//! closed, the other killed with work in its journal. They are compressed whole, zeros included.
 
 use std::io::Read;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Files without a name: unlinked but open, or made without one.
+//! Tests of files without a name: unlinked but open, or created without one.
 
 use crate::world::{USER, World, fails};
 use kvfs::{FsOptions, ROOT};

@@ -1,5 +1,5 @@
-//! Small writes inside pages that are not in memory: they read nothing and write little, and what
-//! the file holds afterwards is right wherever page and change lie.
+//! Tests of small writes inside pages that are not in memory. They read nothing and write little,
+//! and the content of the file is right wherever the page and the change lie.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ impl Cold {
         Cold { memory, device, env, db, fs }
     }
 
-    /// Returns a store with a file `f` of this content, of which nothing is in memory.
+    /// Returns a store with a file `f` of this content, none of which is in memory.
     fn with(content: &[u8]) -> (Cold, Ino) {
         let mut cold = Cold::new();
         let ino = cold.make("f");
@@ -68,7 +68,7 @@ impl Cold {
         self.open();
     }
 
-    /// Opens the store as it is when nothing has survived a power cut but what was synced.
+    /// Opens the store after a power cut that only synced data has survived.
     fn power_cut(&mut self) {
         self.device.cut_power();
         self.db.halt("the power is gone");
@@ -166,7 +166,7 @@ fn small_writes_that_meet_or_are_few_are_one_part_and_more_of_them_read_the_page
         work();
         cold.pages_read() - before
     };
-    // In two pages at once; a piece behind the other; again and again in one place.
+    // Writes into two pages at once, consecutive pieces, and the same place repeatedly.
     let pages = 30 * PAGE;
     let blind = read(&cold, &mut || {
         cold.write(f, pages - 2, b"over");
@@ -195,7 +195,7 @@ fn small_writes_that_meet_or_are_few_are_one_part_and_more_of_them_read_the_page
         write(&cold, 70 * PAGE, &[b'w'; PAGE as usize]);
     });
     assert_eq!(whole, 0);
-    // All pages of a read are parts.
+    // A read covers only pages that were written in part.
     write(&cold, 80 * PAGE - 2, b"over");
     let border = cold.fs.read(f, 80 * PAGE - 10, 20).expect("read");
     assert_eq!(border, model[80 * PAGE as usize - 10..][..20]);
@@ -243,7 +243,8 @@ fn holes_ends_and_what_was_cut_off_are_zeros_beside_a_part() {
         let end = model.len() as u64;
         cold.write(f, end + 500, b"behind");
         put(&mut model, end + 500, b"behind");
-        // A part of a page, which is then cut within, before and behind it, and grows again.
+        // Writes a part of a page. The file is then truncated within, before and after the part,
+        // and extended again.
         for cut in [7, 105, 300] {
             let at = PAGE + 100;
             cold.write(f, at, b"0123456789");
@@ -325,7 +326,7 @@ fn many_changes_of_one_page_do_not_pile_up() {
         model[at as usize..at as usize + 4].copy_from_slice(&(i as u32).to_le_bytes());
         cold.fs.fsync(f, true).expect("synced");
     }
-    // A sync writes a sector. Now and then the page is read, to be put with all of them.
+    // A sync writes a sector. From time to time the page is read, to be put with all of them.
     let (read, written) = (cold.pages_read() - before.0, cold.written() - before.1);
     assert!(read <= count / 100 * PAGE, "{read} bytes of pages were read");
     assert!(written <= count * 5000, "{written} bytes were written");
@@ -366,7 +367,7 @@ fn parts_of_pages_are_a_transactions_own_until_it_commits_and_conflict_as_pages_
         assert_eq!(page(&t, 5), model[5 * PAGE as usize..6 * PAGE as usize]);
         if isolation == Isolation::Snapshot {
             assert_eq!(page(&cold.fs, 5)[9..13], content(1 << 20)[5 * PAGE as usize + 9..][..4]);
-            // Another one that changes other bytes of the same page.
+            // Another transaction changes other bytes of the same page.
             let (second, other) = begin();
             other.write(f, 5 * PAGE + 900, b"lost", WriteHints::default()).expect("written");
             views.commit(id, Durability::Buffered).expect("the first");
@@ -381,7 +382,7 @@ fn parts_of_pages_are_a_transactions_own_until_it_commits_and_conflict_as_pages_
             views.commit(id, Durability::Buffered).expect("committed");
         }
         assert!(cold.read(f) == model, "{isolation:?}");
-        // One that ends takes its parts with it.
+        // A transaction that ends drops its parts.
         let (third, t) = begin();
         t.write(f, 8 * PAGE, b"gone", WriteHints::default()).expect("written");
         views.abort(third).expect("aborted");
@@ -402,7 +403,7 @@ fn copies_snapshots_and_rollbacks_have_parts_of_pages() {
         model[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
         model
     };
-    // A copy of what waits, and a change of each that the other must not see.
+    // Copies pending data, and changes each copy, which the other must not see.
     let g = cold.make("g");
     cold.write(f, 3 * PAGE + 1, b"both");
     let both = changed(&original, 3 * PAGE + 1, b"both");
@@ -491,7 +492,7 @@ fn a_part_over_a_damaged_page_is_an_error_and_never_zeros() {
     damaged(&cold);
     cold.db.flush().expect("flushed");
     let pages = cold.db.dictionary("dmap").expect("there");
-    // No merge makes up what it cannot read.
+    // No merge invents data that it cannot read.
     let merged = cold.db.compact(pages);
     assert!(matches!(merged, Err(kvdb::Error::Corrupt(_))), "{merged:?}");
     damaged(&cold);

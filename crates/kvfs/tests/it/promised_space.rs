@@ -73,7 +73,7 @@ impl Store {
         self.fs.mknod(ROOT, name.as_bytes(), FileKind::File, 0o644, 0, USER).unwrap().ino
     }
 
-    /// Bytes that are free to everybody.
+    /// Bytes that any file may use.
     fn free(&self) -> u64 {
         let space = self.fs.statfs().unwrap();
         space.free * u64::from(space.block_size)
@@ -302,7 +302,7 @@ fn a_promise_counts_as_taken_until_it_is_given_back() {
     taken(MIB);
     fs.forget(ino, 1);
     assert!(before - store.free() < MIB);
-    // Nothing of it is left then: a store in which nothing was promised has as much.
+    // Then no promise is left, and the store has as much space as one without promises.
     let plain = Store::new(24);
     let ino = plain.file("f");
     plain.fs.unlink(ROOT, b"f").unwrap();
@@ -328,7 +328,8 @@ fn more_is_not_promised_than_there_is() {
 
 #[test]
 fn a_snapshot_or_a_clone_promises_nothing_again() {
-    // Returns the space that they take, and that a rollback takes, with a promise or without.
+    // Returns the space that they take, and the space that a rollback takes, with a promise or
+    // without.
     let taken = |promised: bool| {
         let store = Store::new(24);
         let views = Views::new(store.db.clone(), store.fs.clone());

@@ -1,5 +1,5 @@
-//! A tree whose files lie in no order is read by place, in a store that does not fit into the
-//! host's memory.
+//! A tree whose files are stored in no order is read in the order of their places, in a store that
+//! does not fit into the host's memory.
 //!
 //! `KVFS_MEASURE=1 cargo test -p kvfs --test it read_by_place:: -- --nocapture` prints the figures.
 
@@ -21,8 +21,8 @@ const SIZE: usize = 4096;
 /// A disk passes over a gap like this in less time than a seek takes.
 const GAP: u64 = 64 << 10;
 
-/// A disk with one head behind a host that keeps what was read and what was announced. Unless the
-/// host says how much memory it has, nothing is read around what is asked for.
+/// A disk with one head and a host's cache, which keeps data that was read or announced. Unless the
+/// host reports its memory, only requested data is read.
 type Disk = WatchedDevice<Head>;
 
 #[derive(Default)]
@@ -44,7 +44,7 @@ impl Head {
         Arc::new(Simulated::new(self.opened.fetch_add(1, Relaxed)))
     }
 
-    /// Moves the head over what the host does not have. Returns whether there was any.
+    /// Moves the head over the part that the host has not cached. Returns whether there was any.
     fn fetch(&self, offset: u64, len: u64) -> bool {
         let mut cached = self.cached.lock().unwrap();
         let mut any = false;
@@ -143,7 +143,7 @@ fn tree(age: impl FnOnce(&Fs, &[Ino])) -> Arc<Disk> {
     disk
 }
 
-/// Each file replaced by a new one, through a name next to it, in no order.
+/// Replaces each file by a new one, through a temporary name next to it, in no order.
 fn saved_by_rename(fs: &Fs, folders: &[Ino]) {
     for n in 0..FILES {
         let (at, file) = (n / EACH, n % EACH);
@@ -156,7 +156,7 @@ fn saved_by_rename(fs: &Fs, folders: &[Ino]) {
     }
 }
 
-/// Each file made elsewhere and moved into its folder, in no order.
+/// Makes each file elsewhere and moves it into its folder, in no order.
 fn moved(fs: &Fs, folders: &[Ino]) {
     let other = fs.mkdir(ROOT, b"zzz", 0o755, Caller::default()).unwrap().ino;
     for (n, (at, file)) in shuffled().into_iter().enumerate() {

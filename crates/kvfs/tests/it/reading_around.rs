@@ -10,8 +10,8 @@ use kvdb::{CreateOptions, Kvdb, OpenOptions, Profile};
 use kvfs::{Caller, FileKind, Fs, FsOptions, Ino, ROOT, WriteHints};
 use zones::{Purpose, Watch, WatchedDevice};
 
-/// A device on which every read has to wait, of a host that has room for all of it; counts what is
-/// announced of pages, bytes.
+/// A device on which every read waits, of a host whose memory has room for all of it. It counts the
+/// announced bytes of pages.
 type Waiting = WatchedDevice<Host>;
 
 #[derive(Default)]
@@ -104,7 +104,7 @@ fn pages_of_a_large_file_that_are_asked_for_in_no_order_are_read_alone() {
 
 #[test]
 fn pieces_of_a_large_file_in_no_order_are_no_sequence_where_seeks_are_dear() {
-    // Each within what a seek costs of others, as the pages of a database are.
+    // Each read is within the cost of a seek from others, as the pages of a database are.
     let (device, fs) = stored_on(Profile::HardDisk);
     let large = find(&fs, "l");
     let piece = |at: u64| {
@@ -114,7 +114,7 @@ fn pieces_of_a_large_file_in_no_order_are_no_sequence_where_seeks_are_dear() {
     };
     (0..500).for_each(|i| piece(i * 619 % (LARGE / PAGE / 4) * 4));
     assert_eq!(device.announced.load(Ordering::Relaxed), 0);
-    // In order they are.
+    // Pages that are read in order are read ahead.
     (0..100).for_each(|i| piece(i * 4));
     let announced = device.announced.load(Ordering::Relaxed);
     assert!(announced >= 1 << 20, "{announced} bytes were announced");

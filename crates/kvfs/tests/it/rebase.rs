@@ -1,5 +1,5 @@
-//! Transactions that are rebased: what one has changed is made on what others have committed
-//! since, in a transaction that takes its place; with conflicts it goes on as it was.
+//! Tests of rebased transactions. The changes of a transaction are applied to what others have
+//! committed since, in a transaction that replaces it. If there are conflicts, it stays as it was.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -129,7 +129,7 @@ fn what_it_has_changed_is_made_on_what_others_have_committed() {
     let info = &s.views.list()[..];
     assert_eq!((info.len(), info[0].id, &info[0].label[..]), (1, new, "mine"));
     assert_eq!(s.views.user(new).expect("open"), Some(7));
-    // It goes on, with numbers that no other file has.
+    // It continues, with numbers that no other file has.
     let made = make(&now, ROOT, "later", b"later");
     let others = make(&s.w.fs, ROOT, "others", b"others");
     assert!(made != others && made != open);
@@ -299,7 +299,7 @@ fn large_content_is_taken_by_reference_and_stays_when_the_old_one_is_gone() {
         inside.write(large, (n as u64) << 20, part, Default::default()).expect("written");
     }
     write(&s.w.fs, "f", 0, b"F");
-    // Data that waits in memory is written in any case.
+    // Pending data in memory is written in any case.
     s.views.savepoint(id).expect("marked");
     let written = || s.w.db.stats().io.written_by_job.iter().sum::<u64>();
     let before = written();
@@ -367,8 +367,8 @@ fn a_durable_one_is_there_after_a_crash_as_it_was_or_as_what_it_has_become() {
     assert_eq!(read(&fs, "large"), Some(vec![7; 200_000]));
 }
 
-/// A path that is searched for from the root costs its depth, and a name its directory: with a
-/// conflict at each of them that is the square.
+/// A search for a path from the root costs its depth, and a search for a name costs its directory.
+/// With a conflict at each, the total would be quadratic.
 #[test]
 fn conflicts_at_each_level_of_a_deep_tree_and_in_a_wide_directory_cost_one_walk() {
     let s = Store::new();

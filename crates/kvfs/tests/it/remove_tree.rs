@@ -1,4 +1,4 @@
-//! A tree removed as one change: nothing of it stays, and everything else does.
+//! Tests of removing a tree as one change. All of the tree disappears, and everything else stays.
 
 use std::sync::Arc;
 
@@ -426,7 +426,7 @@ fn a_link_is_removed_from_a_file_as_it_is_when_it_is_locked() {
     let options =
         TransactionOptions { isolation: Isolation::Serializable, ..TransactionOptions::default() };
     let id = views.begin(options).unwrap();
-    // It waits in memory when the transaction comes to it.
+    // The data waits in memory when the transaction reaches the file.
     world
         .fs
         .setattr(large, &kvfs::SetAttr { mode: Some(0o604), ..Default::default() }, USER)
@@ -462,7 +462,7 @@ fn a_tree_goes_while_others_work_in_it() {
             scope.spawn(move || {
                 let mut random = Random::new(worker);
                 while !done.load(std::sync::atomic::Ordering::Relaxed) {
-                    // Anything may be gone at any step: what matters is that it is gone whole.
+                    // Anything may disappear at any step, but only as a whole.
                     let mut work = || -> kvfs::Result<()> {
                         let (top, kept) = (fs.resolve(b"top")?.ino, fs.resolve(b"kept")?.ino);
                         let name = format!("f{}", worker * 1000 + random.below(50));
@@ -477,7 +477,7 @@ fn a_tree_goes_while_others_work_in_it() {
                         if linked.is_ok() {
                             fs.forget(file, 1);
                         }
-                        // Open it is whole, with a name or without.
+                        // An open file is complete, with a name or without.
                         assert!(
                             written.is_err() || fs.read(file, 0, 6000)?[..] == content(1, 6000)[..]
                         );
@@ -512,7 +512,7 @@ fn a_tree_goes_while_others_work_in_it() {
         for round in 0..rounds {
             let top = directory(&fs, ROOT, "top");
             directory(&fs, top, "sub");
-            // Until there is something in it; the workers never stop before this does.
+            // Waits until the directory has entries. The workers never stop before this does.
             let goal = worked.load(std::sync::atomic::Ordering::Relaxed) + 3;
             let began = std::time::Instant::now();
             while worked.load(std::sync::atomic::Ordering::Relaxed) < goal {
@@ -640,8 +640,8 @@ fn a_full_store_is_emptied_by_it() {
     assert!(kvfs::verify(&db).unwrap().is_clean());
 }
 
-/// A tree of so many directories with so many files each, made in turn; what removing it writes,
-/// synced, bytes a file.
+/// Makes a tree of this many directories with this many files each, in turn. Returns the bytes for
+/// each file that removing it and syncing writes.
 fn cost(zone_size: u64, directories: usize, files: usize) -> f64 {
     let world = World::with(FsOptions { zone_size: Some(zone_size), ..FsOptions::default() });
     let top = world.dir(ROOT, "top");

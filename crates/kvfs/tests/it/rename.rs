@@ -1,4 +1,5 @@
-//! Rename: every kind of source over every kind of target, the flags, and what a crash may show.
+//! Tests of rename: every kind of source over every kind of target, the flags, and the states that
+//! a crash may show.
 
 use crate::world::{USER, World, fails};
 use kvfs::{FileKind, ROOT, RenameFlags, SetAttr};
@@ -59,7 +60,7 @@ fn every_kind_over_every_kind() {
                 } else {
                     assert_eq!(w.fs.lookup(a, b"s").unwrap().ino, moved);
                 }
-                // Link and entry counts: the checker runs when `w` goes.
+                // The checker verifies link and entry counts when `w` is dropped.
             }
         }
     }

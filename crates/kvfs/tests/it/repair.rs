@@ -1,5 +1,6 @@
-//! Repairs of file systems whose blocks are whole and whose content contradicts itself in every way
-//! that the hostile generator knows, and of one whose snapshots and clones share a lost page.
+//! Tests of repairs of file systems whose blocks are intact but whose content contradicts itself in
+//! every way that the hostile generator knows, and of one whose snapshots and clones share a lost
+//! page.
 
 #[path = "../hostile/content.rs"]
 mod content;
@@ -34,7 +35,7 @@ fn whatever_contradicts_itself_is_a_file_system_afterwards() {
         }
         match kvfs::repair(&db, &*env, kvfs::Losses::Keep) {
             Ok(repaired) => mended += repaired.mended.len(),
-            // The record of another version is not for this one to mend.
+            // A program of this version must not repair the record of another version.
             Err(e) => {
                 assert!(
                     e.to_string().contains("version")
@@ -138,7 +139,7 @@ fn a_lost_page_is_lost_for_all_snapshots_and_clones_that_share_it() {
             );
         }
     }
-    // A copy out of the snapshot does not make zeros of the loss.
+    // A copy from the snapshot does not replace the lost page by zeros.
     let snapshot = Earlier::Snapshot("s".into());
     views.clone_earlier(&ViewId::Mainline, &snapshot, b"large", b"again").expect("copied");
     let fs = views.fs(&ViewId::Mainline).expect("the mainline");

@@ -1,4 +1,4 @@
-//! Snapshots, clones and rollbacks of the file system.
+//! Tests of snapshots, clones and rollbacks of the file system.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -142,7 +142,7 @@ fn a_snapshot_of_a_clone_that_is_not_open_has_all_of_it_and_opens_no_view() {
     assert_eq!((of("of a"), of("of a, later")), (b"old".to_vec(), b"new".to_vec()));
 }
 
-/// A cache that does not hand over what it holds.
+/// A cache that does not hand over its data.
 struct HoldsBack;
 
 impl Watcher for HoldsBack {
@@ -225,7 +225,7 @@ fn a_rollback_is_seen_by_what_is_open() {
     fails(w.fs.getattr(made), libc::ESTALE);
     assert!(views.transaction(id).is_err(), "what it has seen is no more");
     assert_eq!(w.fs.statistics().dirty_bytes, 0);
-    // Numbers are not given out again.
+    // Numbers are not assigned again.
     assert!(w.file(ROOT, "again") > made);
     w.check();
     assert!(matches!(views.rollback("never"), Err(Error::NotFound)));
@@ -263,7 +263,7 @@ fn what_is_open_over_a_rollback_is_never_another_file() {
     fails(w.fs.read(b, 0, 6), libc::ESTALE);
     fails(w.fs.getattr(b), libc::ESTALE);
     assert_eq!(w.contents("a"), b"monday");
-    // A removed file is there again in a state that has it.
+    // A removed file exists again in a state that contains it.
     w.fs.forget(b, 1);
 }
 

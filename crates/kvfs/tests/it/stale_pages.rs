@@ -1,5 +1,5 @@
-//! Tests of pages that a cache has read before a commit and writes while it is told of the commit,
-//! next to changes of the file by other calls at the same time.
+//! Tests of pages that a cache has read before a commit and writes while it is notified of the
+//! commit, next to changes of the file by other calls at the same time.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use kvfs::{
 
 type Step = Box<dyn FnOnce(&Fs) + Send>;
 
-/// A cache that is being told of a commit for as long as the step takes.
+/// A cache whose notification of a commit lasts as long as the step takes.
 struct Cache(Mutex<Option<Step>>);
 
 impl Watcher for Cache {
@@ -28,8 +28,8 @@ impl Watcher for Cache {
     fn changed(&self, _: u16, _: &Fs, _: &ChangeSet) {}
 }
 
-/// Returns the content of a file in which a commit has made every `a` a `b`, when a cache is told
-/// of that while `step` happens.
+/// Returns the content of a file in which a commit has replaced every `a` by `b`, if a cache is
+/// notified of that while `step` runs.
 fn content_after(length: usize, step: impl FnOnce(&Fs, Ino) + Send + 'static) -> Vec<u8> {
     let (w, views): (World, Views) = World::with_views(FsOptions::default());
     let f = w.file_with(ROOT, "f", &vec![b'a'; length]);

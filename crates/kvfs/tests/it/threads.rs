@@ -1,5 +1,5 @@
-//! Many threads on one small tree: whatever each of them gets, the file system stays one, and
-//! no thread waits for ever.
+//! Tests of many threads on one small tree. Whatever each call returns, the file system stays
+//! consistent, and no thread waits forever.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use kvfs::{
     Allocate, AllocateMode, FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr, XattrFlags,
 };
 
-/// Does something random to the tree, among few enough names that the threads meet. What fails
-/// because of the others may fail.
+/// Makes a random change of the tree, with so few names that the threads collide. Calls may fail
+/// because of the other threads.
 fn step(fs: &Fs, random: &Simulated, held: &mut Vec<Ino>) -> Result<(), kvfs::Error> {
     let below = |n: u64| random.random() % n;
     let pick =

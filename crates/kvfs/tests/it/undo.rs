@@ -1,5 +1,5 @@
-//! Undoing the commit of a transaction: files and keys are as they were, and what others have done
-//! since stays.
+//! Tests of undoing the commit of a transaction. Its files and keys are as they were before, and
+//! later changes of others stay.
 
 use std::sync::Arc;
 
@@ -206,7 +206,7 @@ impl Watcher for AllRun {
     }
 }
 
-/// Does something to a program `f` that runs.
+/// Makes a change to a program `f` that runs.
 fn done_to_what_runs(len: usize, work: impl FnOnce(&Fs, Ino)) -> (Both, Ino, Arc<dyn Watcher>) {
     let b = Both::new();
     let ino = b.w.file_with(ROOT, "f", &vec![7; len]);
@@ -237,7 +237,7 @@ fn what_runs_from_a_file_without_a_name_keeps_it_when_the_file_comes_back() {
         assert_eq!(b.w.fs.getattr(ino).expect("it runs").nlink, 0);
         assert_eq!(b.w.read_all(ino), vec![7; len], "what runs has its text");
         assert_eq!(&b.w.fs.getxattr(ino, b"user.large").expect("there")[..], [1; 5000]);
-        // The program ends: its content goes, and that of the file stays.
+        // The program ends. Its old content is freed, and that of the file stays.
         b.w.fs.forget(ino, 1);
         b.w.check();
         assert_eq!(b.w.fs.verify().expect("verified").orphans, 0);
@@ -280,7 +280,7 @@ fn what_was_changed_since_stands_against_it() {
     b.w.file_with(made, "in", b"");
     b.refused();
     b.w.fs.unlink(made, b"in").expect("removed");
-    // Its times are others, but joined with what they were it is removed like any directory.
+    // Its times have changed, but times are joined, so it is removed like any directory.
     b.refused();
     // The name is taken.
     b.commit(|t| t.unlink(dir, b"f").expect("removed"));

@@ -1,4 +1,4 @@
-//! Views: what a transaction sees and others do not, and what becomes of it.
+//! Tests of views: what a transaction sees, what others see, and the end of a view.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -460,7 +460,7 @@ fn files_that_are_made_whole_in_a_transaction_come_with_it() {
             (0..20).map(|n| whole(&format!("{call}-{n}"), content(call + n))).collect();
         fs.make_whole(&all).unwrap();
     }
-    // A name that is there: nothing of the call is done.
+    // The name exists, so the call has no effect.
     let again = [whole("new", content(4)), whole("7-7", content(4))];
     assert!(matches!(fs.make_whole(&again), Err(Error::Exists)));
     assert_eq!(read(&fs, "/new"), None);
@@ -535,7 +535,7 @@ fn files_and_keys_commit_together() {
     b.commit(id);
     assert_eq!(b.get(rows.id(), "f").as_deref(), Some(&b"a row"[..]));
     assert_eq!(b.w.contents("f"), b"content");
-    // A conflict on the key takes the file with it.
+    // A conflict on the key also aborts the change of the file.
     let (id, t) = b.begin();
     make(&t, ROOT, "g", b"content");
     b.views.transaction(id).unwrap().put(rows.id(), "f", "another").unwrap();
@@ -544,7 +544,7 @@ fn files_and_keys_commit_together() {
     assert!(!b.w.exists("g"));
 }
 
-/// A cache that takes a minute to hand over what it holds.
+/// A cache that takes a minute to hand over its data.
 struct Slow(Arc<Simulated>, Kvdb);
 
 impl Watcher for Slow {
@@ -580,7 +580,7 @@ fn a_transaction_does_not_end_by_its_idle_limit_while_it_is_reviewed_or_commits(
     assert_eq!(read(&fs, "/made").as_deref(), Some(&b"content"[..]));
 }
 
-/// Notes what it is told.
+/// Records its notifications.
 #[derive(Default)]
 struct Notes(Mutex<Vec<String>>);
 
@@ -795,7 +795,7 @@ fn serializable_transactions_change_a_directory_one_after_the_other() {
     let dir = b.w.dir(ROOT, "dir");
     let ((older, t1), (younger, t2)) = (b.begin_serializable(), b.begin_serializable());
     assert!(!b.w.exists("dir/a") && read(&t1, "dir/x").is_none() && read(&t2, "dir/y").is_none());
-    // Both have seen the directory; what they know of it is of no use when they change it.
+    // Both have read the directory, but need its current state to change it.
     make(&t1, dir, "a", b"1");
     fails(t2.mknod(dir, b"b", FileKind::File, 0o644, 0, USER), libc::EDEADLK);
     b.commit(older);
@@ -922,7 +922,8 @@ fn a_serializable_transaction_goes_back_to_a_savepoint_whatever_others_have_lock
 fn the_number_of_a_view_that_has_ended_is_not_given_again_while_the_kernel_refers_to_it() {
     let b = Both::new();
     let f = b.w.file_with(ROOT, "f", b"content");
-    // One ends while the kernel has nothing of it, one while it has a file and the root.
+    // One view ends while the kernel has no reference into it, the other while the kernel has a
+    // file and the root.
     let numbers = |round: u32| {
         let id = b.views.begin(of_branch()).unwrap();
         let number = b.views.number(&ViewId::Transaction(id)).unwrap();

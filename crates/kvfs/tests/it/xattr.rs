@@ -1,4 +1,4 @@
-//! Extended attributes.
+//! Tests of extended attributes.
 
 use crate::world::{World, fails};
 use kvfs::{ROOT, XattrFlags};
@@ -130,7 +130,8 @@ fn a_lost_capability_leaves_nothing_behind_wherever_its_value_was() {
     w.fs.setxattr(f, capability, &large, ANY).unwrap();
     w.write(f, 0, b"x");
     w.check();
-    // Lost and given again before the loss is committed: the new one counts, be it large or small.
+    // The attribute is removed and set again before the removal is committed. The new value counts,
+    // whether large or small.
     for value in [&large[..], b"small"] {
         w.fs.setxattr(f, capability, &large, ANY).unwrap();
         w.write(f, 0, b"x");
@@ -140,7 +141,8 @@ fn a_lost_capability_leaves_nothing_behind_wherever_its_value_was() {
         assert_eq!(w.fs.getxattr(f, capability).unwrap(), value);
         w.check();
     }
-    // Removed while the loss waits, with and without a program that has it open.
+    // The file is removed while the removal of the attribute waits, with and without a program that
+    // has it open.
     for references in [0, 1] {
         let g = w.file(ROOT, "g");
         w.fs.setxattr(g, capability, &large, ANY).unwrap();

@@ -32,7 +32,7 @@ impl Views {
     /// returns.
     ///
     /// [`kvdb::Error::Conflict`] ends the transaction. After [`kvdb::Error::NotSynced`] it is
-    /// committed all the same. After other errors it is still open.
+    /// committed nevertheless. After other errors it is still open.
     pub fn commit(&self, id: TransactionId, durability: Durability) -> Result<()> {
         self.shared.transactions.commit(id, durability)
     }

@@ -16,7 +16,8 @@ use crate::fs::Fs;
 
 /// A view that has ended.
 pub(super) enum Retired {
-    /// The watchers are being told of the end; the view's own cache still counts the references.
+    /// The watchers are being notified of the end; the view's own cache still counts the
+    /// references.
     Ending(Arc<OpenView>),
     /// The remaining references of the kernel, never empty.
     Left(HashMap<Ino, u64>),
@@ -84,7 +85,8 @@ impl OpenViews {
         left.into_iter().flatten().map(|(ino, _)| ino).collect()
     }
 
-    /// Retires a view after all watchers were told of its end: only the kernel's references remain.
+    /// Retires a view after all watchers were notified of its end: only the kernel's references
+    /// remain.
     pub fn retire(&self, entry: &OpenView) {
         entry.fs.core.space.release_promised_space();
         entry.fs.core.promises.give_back();

@@ -1,5 +1,5 @@
-//! The stores that are spoilt: small, with everything in them that a store can have, each as a
-//! power cut or a close left it.
+//! The stores that the tests corrupt. They are small and have everything that a store can have,
+//! each as a power cut or a close left it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,7 +67,7 @@ fn store(n: u64) -> MemoryDevice {
                 batch.put(d, format!("key{:04}", i * 7 + round), vec![i as u8; (i % 40) as usize]);
             }
             for i in 0..12u64 {
-                // Page by page: an extent run.
+                // Written page by page, this makes an extent run.
                 batch.put(
                     d,
                     [b"page".as_slice(), &(i + 20 * round).to_be_bytes()].concat(),

@@ -1,5 +1,5 @@
-//! The exercise of an image that is not sound: it is checked, opened, read through, written to,
-//! merged, sent, and opened again.
+//! Exercises an image that is not sound: it is checked, opened, read through, written to, merged,
+//! sent, and opened again.
 
 use std::sync::Arc;
 
@@ -83,7 +83,7 @@ fn change(random: &mut Random, db: &Kvdb) {
     }
 }
 
-/// Gives whether the store could be opened for writing.
+/// Returns whether the store could be opened for writing.
 pub fn all(random: &mut Random, device: Arc<MemoryDevice>) -> bool {
     let env: Arc<dyn Env> = Arc::new(Simulated::new(1));
     let _ = kvdb::check(device.clone(), &mut |_, _| {});

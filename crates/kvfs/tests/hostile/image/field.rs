@@ -1,6 +1,6 @@
-//! Records taken apart into fields by their forms in `docs/format.md`, so that any number and any
-//! bytes in them can be something else, and put together again. This reader and writer shares
-//! nothing with the store's own.
+//! Splits records into fields by their forms in `docs/format.md`, so that any number and any bytes
+//! in them can be replaced, and assembles them again. This reader and writer shares no code with
+//! the store's own.
 
 use crate::content::Random;
 
@@ -13,11 +13,11 @@ pub enum Field {
     Eight(u64),
     Id([u8; 16]),
     Bytes(Vec<u8>),
-    /// Without a length in front: all that is left.
+    /// Bytes without a length prefix, up to the end of the record.
     Rest(Vec<u8>),
     /// A reference to a run, as bytes.
     Run(Vec<u8>),
-    /// Its count may say something else.
+    /// The stated count may differ.
     List(u64, Vec<Vec<Field>>),
 }
 
@@ -195,7 +195,8 @@ impl Field {
         }
     }
 
-    /// Something else of the same form. `seen`: numbers that mean something in this image.
+    /// Changes a field to another one of the same form. `seen` has numbers that have a meaning in
+    /// this image.
     fn spoil(&mut self, random: &mut Random, seen: &[u64]) {
         match self {
             Field::Varint(n) | Field::Eight(n) => *n = number(random, *n, seen),
@@ -247,7 +248,7 @@ impl Field {
     }
 }
 
-/// Another number: a neighbour, an end of a range, or one that means something elsewhere.
+/// Returns another number: a neighbour, an end of a range, or one that has a meaning elsewhere.
 pub fn number(random: &mut Random, n: u64, seen: &[u64]) -> u64 {
     const ENDS: [u64; 22] = [
         0,
@@ -320,8 +321,8 @@ pub fn numbers(all: &[Record]) -> Vec<u64> {
     out
 }
 
-/// Records as no honest writer has them: fields of another value, records twice, missing,
-/// elsewhere, or of a kind that has no business here.
+/// Makes records that no correct writer makes: with changed fields, duplicated, missing, moved, or
+/// of a kind that is not allowed here.
 pub fn spoil(random: &mut Random, all: &mut Vec<Record>, form: fn(u8) -> Option<String>) {
     let mut seen = numbers(all);
     seen.truncate(200);
@@ -338,7 +339,7 @@ pub fn spoil(random: &mut Random, all: &mut Vec<Record>, form: fn(u8) -> Option<
                 all.swap(at, other);
             }
             3 => {
-                // Many of one, each with another number.
+                // Copies one record many times, each with another number.
                 let one = all[at].clone();
                 for n in 0..*random.pick(&[3, 40, 2000]) {
                     let mut more = one.clone();
@@ -355,7 +356,7 @@ pub fn spoil(random: &mut Random, all: &mut Vec<Record>, form: fn(u8) -> Option<
                 }
             }
             4 => {
-                // Any kind, its fields out of another's.
+                // Makes a record of any kind, with the fields of another one.
                 let kind = random.below(40) as u8;
                 let Some(form) = form(kind) else { continue };
                 let noise: Vec<u8> = (0..400)

@@ -1,6 +1,6 @@
-//! Whole images with hostile content behind valid checksums: superblock, manifest, journal, and the
-//! runs they lead to are taken apart by their forms, spoilt, and sealed again, from the blocks of a
-//! run up to the superblock, so that no checksum tells.
+//! Whole images with hostile content and valid checksums. Superblock, manifest, journal, and the
+//! runs that they refer to are split by their forms, corrupted, and sealed again, from the blocks
+//! of a run up to the superblock, so that no checksum reveals the change.
 
 mod base;
 mod exercise;
@@ -100,7 +100,7 @@ fn pieces(
     Some((first?, stream))
 }
 
-/// Writes a stream as chunks; what lay there behind them is gone. `odd` may change the header of a
+/// Writes a stream as chunks. The data that followed them is lost. `odd` may change the header of a
 /// chunk before it is sealed.
 fn put_pieces(
     device: &MemoryDevice,
@@ -149,7 +149,7 @@ fn put_pieces(
     }
 }
 
-/// One bad header in many.
+/// Corrupts one header in many.
 fn odd_header(random: &mut Random, one_in: usize, header: &mut [u8]) {
     if random.one_in(one_in) {
         match random.below(4) {
@@ -280,8 +280,7 @@ impl<'a> Image<'a> {
         self.edits.iter().rev().find_map(start).unwrap_or((0, 0))
     }
 
-    /// The journal segment by segment: where the chunks begin, the position there, and whole
-    /// records.
+    /// The journal by segments: the start of the chunks, the position there, and whole records.
     fn journal(&self) -> Vec<(Place, u64, Vec<Record>)> {
         let (from, offset) = self.start();
         let mut all = Vec::new();
@@ -304,7 +303,7 @@ impl<'a> Image<'a> {
         all
     }
 
-    /// Spoils the journal's records, and now and then the headers of their chunks.
+    /// Corrupts the journal's records, and sometimes the headers of their chunks.
     fn spoil_journal(&self, random: &mut Random) {
         for (place, position, mut records) in self.journal() {
             if random.one_in(2) {
@@ -331,7 +330,7 @@ impl<'a> Image<'a> {
         }
     }
 
-    /// Spoils the runs that a record of the journal binds.
+    /// Corrupts the runs that a record of the journal binds.
     fn spoil_bound(&self, random: &mut Random, records: &mut [Record]) {
         for record in records.iter_mut().filter(|record| record.kind == 4) {
             let Some(Field::List(_, dictionaries)) = record.fields.get_mut(1) else { continue };
@@ -347,7 +346,7 @@ impl<'a> Image<'a> {
     }
 }
 
-/// Spoils a store on `device`.
+/// Corrupts a store on `device`.
 pub fn spoil(random: &mut Random, device: &MemoryDevice) {
     let mut image = Image::read(device);
     let all = random.below(10);
@@ -369,8 +368,8 @@ pub fn spoil(random: &mut Random, device: &MemoryDevice) {
     image.write(random);
 }
 
-/// A store that is only taken apart and sealed again stays the same: the generator knows the
-/// format, and reaches all of it.
+/// A store that is only split and sealed again stays the same, which shows that the generator knows
+/// the whole format.
 #[test]
 fn a_store_that_is_taken_apart_and_sealed_again_is_sound() {
     let mut bound = 0;

@@ -1,6 +1,6 @@
-//! The tree of a run: entries, index nodes, tuple blocks and filters are spoilt somewhere beneath
-//! the root, and every frame on the way up gets its checksum, and every entry the pointer to its
-//! frame.
+//! The tree of a run. An entry, an index node, a tuple block or a filter is corrupted somewhere
+//! beneath the root. Then every frame on the way up gets its new checksum, and every entry the new
+//! pointer to its frame.
 
 use zones::{MemoryDevice, ZONE_SIZE, crc32c};
 
@@ -100,8 +100,8 @@ impl Entry {
         }
     }
 
-    /// The zones that it says are in use: others, none, many, out of order, or with other numbers
-    /// of bytes.
+    /// Changes the stated zones in use: other ones, none, many, in wrong order, or with other
+    /// numbers of bytes.
     fn spoil_zones(&mut self, random: &mut Random) {
         let mut rest = &self.zones[..];
         let count = take_varint(&mut rest).unwrap_or(0);
@@ -130,8 +130,8 @@ fn payload(device: &MemoryDevice, at: &Pointer) -> Option<Vec<u8>> {
     Some(read(device, at.addr, len)?.split_off(FRAME_HEADER))
 }
 
-/// Writes a frame where the old one was, or, when it has become longer, into what is free at the
-/// end of the same zone. Gives the pointer.
+/// Writes a frame in place of the old one, or, if it is longer, into the free space at the end of
+/// the same zone. Returns the pointer.
 fn put_frame(
     random: &mut Random,
     device: &MemoryDevice,
@@ -187,8 +187,8 @@ fn put_node(count: u64, all: &[Entry]) -> Vec<u8> {
     out
 }
 
-/// Entries that all lead to the same child, each with fences of its own between those of the old
-/// one.
+/// Entries that all refer to the same child, each with its own fences between those of the old
+/// entry.
 fn fan(entry: &Entry, times: usize) -> Vec<Entry> {
     let fence = |n: usize| [&entry.low[..], &[0; 3], &(n as u32).to_be_bytes()].concat();
     (0..times)
@@ -201,8 +201,8 @@ fn fan(entry: &Entry, times: usize) -> Vec<Entry> {
         .collect()
 }
 
-/// Spoils something in or beneath `entry`, which leads to a node of `level`, to a tuple block at
-/// level 0.
+/// Corrupts something in or beneath `entry`, which refers to a node of `level`, or to a tuple block
+/// at level 0.
 fn beneath(
     random: &mut Random,
     device: &MemoryDevice,
@@ -216,7 +216,7 @@ fn beneath(
     if level == 1 && entry.filter.len > 0 && random.one_in(6) {
         let mut filter = payload(device, &entry.filter)?;
         match random.below(3) {
-            // Its numbers stand in front. One that was spoiled before may be shorter.
+            // The node begins with its numbers. A node that was corrupted before may be shorter.
             0 if filter.len() >= 16 => filter[4 + random.below(12)] = random.next() as u8,
             1 if filter.len() > 16 => {
                 let at = 16 + random.below(filter.len() - 16);
@@ -276,7 +276,7 @@ fn beneath(
     Some(())
 }
 
-/// Spoils a run, given by the reference to it.
+/// Corrupts a run, given by the reference to it.
 pub fn spoil(random: &mut Random, device: &MemoryDevice, run: &mut Vec<u8>) {
     let mut rest = &run[..];
     let Some(mut level) = take_varint(&mut rest) else { return };
@@ -288,7 +288,7 @@ pub fn spoil(random: &mut Random, device: &MemoryDevice, run: &mut Vec<u8>) {
     }
     let _ = beneath(random, device, &mut entry, level as u16);
     match random.below(25) {
-        // Nodes over nodes, each with many ways to the same.
+        // A tower of nodes, each with many entries for the same child.
         0 => {
             let times = *random.pick(&[1, 2, 20, 400]);
             while level < *random.pick(&[3, 8, 40, 41]) {

@@ -1,6 +1,6 @@
-//! The anomalies of the Hermitage list, on files, and on a file and a key together: what each
-//! isolation level forbids, how, and what it allows. `stage` says how a script is written and plays
-//! it.
+//! The anomalies of the Hermitage list, on files, and on a file and a key together. Each test shows
+//! whether an isolation level forbids an anomaly, and by which error or wait. `stage` defines the
+//! form of a script and plays it.
 
 mod stage;
 
@@ -54,8 +54,7 @@ fn g0_writes_of_two_transactions_do_not_interleave() {
          T2 commit -> over
          now x=11 y=21",
     );
-    // Nothing of a file is locked against readers while it is in memory only; but it has been read,
-    // by its writer.
+    // A file that is only in memory is not locked against readers, but its writer has read it.
     play_as_written(
         Serializable,
         MIXED,
@@ -70,7 +69,7 @@ fn g0_writes_of_two_transactions_do_not_interleave() {
     );
 }
 
-/// G1a, aborted read: a value is read that never was.
+/// G1a, aborted read: a transaction reads a value that was never committed.
 #[test]
 fn g1a_what_is_aborted_is_never_read() {
     for write in ["write", "hold"] {
@@ -106,7 +105,7 @@ fn g1a_what_is_aborted_is_never_read() {
          T1 commit
          now x=10 y=20",
     );
-    // A name that was made, one that was removed, one that was moved.
+    // Covers a created name, a removed one and a moved one.
     for (change, name, found) in
         [("make z 30", "z", "nothing"), ("remove x", "x", "10"), ("rename x z", "x", "10")]
     {
@@ -126,7 +125,8 @@ fn g1a_what_is_aborted_is_never_read() {
     }
 }
 
-/// G1b, intermediate read: a value is read that its writer replaced before it committed.
+/// G1b, intermediate read: a transaction reads a value that its writer replaced before it
+/// committed.
 #[test]
 fn g1b_what_is_replaced_before_its_commit_is_never_read() {
     play(
@@ -150,7 +150,7 @@ fn g1b_what_is_replaced_before_its_commit_is_never_read() {
          T2 goes on -> 11
          T2 commit",
     );
-    // A name that is there only in between.
+    // A name that exists only in the middle of the transaction.
     play_as_written(
         Serializable,
         MIXED,
@@ -192,7 +192,8 @@ fn g1c_two_transactions_do_not_both_see_each_other() {
     );
 }
 
-/// OTV, observed transaction vanishes: of a transaction's writes some are seen and others are not.
+/// OTV, observed transaction vanishes: a reader sees some writes of a transaction and not the
+/// others.
 #[test]
 fn otv_a_transaction_is_seen_whole_or_not_at_all() {
     play(
@@ -245,7 +246,7 @@ fn otv_a_transaction_is_seen_whole_or_not_at_all() {
     );
 }
 
-/// PMP, predicate-many-preceders: what a predicate finds changes while the transaction runs.
+/// PMP, predicate-many-preceders: the result of a predicate changes while the transaction runs.
 #[test]
 fn pmp_a_listing_stays_as_it_was_read() {
     for z in ["z", "#z"] {
@@ -276,7 +277,7 @@ fn pmp_a_listing_stays_as_it_was_read() {
                  now x=10 y=20 {z}=30"
             ),
         );
-        // The one who reads is the younger one.
+        // The reader is the younger transaction.
         play(
             Serializable,
             &format!(
@@ -289,7 +290,7 @@ fn pmp_a_listing_stays_as_it_was_read() {
             ),
         );
     }
-    // Names alone, and those that go.
+    // The same with names alone, and with names that are removed.
     for (change, after) in [
         ("make z 30", "x=10 y=20 z=30"),
         ("remove x", "y=20"),
@@ -325,7 +326,7 @@ fn pmp_a_listing_stays_as_it_was_read() {
             ),
         );
     }
-    // A name that was looked for and is not there.
+    // A name that was looked up and does not exist.
     play_as_written(
         Serializable,
         FILES,
@@ -340,7 +341,7 @@ fn pmp_a_listing_stays_as_it_was_read() {
     );
 }
 
-/// PMP with writes: everything is changed by one and removed by another.
+/// PMP with writes: one transaction changes everything and another one removes it.
 #[test]
 fn pmp_nothing_is_removed_from_under_its_writer() {
     play(
@@ -399,7 +400,7 @@ fn pmp_nothing_is_removed_from_under_its_writer() {
     );
 }
 
-/// P4, lost update: two read, both write what they computed of it.
+/// P4, lost update: two transactions read a value, and both write a value computed from it.
 #[test]
 fn p4_no_update_is_lost() {
     for write in ["write", "hold"] {
@@ -412,7 +413,7 @@ fn p4_no_update_is_lost() {
              T2 commit -> conflict x
              now x=11 y=20";
         play(Snapshot, &script.replace("write", write));
-        // A value that was changed and changed back is a conflict all the same.
+        // A value that was changed and changed back is a conflict nevertheless.
         let script = "begin T1
              T1 read x -> 10
              plain write x 11
@@ -433,7 +434,7 @@ fn p4_no_update_is_lost() {
          T1 commit -> conflict x
          now y=20",
     );
-    // A conflict on the key takes the file with it, and the other way round.
+    // A conflict on the key also aborts the change of the file, and the reverse.
     play(
         Snapshot,
         "begin T1 T2
@@ -479,7 +480,7 @@ fn p4_no_update_is_lost() {
     );
 }
 
-/// P4 on names: both make the same one, or both move the same file.
+/// P4 on names: both transactions create the same name, or both move the same file.
 #[test]
 fn p4_no_name_is_lost() {
     play_as_written(
@@ -596,7 +597,7 @@ fn g_single_a_reader_does_not_stand_on_both_sides_of_a_commit() {
     );
 }
 
-/// G-single with predicates: what one finds by listing, another changes.
+/// G-single with predicates: one transaction lists names, and another one changes them.
 #[test]
 fn g_single_names_content_and_keys_are_read_as_of_one_moment() {
     play(
@@ -624,8 +625,8 @@ fn g_single_names_content_and_keys_are_read_as_of_one_moment() {
     );
 }
 
-/// G-single with writes: who read x before another's transaction must not write y after it, if that
-/// was removed on account of x.
+/// G-single with writes: a transaction that read x before another one's commit must not write y
+/// after it, if the other one removed y because of x.
 #[test]
 fn g_single_a_writer_does_not_stand_on_both_sides_of_a_commit() {
     play(
@@ -653,8 +654,8 @@ fn g_single_a_writer_does_not_stand_on_both_sides_of_a_commit() {
     );
 }
 
-/// G2-item, write skew on single files and keys: each reads both, and writes the one that the other
-/// does not.
+/// G2-item, write skew on single files and keys: each transaction reads both, and each writes a
+/// different one.
 #[test]
 fn g2_item_snapshots_allow_write_skew_and_locks_do_not() {
     play(
@@ -708,7 +709,7 @@ fn g2_item_snapshots_allow_write_skew_and_locks_do_not() {
     );
 }
 
-/// G2, write skew on predicates: both look for what there is, and add to it.
+/// G2, write skew on predicates: both transactions list what exists, and add to it.
 #[test]
 fn g2_snapshots_allow_phantom_skew_and_locks_do_not() {
     for (v, w) in [("v", "w"), ("#v", "w"), ("v", "#w")] {
@@ -738,7 +739,7 @@ fn g2_snapshots_allow_phantom_skew_and_locks_do_not() {
             ),
         );
     }
-    // A name that is looked for, and a key: each makes what the other has not found.
+    // The same with a name and a key: each transaction creates what the other has not found.
     let read = "begin T1 T2
          T1 read z -> nothing
          T2 read #z -> nothing";
@@ -767,7 +768,7 @@ fn g2_snapshots_allow_phantom_skew_and_locks_do_not() {
     );
 }
 
-/// G2 with two edges: a transaction that only reads sees an order of two others that cannot be.
+/// G2 with two edges: a read-only transaction sees an impossible order of two others.
 #[test]
 fn g2_a_reader_makes_no_difference_to_serializable_writers() {
     play(
@@ -799,7 +800,7 @@ fn g2_a_reader_makes_no_difference_to_serializable_writers() {
          T3 commit
          now x=0 y=25",
     );
-    // The reader comes while both are under way.
+    // The reader begins while both are in progress.
     play(
         Serializable,
         "begin T1 T2 T3
@@ -838,7 +839,8 @@ fn plain_writes_respect_transactions() {
          T1 commit -> conflict x
          now x=11 y=20",
     );
-    // Data that a serializable transaction has read does not change; other writers go on.
+    // Data that a serializable transaction has read does not change. Writers of other data
+    // continue.
     play(
         Serializable,
         "begin T1
@@ -870,8 +872,8 @@ fn plain_writes_respect_transactions() {
     }
 }
 
-/// A file without a name has the group that its directory has then, though the transaction had seen
-/// the directory before: until the transaction ends no other changes it.
+/// A file without a name gets the current group of its directory, even if the transaction had read
+/// the directory before. No other transaction changes the directory until this one ends.
 #[test]
 fn a_temporary_file_inherits_the_group_that_its_directory_has() {
     let w = World::new();

@@ -35,11 +35,11 @@ struct Store {
     views: Views,
     rows: DictionaryId,
     isolation: Isolation,
-    /// They outlive their transactions.
+    /// The files outlive their transactions.
     places: BTreeMap<String, Place>,
 }
 
-/// The place at which a step is done.
+/// The place in which a step runs.
 #[derive(Clone)]
 struct Place {
     views: Views,
@@ -252,7 +252,7 @@ impl Stage for Store {
     }
 }
 
-/// Plays a script as it is written: it says itself which words are keys.
+/// Plays a script as written. The script itself says which words are keys.
 pub fn play_as_written(isolation: Isolation, start: &str, script: &str) {
     script::play(&mut Store::new(isolation, start), &format!("{isolation:?}, {start}"), script);
 }

@@ -1,4 +1,4 @@
-//! Snapshots, clones, rollbacks, streams, copies of the whole store.
+//! Operations on snapshots, clones, rollbacks, streams and copies of the whole store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -176,7 +176,8 @@ pub fn drop_clone(w: &mut World) -> Result<(), Dead> {
     Ok(())
 }
 
-/// A merge or a rebase of a clone, that is looked at: its tree is sound, and nothing else changes.
+/// Prepares a merge or a rebase of a clone and checks it. Its tree is sound, and nothing else
+/// changes.
 pub fn merge(w: &mut World) -> Result<(), Dead> {
     let names: Vec<String> =
         w.history.newest().branches.keys().filter(|name| !name.is_empty()).cloned().collect();
@@ -250,7 +251,8 @@ pub fn rollback(w: &mut World) -> Result<(), Dead> {
     Ok(())
 }
 
-/// To another store, with a stream that is cut off at first; and back as a clone.
+/// Sends the snapshot to another store, with a stream that is cut off at first, and back as a
+/// clone.
 pub fn send(w: &mut World) -> Result<(), Dead> {
     let Some((name, _, tree)) = any_snapshot(w) else { return Ok(()) };
     w.note(format!("send {name}"));
@@ -258,7 +260,7 @@ pub fn send(w: &mut World) -> Result<(), Dead> {
     let mut stream = Vec::new();
     w.stored(w.db.send(&name, None, &mut stream, None))?;
     if stream.len() > 8 << 20 {
-        // Ballast, which takes long and says nothing.
+        // Ballast takes long to send and tests nothing.
         return Ok(());
     }
     let other = Kvdb::in_memory();
@@ -288,7 +290,7 @@ pub fn send(w: &mut World) -> Result<(), Dead> {
     if w.history.newest().branches.len() >= 4 {
         return Ok(());
     }
-    // It goes its own way there, and comes back.
+    // The copy changes there and is sent back.
     let back = w.new_name('r');
     w.fresh += 1;
     let (id, now) = (w.fresh, w.now());
@@ -320,7 +322,7 @@ pub fn send(w: &mut World) -> Result<(), Dead> {
     Ok(())
 }
 
-/// A fork of the store, which is changed, and merged to be looked at.
+/// Changes a fork of the store, merges it, and checks the result.
 fn merge_fork(w: &mut World) -> Result<(), Dead> {
     w.call(&["Views::merge_fork"]);
     let (copy, objects) = (Arc::new(MemoryDevice::new()), Arc::new(MemoryObjects::new()));
@@ -367,7 +369,7 @@ fn merge_fork(w: &mut World) -> Result<(), Dead> {
     w.ok(w.views.abort(merged.transaction))
 }
 
-/// A reader shows what was published, in files that stay open.
+/// A reader shows the published state in files that stay open.
 fn follow(w: &mut World) -> Result<(), Dead> {
     w.call(&["Views::follow"]);
     let store = match &w.reader {
@@ -431,7 +433,7 @@ pub fn checkpoint(w: &mut World) -> Result<(), Dead> {
     merge_fork(w)
 }
 
-/// All that there is, as all others see it.
+/// The whole committed state, as others see it.
 pub fn compare(w: &mut World) -> Result<(), Dead> {
     w.hand_over()?;
     let found = w.ok(observe(&w.db, &w.views))?;
@@ -440,7 +442,7 @@ pub fn compare(w: &mut World) -> Result<(), Dead> {
     let open: Vec<String> = w.open.iter().map(|open| open.label.clone()).collect();
     open.iter().try_for_each(|label| super::transactions::see(w, label))?;
     w.call(&["Views::mainline", "Views::opened", "Fs::statistics"]);
-    // Looking at a younger one may have ended it for the sake of an older one.
+    // Reading it may have ended the younger transaction in favour of an older one.
     let opened = w.views.opened();
     assert!(
         opened.len() > w.open.len() && opened[0].0 == 0,

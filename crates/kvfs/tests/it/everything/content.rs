@@ -28,8 +28,7 @@ impl Target {
 }
 
 impl World {
-    /// Returns an object of these kinds, with a name or without, or `None` if there is none that
-    /// can be had.
+    /// Returns an object of these kinds, with a name or without, or `None` if none is available.
     pub fn target(
         &mut self,
         site: &Site,
@@ -50,8 +49,8 @@ impl World {
         Ok(self.ino(site, id)?.map(|ino| Target { id, ino, node, nameless }))
     }
 
-    /// Makes a call that changes what an inode has besides its names. `between`: states on the way
-    /// there that a power cut may show.
+    /// Makes a call that changes an inode apart from its names. `between` has the intermediate
+    /// states that a power cut may show.
     #[track_caller]
     pub fn change<T: std::fmt::Debug>(
         &mut self,
@@ -137,7 +136,7 @@ pub fn write(w: &mut World, site: &Site) -> Result<(), Dead> {
     let mut bytes = vec![0; len];
     let noise = if w.random.one_in(2) { len } else { len.min(64) };
     w.random.fill(&mut bytes[..noise]);
-    // Kernels hold nothing back of anything else.
+    // Kernels hold back data of files only.
     let from_cache = on.node.kind == FileKind::File && w.random.one_in(6);
     let tight = w.fs(site)?.is_tight();
     let announced = from_cache && (w.random.one_in(2) || tight);
@@ -197,12 +196,12 @@ pub fn write(w: &mut World, site: &Site) -> Result<(), Dead> {
     if hints.from_cache && w.log.last().is_some_and(|last| last.ends_with("was refused")) {
         w.lost.insert(ino);
     }
-    // Nothing has become another one all at once.
+    // No view was replaced as a whole.
     assert!(!w.fs_if_open(site).is_some_and(|fs| fs.is_resized(ino)));
     Ok(())
 }
 
-/// A few bytes here and there in one page, which most often is not in memory.
+/// Writes a few scattered bytes in one page, which usually is not in memory.
 pub fn small_writes(w: &mut World, site: &Site) -> Result<(), Dead> {
     let tree = w.tree(site);
     let Some(on) = w.target(site, &tree, is_file)? else { return Ok(()) };
@@ -215,7 +214,7 @@ pub fn small_writes(w: &mut World, site: &Site) -> Result<(), Dead> {
         let mut bytes = vec![0; 1 + w.random.below(9) as usize];
         w.random.fill(&mut bytes);
         let tree = w.tree(site);
-        // The node is the current one, which was written to, perhaps with a refusal.
+        // The node is the current one, to which a write was made, perhaps a refused one.
         let node = match w.nameless.get(&(site.clone(), on.id)) {
             Some(node) => node.clone(),
             None => match tree.nodes.get(&on.id) {
@@ -267,7 +266,7 @@ pub fn allocate(w: &mut World, site: &Site) -> Result<(), Dead> {
         },
     };
     let len = if w.random.one_in(20) { 0 } else { len };
-    // Kernels hold nothing back of anything else.
+    // Kernels hold back data of files only.
     let from_cache = on.node.kind == FileKind::File && w.random.one_in(6);
     let announced = from_cache && w.random.one_in(2);
     let hints = WriteHints {
@@ -338,7 +337,8 @@ pub fn copy(w: &mut World, site: &Site) -> Result<(), Dead> {
     let mut between = Vec::new();
     if !piece.is_empty() {
         own.touch(w.now(), hints.unprivileged_group);
-        // It is made piece by piece: up to the end of each page of one or the other.
+        // The copy is made in pieces, each up to the next page boundary of the source or the
+        // target.
         let ends = (0..piece.len())
             .filter(|k| (to_at + k).is_multiple_of(PAGE) || (at + k).is_multiple_of(PAGE));
         for end in ends {
@@ -382,7 +382,7 @@ pub fn copy(w: &mut World, site: &Site) -> Result<(), Dead> {
 }
 
 impl World {
-    /// Part of a copy was made, for want of space: which part is no promise.
+    /// Only a part of the copy was made, for lack of space. It is not specified which part.
     fn take_as_is(&mut self, site: &Site, on: &Target) -> Result<(), Dead> {
         let fs = self.fs(site)?;
         let size = self.ok(fs.getattr(on.ino))?.size;
@@ -491,7 +491,7 @@ pub fn read(w: &mut World, site: &Site) -> Result<(), Dead> {
     Ok(())
 }
 
-/// Between data there are zeros alone, and all of it is found.
+/// The gaps between data are zeros, and all data is found.
 fn holes(fs: &Fs, ino: Ino, data: &[u8], what: &str) -> kvfs::Result<()> {
     let mut at = 0;
     loop {

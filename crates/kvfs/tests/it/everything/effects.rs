@@ -8,7 +8,7 @@ use super::tree::{Entry, Id, Node, Overlay, Own, Tree};
 
 type Effect = Result<Overlay, i32>;
 
-/// A name that may be given to an entry, or why not.
+/// Checks that a name may be used for an entry, or returns the error.
 pub fn check_name(name: &[u8]) -> Result<(), i32> {
     match name {
         b"" => Err(libc::ENOENT),
@@ -29,7 +29,7 @@ impl Tree {
         over.nodes.insert(id, self.settled(id));
     }
 
-    /// One name less.
+    /// Removes one name.
     fn lose(&self, over: &mut Overlay, id: Id) {
         let last = self.is_dir(id) || self.links(id) == 1;
         over.nodes.insert(id, if last { None } else { self.settled(id) });
@@ -67,7 +67,7 @@ impl Tree {
         Ok(over)
     }
 
-    /// `node`: what it is, of a file that has no name so far.
+    /// `node` is the state of a file that has no name so far.
     pub fn link(&self, id: Id, at: &Entry, node: Option<Node>) -> Effect {
         check_name(&at.1)?;
         if self.is_dir(id) {
@@ -137,7 +137,7 @@ impl Tree {
         Ok(over)
     }
 
-    /// `white`: the number of what is left at the old name, if that is asked for.
+    /// `white` is the number of the whiteout that is left at the old name, if one is requested.
     pub fn rename(
         &self,
         from: &Entry,
@@ -206,12 +206,12 @@ impl Tree {
         Ok(over)
     }
 
-    /// A copy of `from` with all below it. `fresh` gives the copies their numbers.
+    /// Copies `from` with everything below it. `fresh` returns the numbers of the copies.
     pub fn clone_tree(&self, from: Id, at: &Entry, fresh: &mut Id) -> Effect {
         self.clone_of(self, from, at, fresh)
     }
 
-    /// A copy of what another state has.
+    /// Copies an object from another state.
     pub fn clone_of(&self, source: &Tree, from: Id, at: &Entry, fresh: &mut Id) -> Effect {
         check_name(&at.1)?;
         if self.entries.contains_key(at) {
@@ -233,7 +233,7 @@ impl Tree {
         Ok(over)
     }
 
-    /// Paths at which two states are not alike.
+    /// Returns the paths at which two states differ.
     pub fn differing(&self, other: &Tree) -> Vec<Vec<u8>> {
         let (old, new) = (self.paths(), other.paths());
         let group = |tree: &Tree,

@@ -1,5 +1,5 @@
-//! Full stores: ballast that the oracle need not hold is put until there is no space, and some of
-//! it is removed, which must always be done.
+//! Full stores. Ballast, which the oracle does not record, is put until no space is left. Then some
+//! of it is removed, and every removal must succeed.
 
 use kvdb::{Batch, DictionaryId, Durability};
 
@@ -14,7 +14,7 @@ fn key(n: u64) -> Vec<u8> {
     format!("b{n:06}").into_bytes()
 }
 
-/// Puts large values until the store is full, or there are enough of them for now.
+/// Puts large values until the store is full or holds enough of them for now.
 pub fn fill(w: &mut World) -> Result<(), Dead> {
     if !w.limited {
         return Ok(());
@@ -50,11 +50,11 @@ pub fn fill(w: &mut World) -> Result<(), Dead> {
     Ok(())
 }
 
-/// Removes some of it.
+/// Removes some of the ballast.
 pub fn drain(w: &mut World) -> Result<(), Dead> {
     let Some(ballast) = w.db.dictionary(BALLAST) else { return Ok(()) };
     let durability = w.durability();
-    // Only when no transaction is open, which would find that it is gone.
+    // This runs only if no transaction is open, since an open one would detect the removal.
     if w.open.is_empty() && w.random.one_in(8) {
         w.note("drain: the dictionary".into());
         return w.stored(w.db.drop_dictionary(ballast));
@@ -68,7 +68,7 @@ pub fn drain(w: &mut World) -> Result<(), Dead> {
     Ok(())
 }
 
-/// A range of it, or some keys here and there.
+/// Removes a range of keys, or some scattered keys.
 fn removal(w: &mut World, ballast: DictionaryId) -> Batch {
     let most = [10, 500, KEYS][w.random.below(3) as usize];
     let (from, count) = (w.random.below(KEYS), 1 + w.random.below(most));

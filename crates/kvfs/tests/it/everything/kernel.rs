@@ -1,6 +1,6 @@
-//! The kernel's part: it holds writes back until it is asked for them, keeps what it has seen, and
-//! lists directories piece by piece. What it has seen of a view that becomes another one all at
-//! once it must be told to forget.
+//! Simulates the kernel. It holds writes back until it is asked for them, caches what it has seen,
+//! and lists directories in pieces. When a view is replaced as a whole, the kernel must be told to
+//! forget what it has cached of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -80,13 +80,13 @@ impl Watcher for Kernel {
 }
 
 impl World {
-    /// Nothing was told so far of what comes now.
+    /// Discards earlier notifications.
     pub fn listen(&self) {
         drop(self.kernel.heard());
     }
 
-    /// A view has become another one: the kernel was told of all that it may have seen and is not
-    /// so any more.
+    /// A view was replaced. Checks that the kernel was notified of everything that it may have
+    /// cached and that has changed.
     #[track_caller]
     pub fn was_told(&self, site: &Site, number: u16, before: &Tree, after: &Tree) {
         let told = self.kernel.heard().0.remove(&number).unwrap_or_default();
@@ -125,7 +125,7 @@ impl World {
         }
     }
 
-    /// Takes what was told that a view has ended.
+    /// Takes the notifications that a view has ended.
     #[track_caller]
     pub fn was_told_of_end(&self, number: u16) {
         let mut told = self.kernel.told.lock().expect("no one has panicked");
@@ -138,7 +138,7 @@ impl World {
 }
 
 impl World {
-    /// The kernel hands over what it has; of a view that is over it goes nowhere.
+    /// The kernel hands over its held writes. Those for an ended view are discarded.
     pub fn hand_over(&mut self) -> Result<(), Dead> {
         let held = std::mem::take(&mut *self.kernel.held.lock().expect("no one has panicked"));
         for held in held {
@@ -151,9 +151,10 @@ impl World {
     }
 }
 
-/// A program has written, and the kernel holds it back; something is done that must have it.
+/// A program has written data that the kernel holds back, and an operation follows that needs the
+/// data.
 pub fn held_write(w: &mut World, site: &Site) -> Result<(), Dead> {
-    // Data that cannot be handed over stands in the way.
+    // Data that cannot be handed over blocks the operation.
     let possible = w.lost.is_empty()
         && !w.limited
         && !w.open.iter().any(|open| open.isolation == kvdb::Isolation::Serializable);
@@ -183,11 +184,11 @@ pub fn held_write(w: &mut World, site: &Site) -> Result<(), Dead> {
         4 => store::sync_views(w)?,
         _ => transactions::look_after(w)?,
     }
-    // It was nothing that needs what the kernel has.
+    // The operation did not need the data of the kernel.
     w.hand_over()
 }
 
-/// A listing that is under way.
+/// A listing in progress.
 pub struct Listing {
     site: Site,
     dir: Id,
@@ -207,7 +208,7 @@ impl World {
     }
 }
 
-/// Some more of a directory.
+/// Lists the next part of a directory.
 pub fn list(w: &mut World, site: &Site) -> Result<(), Dead> {
     let gone = |w: &World, l: &Listing| match &l.site {
         Site::Transaction(label) => !w.open.iter().any(|open| open.label == *label),
@@ -252,8 +253,8 @@ pub fn list(w: &mut World, site: &Site) -> Result<(), Dead> {
     }
     let tree = w.tree(&site);
     if w.exactly(&site) == Exactly::ButForDirectories {
-        // A serializable transaction reads what is committed now: what it has not looked at yet
-        // others may have taken away.
+        // A serializable transaction reads the current committed state, so others may have removed
+        // entries that it has not read yet.
         w.listing = Some(listing);
         w.listing_lost(&site, &tree);
         listing = w.listing.take().expect("it was put there");

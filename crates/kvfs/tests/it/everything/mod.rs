@@ -1,8 +1,8 @@
-//! One history with everything in it: random operations of every kind on one file system, its views
-//! and its keys, in one thread, with power cuts, closes and reopenings in between. An oracle checks
-//! every answer, and everything after each recovery: what was certain is there, and what is there
-//! is a state that was after one of the steps, in which a file may lack what still waited in
-//! memory. A public operation that occurs in no history fails a test.
+//! One history that contains everything: random operations of every kind on one file system, its
+//! views and its keys, in one thread, with power cuts, closes and reopenings in between. An oracle
+//! checks every answer, and after each recovery the whole store: its state is the one after some
+//! step, not older than the last step that was certainly durable, except that a file may lack data
+//! that still waited in memory. A public operation that occurs in no history fails a test.
 //!
 //! `KVFS_SEEDS=n` runs n seeds instead of the usual few, from `KVFS_SEED_BASE` on; `KVFS_SEED=n`
 //! runs one, of which `KVFS_STEPS` gives the steps that are run (see `steps.rs`), `KVFS_EACH=1`
@@ -47,12 +47,11 @@ pub const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 /// The types whose operations must be called, and the other draws.
 const TYPES: [&str; 4] = ["Fs", "Views", "Report", "FileChange"];
 const FUNCTIONS: [&str; 2] = ["verify", "difference_of_states"];
-/// The operations by which a file system goes on in another process. No history does that yet:
-/// `views::in_use` has tests of it, and `kvfs-fuse --test it handover::`; where the first one was
-/// killed, `views::notes` and `kvfs-cli --test it keeper_views::`. One that a server has the store
-/// of: `kvdb-wire --test it files::`, `served_files::` and `leases::`. The state beneath a
-/// transaction there is read in `views::the_files_beneath`. Directories are locked in
-/// `directory_locks::`.
+/// Operations that no history uses. A file system continues in another process: `views::in_use` and
+/// `kvfs-fuse --test it handover::` test this, and for a killed first process `views::notes` and
+/// `kvfs-cli --test it keeper_views::`. `kvdb-wire --test it files::`, `served_files::` and
+/// `leases::` test a file system whose store is on a server, and `views::the_files_beneath` reads
+/// the state beneath a transaction there. `directory_locks::` tests locks of directories.
 const ELSEWHERE: [&str; 19] = [
     "Fs::end_served",
     "Fs::leave_served",
@@ -84,7 +83,7 @@ enum Run {
 }
 use Run::{Anywhere, Once};
 
-/// Name, how often, and what is done.
+/// The name, the weight and the action of each operation.
 const OPERATIONS: &[(&str, u64, Run)] = &[
     ("make", 14, Anywhere(names::make)),
     ("make whole", 3, Anywhere(names::make_whole)),
@@ -171,7 +170,7 @@ fn file_options(random: &mut Random) -> FsOptions {
     }
 }
 
-/// These steps, until the power fails.
+/// Runs these steps until the power fails.
 fn live(w: &mut World, range: Range<u64>, steps: &Steps) -> Result<(), Dead> {
     let all: u64 = OPERATIONS.iter().map(|(_, weight, _)| weight).sum();
     for step in range {
@@ -198,7 +197,7 @@ fn live(w: &mut World, range: Range<u64>, steps: &Steps) -> Result<(), Dead> {
             Once(run) => run(w)?,
         }
         w.reap();
-        // For a reader who looks for the step at which it began.
+        // Helps a reader to find the step at which the failure began.
         if number("KVFS_EACH").is_some() {
             branches::compare(w)?;
         }
@@ -241,7 +240,7 @@ fn close(w: &mut World) {
     }
 }
 
-/// Goes down as by the ioctl: all calls end, and the data that was asked for is on disk.
+/// Shuts down as by the ioctl. All calls end, and the requested data is on disk.
 fn go_down(w: &mut World) {
     let how =
         [GoingDown::Synced, GoingDown::Committed, GoingDown::AsItIs][w.random.below(3) as usize];
@@ -279,7 +278,7 @@ fn go_down(w: &mut World) {
     }
 }
 
-/// Runs one seed; gives the operations that it has called, and how often the store was full.
+/// Runs one seed. Returns the operations that it has called, and how often the store was full.
 fn run(seed: u64, steps: &Steps) -> (BTreeSet<&'static str>, u64) {
     let mut random = random_of_life(seed, 0);
     let env = Arc::new(Simulated::new(seed));
@@ -353,7 +352,7 @@ fn run(seed: u64, steps: &Steps) -> (BTreeSet<&'static str>, u64) {
         let report = kvdb::check(Arc::new(image.clone()), &mut |_, _| {});
         assert!(report.is_clean(), "{}: {:?}", w.what(), report.faults);
         w.operation = "opening";
-        // Sometimes the power fails again within recovery itself, or right behind it.
+        // Sometimes the power fails again during recovery, or right after it.
         let mut image = image;
         while w.random.one_in(4) {
             let device = Arc::new(CrashDevice::over(image.clone()));
@@ -381,7 +380,7 @@ fn run(seed: u64, steps: &Steps) -> (BTreeSet<&'static str>, u64) {
     (std::mem::take(&mut w.called), w.full)
 }
 
-/// The store is open again: what is there must be a state that is possible.
+/// The store is open again, and its content must be a possible state.
 fn reopened(w: &mut World) {
     let found = observe(&w.db, &w.views).unwrap_or_else(|e| panic!("{}: {e}", w.what()));
     let (mut reasons, mut matched) = (Vec::new(), None);
@@ -402,7 +401,7 @@ fn reopened(w: &mut World) {
     });
     w.history = History::new(state);
     w.inos.extend(numbers);
-    // Data that a kernel held back is gone with it.
+    // Data that a kernel held back is lost with it.
     w.kernel = Arc::default();
     let watcher: Arc<dyn Watcher> = w.kernel.clone();
     w.views.watch(&watcher);
@@ -441,7 +440,7 @@ fn a_file_system_does_everything_that_it_says() {
         started.elapsed().as_secs_f64(),
         base + seeds
     );
-    // One seed alone need not have everything.
+    // A single seed need not contain every operation.
     if seeds >= 40 {
         assert!(full >= seeds, "only {full} times was a store full");
         let mut wanted = coverage::public_operations(&TYPES);

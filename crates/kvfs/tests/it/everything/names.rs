@@ -34,7 +34,7 @@ impl World {
         (self.dir(tree), self.some_name())
     }
 
-    /// A name that is there, mostly.
+    /// Returns a name, usually an existing one.
     pub fn entry(&mut self, tree: &Tree) -> Entry {
         let all: Vec<Entry> = tree.entries.keys().cloned().collect();
         match self.pick(&all) {
@@ -106,7 +106,7 @@ pub fn make(w: &mut World, site: &Site) -> Result<(), Dead> {
     Ok(())
 }
 
-/// Several at once, with all that they are to have.
+/// Creates several files at once, with their content and attributes.
 pub fn make_whole(w: &mut World, site: &Site) -> Result<(), Dead> {
     let tree = w.tree(site);
     if tree.nodes.len() > MOST {
@@ -241,7 +241,7 @@ pub fn remove(w: &mut World, site: &Site) -> Result<(), Dead> {
     }
 }
 
-/// A directory with all that is in it, call by call, as programs do it.
+/// Removes a directory with its content, call by call, as programs do.
 pub fn remove_tree(w: &mut World, site: &Site) -> Result<(), Dead> {
     let tree = w.tree(site);
     let dirs: Vec<Id> = tree
@@ -291,7 +291,7 @@ pub fn remove_at_once(w: &mut World, site: &Site) -> Result<(), Dead> {
     if w.random.one_in(2) || check_name(&at.1).is_err() {
         w.call(&["Fs::remove_tree", "Views::tell_changed"]);
         w.act(site, what, effect, |fs| fs.remove_tree(dir, &at.1))?;
-        // Nothing else changes by it.
+        // This changes nothing else.
         if !matches!(site, Site::Transaction(label) if !w.open.iter().any(|open| open.label == *label))
         {
             w.ok(w.views.tell_changed(
@@ -373,7 +373,7 @@ pub fn clone_tree(w: &mut World, site: &Site) -> Result<(), Dead> {
     Ok(())
 }
 
-/// Out of a snapshot.
+/// Restores a file from a snapshot.
 pub fn clone_earlier(w: &mut World, site: &Site) -> Result<(), Dead> {
     let Some((name, _, then)) = any_snapshot(w) else { return Ok(()) };
     let tree = w.tree(site);
@@ -384,7 +384,7 @@ pub fn clone_earlier(w: &mut World, site: &Site) -> Result<(), Dead> {
     }
     let (path, to) = (then.path(from).expect("named"), tree.path(at.0).expect("named"));
     let to = [&to[..], b"/", &at.1].concat();
-    // A file that comes back to its own place may be another name of one that is there.
+    // A file that is restored to its own place may become another name of an existing file.
     let names = |path: &[u8]| -> Vec<Vec<u8>> {
         path.split(|&b| b == b'/').filter(|name| !name.is_empty()).map(<[u8]>::to_vec).collect()
     };
@@ -407,7 +407,7 @@ pub fn clone_earlier(w: &mut World, site: &Site) -> Result<(), Dead> {
     w.act(site, what, effect, |_| views.clone_earlier(&view, &earlier, &path, &to)).map(drop)
 }
 
-/// All that lies below something, from one state.
+/// Everything below an object, in one state.
 pub fn walk(w: &mut World, site: &Site) -> Result<(), Dead> {
     let tree = w.tree(site);
     let all = tree.all(|_| true);
@@ -437,7 +437,7 @@ pub fn walk(w: &mut World, site: &Site) -> Result<(), Dead> {
     let mut todo = vec![(Vec::new(), from)];
     let mut wanted = Vec::new();
     while let Some((path, id)) = todo.pop() {
-        // In the order of the names, those below a name behind it and before the next.
+        // Paths in the order of the names. Names below a name follow it and precede the next one.
         let below: Vec<_> = tree.children(id).map(|(name, child)| (name.clone(), child)).collect();
         if tree.is_dir(id) {
             let join = |name: Vec<u8>| {
@@ -504,7 +504,7 @@ impl World {
     }
 }
 
-/// Opens something, or closes what is open.
+/// Opens a file, or closes an open one.
 pub fn handles(w: &mut World, site: &Site) -> Result<(), Dead> {
     let mine: Vec<(Id, u64)> =
         w.references.iter().filter(|((s, _), _)| s == site).map(|((_, id), n)| (*id, *n)).collect();
@@ -521,7 +521,7 @@ pub fn handles(w: &mut World, site: &Site) -> Result<(), Dead> {
     let Some(dir) = w.ino(site, at.0)? else { return Ok(()) };
     let expected = match check_name(&at.1) {
         Err(libc::ENAMETOOLONG) => Err(libc::ENAMETOOLONG),
-        // `.` and `..` are known, and what is no name is not there.
+        // `.` and `..` are found, and invalid names are not.
         Err(_) if at.1.starts_with(b".") => return Ok(()),
         Err(_) => Err(libc::ENOENT),
         Ok(()) => tree.entries.get(&at).copied().ok_or(libc::ENOENT),

@@ -1,5 +1,5 @@
-//! All that a store holds: branches, snapshots, durable transactions; and what of it is found when
-//! the power comes back.
+//! The whole content of a store, which is branches, snapshots and durable transactions, and the
+//! comparison with what is found after a power cut.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub struct State {
     pub branches: BTreeMap<String, Arc<Tree>>,
     /// Each snapshot has the name of its branch next to its tree.
     pub snapshots: BTreeMap<String, (String, Arc<Tree>)>,
-    /// Durable transactions that are open, by label: what they have changed.
+    /// The changes of open durable transactions, by label.
     pub durable: BTreeMap<String, Arc<Overlay>>,
 }
 
@@ -71,7 +71,7 @@ fn same<A, B>(what: &str, a: &BTreeMap<String, A>, b: &BTreeMap<String, B>) -> R
     ))
 }
 
-/// A tree of which nothing waits: it is as it was found.
+/// A found tree, of which no data waits in memory.
 fn collapse(tree: &Tree, matched: &Matched) -> Tree {
     let mut tree = tree.clone();
     for (id, (_, own)) in matched {

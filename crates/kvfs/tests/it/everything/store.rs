@@ -1,4 +1,4 @@
-//! Keys, syncs, time, and what is done to the store below the files.
+//! Operations on keys, syncs and time, and on the store below the files.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -118,7 +118,7 @@ pub fn ingest(w: &mut World) -> Result<(), Dead> {
     Ok(())
 }
 
-/// A dictionary besides the files' comes and goes; only when nothing else is under way.
+/// Makes or drops a dictionary other than those of the files, only if nothing else is in progress.
 pub fn dictionaries(w: &mut World) -> Result<(), Dead> {
     if !w.open.is_empty() {
         return Ok(());
@@ -206,7 +206,7 @@ pub fn sync(w: &mut World, site: &Site) -> Result<(), Dead> {
     Ok(())
 }
 
-/// Everything of the mainline and the clones, or of these alone.
+/// Syncs the mainline and the clones, or only the clones.
 pub fn sync_views(w: &mut World) -> Result<(), Dead> {
     if w.random.one_in(4) {
         w.call(&["Views::commit_written"]);
@@ -215,7 +215,7 @@ pub fn sync_views(w: &mut World) -> Result<(), Dead> {
         }
     }
     w.call(&["Views::sync_all", "Views::shutdown"]);
-    // Without the mainline it is what an adapter does when the kernel has nothing any more.
+    // Without the mainline this is what an adapter does when the kernel holds no more data.
     let only_clones = !w.kernel.holds() && w.random.one_in(3);
     let done = if only_clones { w.views.shutdown() } else { w.views.sync_all() };
     if let Err(e) = done {
@@ -278,7 +278,7 @@ fn fsync(w: &mut World, site: &Site) -> Result<(), Dead> {
     Ok(())
 }
 
-/// Time passes, and what happens in the background happens.
+/// Advances time and runs the background work.
 pub fn time(w: &mut World) -> Result<(), Dead> {
     w.env.advance(Duration::from_millis(w.random.below(400)));
     match w.random.below(4) {
@@ -290,7 +290,8 @@ pub fn time(w: &mut World) -> Result<(), Dead> {
                 Ok(()) => {}
                 Err(e) => return w.judge(&mainline(), e, "tick", &[]),
             }
-            // On disk within the flush interval: what has waited for half of it is now.
+            // Data must be on disk within the flush interval, so data that has waited for half of
+            // it is written now.
             let mut tree = (*w.history.newest().branches[""]).clone();
             for (id, node) in &mut tree.nodes {
                 if w.changed_at.get(&(String::new(), *id)).is_some_and(|at| *at <= limit) {
@@ -351,7 +352,7 @@ pub fn maintenance(w: &mut World) -> Result<(), Dead> {
     Ok(())
 }
 
-/// References into views that are over are given back.
+/// Releases references into ended views.
 pub fn left(w: &mut World) -> Result<(), Dead> {
     let all = w.left.clone();
     let Some((number, ino, count)) = w.pick(&all) else { return Ok(()) };

@@ -1,4 +1,5 @@
-//! Transactions over files and keys: what each sees, and what its commit must say.
+//! Transactions over files and keys: the state that each sees, and the expected result of its
+//! commit.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ pub struct Open {
     number: u16,
     pub isolation: Isolation,
     pub durable: bool,
-    /// Without this its files are read-only.
+    /// If `false`, its files are read-only.
     pub checks: bool,
     /// The state below its own changes, under snapshot isolation.
     base: Arc<Tree>,
@@ -28,7 +29,7 @@ pub struct Open {
     savepoints: Vec<(Savepoint, Overlay)>,
     /// In the log of what was committed to the mainline.
     since: usize,
-    /// It has lived through a restart: what it compares is values.
+    /// The transaction has survived a restart, so it detects conflicts by comparing values.
     restored: bool,
 }
 
@@ -84,7 +85,7 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
         undoable: w.random.one_in(3),
         user: Some(USER_ID),
         limit: w.random.one_in(4).then_some(1 << 40),
-        // There is one thread: no other could end what it would wait for.
+        // There is only one thread, so no other could release a lock that it waits for.
         lock_timeout: Duration::ZERO,
         ..TransactionOptions::default()
     };
@@ -148,8 +149,8 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
     Ok(())
 }
 
-/// A rebase that is looked at: the tree that it would give is sound, and nothing is changed by it.
-/// (That of a durable one writes what it has in memory, which is another step.)
+/// Prepares a rebase and checks it. The resulting tree is sound, and nothing is changed. (The
+/// rebase of a durable transaction writes its data in memory, which is another step.)
 pub fn rebase(w: &mut World) -> Result<(), Dead> {
     let of = |open: &&Open| !open.durable && open.checks;
     let open: Vec<_> = w.open.iter().filter(of).map(|open| (open.id, open.label.clone())).collect();
@@ -196,7 +197,7 @@ impl World {
         durable.iter().for_each(|label| self.history.attempt(|s| drop(s.durable.remove(label))));
     }
 
-    /// They have ended.
+    /// The transactions have ended.
     pub fn have_ended_those_of(&mut self, branch: &str) {
         let of = |open: &&Open| open.branch() == branch;
         let ended: Vec<String> =
@@ -207,8 +208,8 @@ impl World {
         assert_eq!(left, [], "{}: all transactions of {branch:?} have ended", self.what());
     }
 
-    /// A transaction is over: its view answers nothing any more, and its references are given back
-    /// some time.
+    /// A transaction has ended. Its view answers no more calls, and its references are released
+    /// later.
     pub fn ended(&mut self, label: &str) {
         let at = self.open.iter().position(|o| o.label == label).expect("it was open");
         let open = self.open.swap_remove(at);
@@ -220,7 +221,7 @@ impl World {
         );
     }
 
-    /// Serializable transactions may have ended, for the sake of older ones.
+    /// Serializable transactions may have ended in favour of older ones.
     pub fn reap(&mut self) {
         let ended = |open: &&Open| {
             open.isolation == Isolation::Serializable && self.db.transaction(open.id).is_err()
@@ -258,7 +259,7 @@ fn any(w: &mut World) -> Option<String> {
     w.pick(&all)
 }
 
-/// Something that concerns a transaction as a whole.
+/// An operation on a transaction as a whole.
 pub fn look_after(w: &mut World) -> Result<(), Dead> {
     let Some(label) = any(w) else { return begin(w) };
     let site = Site::Transaction(label.clone());
@@ -336,7 +337,7 @@ fn go_back(w: &mut World, label: &str) -> Result<(), Dead> {
 }
 
 impl World {
-    /// All at once a view has another state: what is referred to and is not in it is stale.
+    /// A view has another state as a whole. References to inodes that are not in it are stale.
     pub fn became_another(&mut self, site: &Site) {
         let tree = self.tree(site);
         self.listing_lost(site, &tree);
@@ -397,7 +398,7 @@ fn review(w: &mut World, label: &str) -> Result<(), Dead> {
     Ok(())
 }
 
-/// It sees what it read, and its own changes above it.
+/// The transaction sees its base state, and its own changes above that.
 pub fn see(w: &mut World, label: &str) -> Result<(), Dead> {
     let site = Site::Transaction(label.into());
     if !w.open.iter().any(|o| o.label == *label) {
@@ -493,7 +494,7 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
                 w.ok(w.views.changed_paths(&view, &commit.changes))?;
             }
             if w.random.one_in(2) && undone(w, newest, &branch, &settled)? {
-                // All is as it was, for programs that have files open, too.
+                // Everything is as before, also for programs that have files open.
                 w.listing_lost(&parent, &next);
                 w.committed.push((branch, over));
                 return Ok(());
@@ -530,8 +531,8 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
     }
 }
 
-/// Undoes the commit that was just made, if it can be: it came behind that of number `newest`, and
-/// `before` is what there was.
+/// Undoes the last commit, if possible. It followed commit number `newest`, and `before` is the
+/// state before it.
 fn undone(w: &mut World, newest: u64, branch: &str, before: &Arc<Tree>) -> Result<bool, Dead> {
     let Some(commit) = w.db.undoable_commits().pop().filter(|c| c.number > newest) else {
         return Ok(false);
@@ -570,7 +571,7 @@ fn abort(w: &mut World, label: &str) -> Result<(), Dead> {
     w.call(&["Views::abort"]);
     match w.views.abort(id) {
         Ok(()) => {}
-        // Ended for the sake of an older one.
+        // The transaction was ended in favour of an older one.
         Err(Error::Store(kvdb::Error::NoTransaction(_)))
             if w.running(label).isolation == Isolation::Serializable => {}
         Err(e) => return w.judge_removal(&Site::Transaction(label.into()), e, "abort", &[]),

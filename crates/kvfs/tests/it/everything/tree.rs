@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kvfs::{FileKind, Timestamp};
 
-/// Names a file or directory in the model, for ever.
+/// Identifies a file or directory in the model permanently.
 pub type Id = u64;
 pub const TOP: Id = 0;
 /// Directory and name.
@@ -107,7 +107,7 @@ pub struct Overlay {
     pub ranges: BTreeSet<(String, Vec<u8>, Vec<u8>)>,
     /// A directory has moved into another one.
     pub moves: bool,
-    /// A key was put, also one that is gone again.
+    /// A key was put, even if it was deleted again.
     pub puts: bool,
 }
 
@@ -134,7 +134,7 @@ impl Overlay {
         !self.entries.is_empty() || !self.nodes.is_empty()
     }
 
-    /// Returns whether this only takes something away: names and keys go, files get shorter.
+    /// Returns whether this only removes: names and keys are removed, and files get shorter.
     pub fn removes_from(&self, before: &Tree) -> bool {
         let only_less = |(id, node): (&Id, &Option<Arc<Node>>)| match (before.nodes.get(id), node) {
             (_, None) => true,
@@ -161,12 +161,12 @@ impl Overlay {
         any && gone && !self.puts && self.nodes.iter().all(only_less)
     }
 
-    /// All that waits in it is committed.
+    /// All of its pending data is committed.
     pub fn settle(&mut self) {
         self.nodes.values_mut().flatten().for_each(|node| *node = Arc::new(node.settled()));
     }
 
-    /// Returns a name or key that this changes and that is no longer as it was in `base`.
+    /// Returns a name or key that this changes and that differs from `base`.
     pub fn lost_update(&self, base: &Tree, now: &Tree, keys: bool) -> Option<String> {
         let entry = self.entries.keys().find(|k| base.entries.get(k) != now.entries.get(k));
         if let Some((dir, name)) = entry {
@@ -192,8 +192,8 @@ impl Overlay {
             .map(|k| format!("key {k:?}"))
     }
 
-    /// Returns whether both have changed something that does not join. `base` is the state that
-    /// this one began with.
+    /// Returns whether both have made changes that cannot be joined. `base` is the state in which
+    /// this one began.
     pub fn meets(&self, theirs: &Overlay, base: &Tree, keys: bool) -> bool {
         let entries = self.entries.keys().any(|k| theirs.entries.contains_key(k));
         let nodes = self.nodes.iter().any(|(id, mine)| match (mine, theirs.nodes.get(id)) {
@@ -278,14 +278,14 @@ impl Tree {
             tree.keys.retain(|(d, key), _| d != dict || key < start || key >= end);
         }
         tree = tree.with(&over);
-        // One that has changed no files leaves them alone.
+        // A transaction that has changed no files leaves them as they are.
         if over.changes_files() {
             tree.settle();
         }
         tree
     }
 
-    /// Nothing of it waits in memory.
+    /// No data of it waits in memory.
     pub fn settle(&mut self) {
         for node in self.nodes.values_mut().filter(|node| node.possible.len() > 1) {
             *node = Arc::new(node.settled());
@@ -356,7 +356,7 @@ impl Tree {
         all
     }
 
-    /// Returns the reason why this is no file system, if it is none.
+    /// Returns the reason why this is not a valid file system, if it is not.
     pub fn fault(&self) -> Option<String> {
         let named: BTreeSet<Id> = self.paths().into_values().collect();
         let nodes: BTreeSet<Id> = self.nodes.keys().copied().collect();

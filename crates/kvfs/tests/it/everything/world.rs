@@ -1,5 +1,5 @@
-//! The store under test, what it must hold, and what the operations share: how a call is made and
-//! its answer judged.
+//! The store under test, its expected content, and what the operations share: how a call is made
+//! and how its answer is checked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -51,25 +51,26 @@ pub struct World {
     /// The changes committed to each branch since the store was opened. Transactions remember their
     /// position in it.
     pub committed: Vec<(String, Overlay)>,
-    /// References of the kernel, which the test is.
+    /// References of the kernel, whose part the test plays.
     pub references: BTreeMap<(Site, Id), u64>,
     /// Nodes that have no name any more, or none yet, and are referred to.
     pub nameless: BTreeMap<(Site, Id), Node>,
     /// Nodes that a rollback has removed while they were referred to.
     pub stale: BTreeSet<(Site, Id)>,
-    /// References into views that are over: the view's number, inode, how many.
+    /// References into ended views: the view's number, the inode and the count.
     pub left: Vec<(u16, Ino, u64)>,
     pub inos: BTreeMap<Id, Ino>,
-    /// Inode numbers that were seen since the store was opened, by branch: none is given again.
+    /// Inode numbers that were seen since the store was opened, by branch. None of them is assigned
+    /// again.
     pub taken: BTreeMap<String, BTreeSet<Ino>>,
-    /// Inodes for which data out of a cache was refused.
+    /// Inodes for which data from a cache was refused.
     pub lost: BTreeSet<Ino>,
-    /// When something was last changed that waits.
+    /// The time of the last change that still waits.
     pub changed_at: BTreeMap<(String, Id), Duration>,
     pub fresh: Id,
     pub names: u64,
-    /// The store is small, and may be full: what adds to it may be refused for want of space, what
-    /// removes may not.
+    /// The store is small and may be full. Additions may be refused for lack of space, but removals
+    /// may not.
     pub limited: bool,
     /// The number of refusals.
     pub full: u64,
@@ -130,7 +131,7 @@ impl World {
         self.env.wall().into()
     }
 
-    /// It must succeed unless the power is gone.
+    /// The call must succeed unless the power has failed.
     #[track_caller]
     pub fn ok<T>(&self, result: kvfs::Result<T>) -> Result<T, Dead> {
         result.map_err(|e| {
@@ -195,7 +196,7 @@ impl World {
         }
     }
 
-    /// The branch whose inode numbers a place gives.
+    /// The branch whose inode numbers a place assigns.
     pub fn branch_of(&self, site: &Site) -> String {
         match site {
             Site::Branch(name) => name.clone(),
@@ -240,7 +241,7 @@ impl World {
         }
     }
 
-    /// An inode was made: nothing has had its number.
+    /// An inode was made. Checks that its number was never used.
     pub fn is_new(&mut self, site: &Site, id: Id, ino: Ino) {
         let branch = self.branch_of(site);
         let new = self.taken.entry(branch).or_default().insert(ino);
@@ -255,8 +256,8 @@ impl World {
 
     // --- calls
 
-    /// Judges an error. `Ok`: it is one of these, or may be because of another transaction, or for
-    /// want of space; nothing is done then.
+    /// Checks an error. Returns `Ok` if it is one of these, or may be due to another transaction or
+    /// lack of space. Then the call had no effect.
     #[track_caller]
     pub fn judge(
         &mut self,
@@ -272,7 +273,7 @@ impl World {
         self.judge_removal(site, e, what, expected)
     }
 
-    /// Judges the failure of a removal, which a full store does not refuse.
+    /// Checks the failure of a removal, which a full store does not refuse.
     #[track_caller]
     pub fn judge_removal(
         &mut self,
@@ -292,7 +293,7 @@ impl World {
         if let Site::Transaction(label) = site {
             let open = self.running(label);
             if open.isolation == Isolation::Serializable && self.db.transaction(open.id).is_err() {
-                // For the sake of an older one.
+                // The transaction was ended in favour of an older one.
                 self.reap();
                 return Ok(());
             }
@@ -323,7 +324,7 @@ impl World {
         match site {
             Site::Branch(_) => self.history.refused(),
             Site::Transaction(label) => {
-                // One that has ended takes what it attempted with it.
+                // The attempt of an ended transaction is lost with it.
                 if self.open.iter().any(|o| o.label == *label && o.durable) {
                     self.history.refused();
                 }
@@ -410,8 +411,9 @@ impl World {
         }
     }
 
-    /// The newest state becomes this, as one step that is on disk when `work` returns, with all
-    /// that was committed before. It removes, and so is not refused for want of space.
+    /// Makes this the newest state, as one step that is on disk when `work` returns, with
+    /// everything that was committed before. The step removes data, so it is not refused for lack
+    /// of space.
     pub fn alter(
         &mut self,
         alter: impl Fn(&mut State),
@@ -461,8 +463,8 @@ impl World {
         self.history.attempt(|s| drop(s.branches.insert(branch.into(), Arc::new(tree))));
     }
 
-    /// A snapshot or clone is dropped: what was written to files before, which may have come from
-    /// it, is on disk, but for what there is no space for or a transaction has locked.
+    /// A snapshot or clone is dropped. Data that was written to files before, and may come from it,
+    /// is on disk, except for data without space and data that a transaction has locked.
     pub fn written_before_a_drop(&mut self) {
         if !self.limited && !self.serializable_is_open() {
             let branches: Vec<String> = self.history.newest().branches.keys().cloned().collect();
@@ -471,8 +473,8 @@ impl World {
         }
     }
 
-    /// Does the opposite after a call that was refused: a part of the data may be committed, and
-    /// the rest still waits. `tree`: as the branch was before.
+    /// Does the opposite after a refused call: a part of the data may be committed, and the rest
+    /// still waits. `tree` is the earlier state of the branch.
     pub fn unsettle(&mut self, branch: &str, tree: Arc<Tree>) {
         self.history.attempt(|s| drop(s.branches.insert(branch.into(), tree)));
     }

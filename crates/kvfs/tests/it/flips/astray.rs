@@ -1,7 +1,7 @@
-//! Writes that went astray: a sector, or a whole block, has what it had earlier (the write was
-//! lost), or what belongs elsewhere (the write, or the read, went to another place). Every byte of
-//! it is as some honest write left it, and so are the checksums in it. It is found by `check`, or
-//! it is harmless: nothing that is read is anything but an error or exactly what was written.
+//! Tests of misdirected and lost writes. A sector or a whole block has its earlier content (the
+//! write was lost) or content that belongs elsewhere (a write or a read went to another place).
+//! Each byte of it was written by a correct write, and so were its checksums. `check` finds the
+//! error, or it is harmless: every read returns an error or exactly what was written.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -36,7 +36,7 @@ fn stray(
 ) -> Option<(Range<u64>, Vec<u8>, &'static str)> {
     let (class, at) = live.pick(random);
     let sector = at / SECTOR * SECTOR..at / SECTOR * SECTOR + SECTOR;
-    // All of a frame, a chunk or a value, or one sector.
+    // Overwrites a whole frame, chunk or value, or one sector.
     let whole =
         live.range_of(class, at).filter(|r| class != Class::Dead && r.end - r.start <= 1 << 20);
     let target = if random.one_in(2) { whole.unwrap_or(sector) } else { sector };
@@ -44,7 +44,7 @@ fn stray(
     let (from, what) = match random.below(4) {
         0 | 1 => (bytes(older, &target), "as it was earlier"),
         n => {
-            // The bytes are those of something of the same kind, or of anything.
+            // The bytes come from a structure of the same kind, or from any other.
             let other =
                 if random.one_in(4) { live.pick(random).1 } else { live.pick_of(class, random) };
             let start = live.range_of(class, other).map_or(other / SECTOR * SECTOR, |r| r.start);
@@ -82,8 +82,8 @@ fn judge(image: &Image, live: &Live, target: &Range<u64>, from: &[u8], deep: boo
     if counts == (false, false) {
         assert!(clean, "nothing that is alive was changed, but: {:?}", report.faults);
     }
-    // A copy of the superblock as it was is a valid one; the other is newer. What is not referred
-    // to any more is a value's old bytes.
+    // An older copy of the superblock is valid, and the other copy is newer. An unreferenced place
+    // may contain old bytes of a value.
     assert!(!clean || !counts.0, "something that is alive was changed, and check found nothing");
     let hurt = read(image, device.clone(), true) | read(image, device.clone(), false);
     assert!(!hurt || !clean, "reading failed on something that check calls clean");

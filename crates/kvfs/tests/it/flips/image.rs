@@ -1,4 +1,4 @@
-//! The stores whose bits are flipped: small, but with everything that a store can have.
+//! The stores whose bits are flipped. They are small, but have everything that a store can have.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,8 +15,8 @@ const USER: Caller = Caller { uid: 1000, gid: 100, pid: 1 };
 /// The way in which the store was left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// Commits in the journal, some of them with large values bound in place; synced, and a mark
-    /// behind them.
+    /// Commits in the journal, some of them with large values bound in place. They are synced and
+    /// followed by a mark.
     PowerCut,
     /// The state after a power cut, with more than one segment of journal, and no run.
     LongJournal,
@@ -138,7 +138,7 @@ impl Maker {
             .map(|(n, o)| self.db.create_dictionary(n, o).unwrap())
     }
 
-    /// Several levels of runs, and, unless it is closed otherwise, a journal.
+    /// Several levels of runs, and a journal unless closing removes it.
     fn everything(&mut self, end: End) -> Expected {
         let dicts = self.dictionaries();
         for phase in 0..7 {
@@ -189,7 +189,7 @@ impl Maker {
         fs.symlink(dir, b"symlink", b"../dir0/large", USER).unwrap();
         fs.mknod(dir, b"fifo", FileKind::Fifo, 0o600, 0, USER).unwrap();
         if phase > 0 {
-            // Names, pages and keys of the phase before: overwritten here, deleted there.
+            // Some names, pages and keys of the previous phase are overwritten, and others deleted.
             let before = fs.lookup(ROOT, format!("dir{}", phase - 1).as_bytes()).unwrap().ino;
             fs.unlink(before, b"small3").unwrap();
             fs.unlink(before, b"sparse").unwrap();

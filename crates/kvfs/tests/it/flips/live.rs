@@ -1,5 +1,5 @@
-//! Finds the bytes of an image that are alive, by listening to check and to reads, and by a small
-//! reader of chunks that shares nothing with the store's own.
+//! Finds the live bytes of an image by recording the reads of check and of readers, and with a
+//! small reader of chunks that shares no code with the store's own.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,13 +23,13 @@ pub enum Class {
     Tuples,
     /// The bytes that are read along with large values: their own and their padding.
     Value,
-    /// The mark at the journal's end, the manifest's last chunk: of a store that was not closed.
+    /// The mark at the journal's end, or the manifest's last chunk, in a store that was not closed.
     End,
     /// Nothing.
     Dead,
 }
 
-/// A device that writes down what is read from it.
+/// A device that records its reads.
 struct Listener {
     inner: MemoryDevice,
     reads: Mutex<Vec<(Purpose, Range<u64>)>>,
@@ -138,8 +138,8 @@ impl Live {
         Live { ranges, current }
     }
 
-    /// A byte: each class as often as any other, and in it each range as often as any other, so
-    /// that small structures are hit as often as large ones; what is dead is hit less often.
+    /// Draws a byte. Each class is equally likely, and so is each range in it, so that small
+    /// structures are hit as often as large ones. Dead bytes are hit less often.
     pub fn pick(&self, random: &mut Random) -> (Class, u64) {
         let classes: Vec<Class> = self.ranges.keys().copied().collect();
         let mut class = classes[random.below(classes.len() as u64) as usize];
@@ -149,7 +149,7 @@ impl Live {
         (class, self.pick_of(class, random))
     }
 
-    /// The range of that class that the byte is in.
+    /// Returns the range of the class that contains the byte.
     pub fn range_of(&self, class: Class, at: u64) -> Option<Range<u64>> {
         self.ranges.get(&class)?.iter().find(|r| r.contains(&at)).cloned()
     }

@@ -1,5 +1,5 @@
-//! Flipped bits: one bit of a store turned over, anywhere, is found by `check`, and is never an
-//! answer. Whatever is read is an error or exactly what was written; nothing is missing without an
+//! Tests of flipped bits. `check` finds a flipped bit anywhere in a store, and no read returns it
+//! as data. Every read returns an error or exactly what was written, nothing is missing without an
 //! error, and nothing panics.
 //!
 //! Not every byte of a store is alive. A byte is *live* here when it lies in
@@ -43,7 +43,7 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|v| v.parse().ok())
 }
 
-/// Flips bits of `image`: `share` of sixteen of them all.
+/// Flips random bits of `image`, `share` sixteenths of the number that `KVFS_FLIPS` sets.
 fn flip(image: &Image, share: u64) {
     let live = Live::of(image);
     let flips = (number("KVFS_FLIPS").unwrap_or(160) * share).div_ceil(16);
@@ -81,7 +81,7 @@ fn judge(
     let report = kvdb::check(Arc::new(device.clone()), &mut |_, _| {});
     match class {
         Class::Dead => assert!(report.is_clean(), "nothing is there, but: {:?}", report.faults),
-        // A torn end cannot be told from a damaged one.
+        // A torn end cannot be distinguished from a damaged one.
         Class::End => {}
         Class::Value if !live.current(at) => {
             // Padding between values is zeros; a value that was overwritten since is checked as
@@ -104,7 +104,7 @@ fn judge(
     !report.is_clean()
 }
 
-/// Opens the store and reads all of it, keys and files. Gives whether there was an error.
+/// Opens the store and reads all of it, keys and files. Returns whether there was an error.
 fn read(image: &Image, device: MemoryDevice, read_only: bool) -> bool {
     match open(image, device, read_only) {
         Some(db) => {

@@ -1,4 +1,4 @@
-//! Reads all of a store and compares it with what was written: each single answer is right or an
+//! Reads all of a store and compares it with what was written. Each answer must be right, or an
 //! error that says "corrupt".
 
 use std::collections::BTreeMap;
@@ -36,7 +36,7 @@ pub fn corrupt(e: &kvdb::Error) -> bool {
     matches!(e, kvdb::Error::Corrupt(_))
 }
 
-/// The answer, or `None` for an error, which must be one of corruption.
+/// Returns the answer, or `None` for an error, which must be a report of corruption.
 fn answer<T>(what: &str, result: kvfs::Result<T>) -> Option<T> {
     match result {
         Ok(answer) => Some(answer),
@@ -73,7 +73,7 @@ impl Expected {
         Expected { dictionaries, nodes }
     }
 
-    /// Reads all keys: forward, backward and one by one. Gives whether there was an error.
+    /// Reads all keys: forward, backward and one by one. Returns whether there was an error.
     pub fn keys(&self, db: &Kvdb) -> bool {
         let mut hurt = false;
         let there: Vec<String> = db.dictionaries().into_iter().map(|d| d.name).collect();
@@ -144,7 +144,7 @@ impl Expected {
         }
     }
 
-    /// Reads all files and directories. Gives whether there was an error.
+    /// Reads all files and directories. Returns whether there was an error.
     pub fn files(&self, db: &Kvdb, env: Arc<Simulated>, read_only: bool) -> bool {
         let options = FsOptions { read_only, ..fs_options() };
         let Some(fs) = answer("opening the file system", Fs::open(db.clone(), env, options)) else {
@@ -166,7 +166,7 @@ fn dictionaries_empty(dictionaries: &BTreeMap<String, Vec<(Bytes, Bytes)>>) -> b
     dictionaries.values().all(Vec::is_empty)
 }
 
-/// Everything of one inode; `None`, and `hurt`, when an error kept some of it away.
+/// Returns everything of one inode. If an error hides a part of it, returns `None` and sets `hurt`.
 fn node(fs: &Fs, path: &[u8], hurt: &mut bool) -> Option<Node> {
     let found = read_node(fs, path);
     *hurt |= found.is_none();

@@ -1,5 +1,5 @@
-//! Repairs of stores with bad blocks: afterwards everything is sound, and whatever did not hang on
-//! what was lost is as it was.
+//! Tests of repairs of stores with bad blocks. Afterwards everything is sound, and whatever did not
+//! depend on the lost data is unchanged.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ fn open(image: &Image, device: &MemoryDevice) -> Kvdb {
     Kvdb::open(Arc::new(device.clone()), Arc::new(Simulated::new(1)), options).expect("it opens").0
 }
 
-/// Nothing is wrong with the store.
+/// The store is sound.
 fn sound(image: &Image, device: &MemoryDevice) {
     let report = kvdb::check(Arc::new(device.clone()), &mut |_, _| {});
     assert!(report.is_clean(), "{:?}", report.faults);
@@ -83,7 +83,7 @@ fn compare(image: &Image, device: &MemoryDevice, touched: &[FaultKeys]) -> usize
         }
         let mut attr = fs.getattr(ino).unwrap_or_else(|e| panic!("{shown} was whole: {e}"));
         if any("nmap") || any("imap") {
-            // Names that were lost with others, and entries that led to what was lost.
+            // Names that were lost with others, and entries that referred to lost inodes.
             attr.nlink = node.attr.nlink;
             attr.size = if attr.kind == FileKind::Dir { node.attr.size } else { attr.size };
         } else {

@@ -1,5 +1,5 @@
-//! Tests of the data that is brought out of a damaged store: everything whose blocks are whole,
-//! nothing that was never there, and a report of everything that is missing.
+//! Tests of the data that is salvaged from a damaged store: everything whose blocks are intact,
+//! nothing that never existed, and a report of everything that is missing.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -16,7 +16,7 @@ use super::live::{Class, Live};
 use super::number;
 use super::reading::{Expected, Node};
 
-/// Returns the keys that depend on the damage, as told by a scrub, which shares no reader with
+/// Returns the keys that depend on the damage, according to a scrub, which shares no reader with
 /// salvage.
 pub fn touched(image: &Image, flips: &[(u64, u8)]) -> Vec<FaultKeys> {
     let device = Arc::new(image.device.clone());
@@ -198,7 +198,7 @@ fn compare_data(
     missing.len()
 }
 
-/// All names that lead from the root, with their inodes.
+/// All names that are reachable from the root, with their inodes.
 fn reachable(remains: &Remains) -> HashSet<u64> {
     let (mut seen, mut todo) = (HashSet::from([ROOT]), vec![ROOT]);
     while let Some(dir) = todo.pop() {
@@ -234,7 +234,7 @@ fn damage(end: End, share: u64) {
                 [random.below(4) as usize];
             flips.push((live.pick_of(class, &mut random), random.below(8) as u8));
         }
-        // The same bit twice is none.
+        // Flipping the same bit twice changes nothing.
         flips.sort();
         flips.dedup();
         let touched = touched(&image, &flips);
@@ -265,8 +265,8 @@ fn of_a_store_that_lost_power_with_bad_blocks() {
     damage(End::PowerCut, 5);
 }
 
-/// Without a superblock, or with a manifest that breaks off, what was there comes out by what else
-/// is found.
+/// If the superblock is lost or the manifest is truncated, the data is salvaged through other
+/// structures.
 #[test]
 fn without_the_superblock_the_manifest_is_found() {
     for end in [End::Closed, End::PowerCut, End::ClosedUnflushed] {
@@ -304,8 +304,8 @@ fn with_holes_in_manifest_and_journal_most_comes_out() {
             let at = live.pick_of(class, &mut random);
             device.flip_bit(at, 3);
             if class == Class::Manifest {
-                // Both copies: the other one lies behind it or before it. A whole MiB there hits
-                // it.
+                // Damages both copies. The second copy lies before or after the first, so a whole
+                // MiB there hits it.
                 let zone = at / ZONE_SIZE * ZONE_SIZE;
                 let from = at.saturating_sub(32 << 10).max(zone + 4096);
                 for at in (from..from + (64 << 10)).step_by(4096) {

@@ -1,5 +1,5 @@
-//! Flips under a store that is open: a scrub finds what rots while the store is in use, whatever is
-//! cached of it.
+//! Tests of flipped bits in a store that is open. A scrub finds data that decays while the store is
+//! in use, whatever is cached of it.
 
 use std::sync::Arc;
 

@@ -18,7 +18,7 @@ pub struct Store {
     device: Arc<MemoryDevice>,
 }
 
-/// A clock and random numbers as no other store has them.
+/// A clock and random numbers that differ from those of any other store.
 fn fresh() -> Arc<dyn Env> {
     static NEXT: AtomicU64 = AtomicU64::new(1000);
     Arc::new(Simulated::new(NEXT.fetch_add(1, Ordering::Relaxed)))
@@ -40,14 +40,14 @@ impl Bucket {
         self.open(device, of.w.env.clone())
     }
 
-    /// Publishes a store, and opens what is there, as a reader does.
+    /// Publishes a store, and opens the published state as a reader does.
     pub fn read(&self, of: &Store, name: &str) -> Kvdb {
         let device = Arc::new(MemoryDevice::new());
         self.publish(of, name).copy_to(device.clone(), fresh()).expect("a copy");
         self.database(device, true)
     }
 
-    /// Publishes a store, and opens what is there as a mount does, by requests to `objects`.
+    /// Publishes a store, and opens the published state as a mount does, by requests to `objects`.
     pub fn read_by(&self, of: &Store, name: &str, objects: Arc<dyn Objects>) -> Kvdb {
         let device = Arc::new(MemoryDevice::new());
         self.publish(of, name).copy_to(device.clone(), fresh()).expect("a copy");
@@ -105,7 +105,7 @@ impl Store {
         Store { w: World { db, env, fs }, views, device }
     }
 
-    /// The store as a copy of its file would have it. It was made by `new`.
+    /// Opens a copy of the store's file, which `new` made.
     pub fn copy(&self) -> Store {
         self.w.fs.sync_all().expect("synced");
         let device = MemoryDevice::clone(&self.device);
@@ -132,7 +132,7 @@ impl Store {
         merged.conflicts
     }
 
-    /// Undoes the newest commit that can be.
+    /// Undoes the newest commit that can be undone.
     pub fn undo(&self) {
         let commit = self.w.db.undoable_commits().pop().expect("kept").number;
         let undo = kvdb::TransactionOptions { undoable: true, ..Default::default() };

@@ -1,5 +1,5 @@
-//! Within a store a number is of one inode, whichever branch made it and whatever has become of
-//! that branch since: what two branches have under one number came from one inode.
+//! Within a store an inode number belongs to one inode, whichever branch made it and whatever has
+//! happened to that branch since. Inodes with the same number in two branches have the same origin.
 
 mod random;
 mod store;
@@ -111,7 +111,7 @@ fn what_a_clone_gave_is_not_given_again_when_it_is_gone() {
     differ(&numbers);
 }
 
-/// A rollback takes nothing of the counter back: neither that of the main branch, nor of a clone.
+/// A rollback does not reset the counter, neither that of the main branch nor that of a clone.
 #[test]
 fn what_was_given_before_a_rollback_is_not_given_again_in_any_branch() {
     for killed in [false, true] {
@@ -194,7 +194,7 @@ fn a_block_that_was_reserved_before_a_kill_is_no_other_ones_afterwards() {
     is_clean(&store);
 }
 
-/// A number that is on disk is below the bound that is on disk, wherever the power fails.
+/// Every number on disk is below the bound on disk, wherever the power fails.
 #[test]
 fn nothing_is_on_disk_with_a_number_beyond_the_bound() {
     let store = Store::new();
@@ -289,7 +289,7 @@ fn reservations_of_another_store_are_void() {
     differ(&numbers);
 }
 
-/// Snapshots that came from another store have numbers that are not the branch's any more.
+/// Received snapshots have numbers that do not belong to the branch any more.
 #[test]
 fn a_rollback_of_what_is_mounted_after_a_receive_goes_on() {
     let other = other(3000);
@@ -313,7 +313,7 @@ fn a_rollback_of_what_is_mounted_after_a_receive_goes_on() {
     let mut numbers = files(&store.fs, ROOT, "between", 300);
     numbers.extend(files(&c, dir, "between", 300));
     store.views.rollback("r1").expect("rolled back");
-    // It was another branch then: what was open in this one is gone.
+    // The branch was replaced, so files that were open in it are gone.
     assert!(matches!(c.resolve(b"/theirs"), Err(Error::Stale(_))));
     let c = store.views.fs(&ViewId::Clone("c".into())).expect("it is there");
     assert!(c.resolve(b"/theirs/theirs7").is_ok());
@@ -344,7 +344,8 @@ fn the_main_branch_is_received_and_rolled_back() {
     is_clean(&store);
 }
 
-/// A stream may come from anywhere: one whose numbers would leave none to this store takes none.
+/// A stream may come from anywhere. If its numbers would leave none for this store, they do not
+/// raise the counter.
 #[test]
 fn a_branch_with_impossible_numbers_leaves_the_others_theirs() {
     const LARGE: Ino = (1 << 48) - 2;
@@ -447,8 +448,8 @@ fn an_opening_of_a_store_of_this_version_notes_nothing() {
     });
 }
 
-/// In stores of older versions each branch has counted by itself. What has the largest number may
-/// be anywhere: a clone, a snapshot of one, a transaction, a note of what is nowhere.
+/// In stores of older versions each branch has counted by itself. The largest number may be in a
+/// clone, in a snapshot of one, in a transaction, or in a note about a removed file.
 #[test]
 fn a_store_of_an_older_version_goes_on_behind_the_largest_number_of_all_branches() {
     for largest in ["mainline", "clone", "snapshot", "transaction", "note", "gone"] {

@@ -1,9 +1,10 @@
-//! Random histories of a store with branches. Everything that is made gets a name that nothing else
-//! has, and so each number belongs to one name, in every branch, snapshot and transaction; and what
-//! is made gets a number that was never given before.
+//! Random histories of a store with branches. Every new inode gets a name that no other has, so
+//! each number belongs to one name, in every branch, snapshot and transaction, and a new inode gets
+//! a number that was never assigned before.
 //!
-//! Only what a power cut has taken back may be given again: it was nowhere. And what came from
-//! another store may have numbers that were given here before; from then on they are not.
+//! A number may be assigned again only if a power cut has undone its first assignment, since then
+//! it is in use nowhere. Inodes from another store may have numbers that were assigned here before;
+//! from then on these are not assigned here.
 //!
 //! `KVFS_SEEDS` histories are run, from `KVFS_BASE` on.
 
@@ -28,13 +29,13 @@ struct History {
     seed: u64,
     random: Random,
     store: Store,
-    /// The name that a number was given for; several where a number came from elsewhere, too.
+    /// The name for which a number was assigned, or several names if the number also came from
+    /// another store.
     known: BTreeMap<Ino, BTreeSet<String>>,
     /// Numbers that a power cut may take back.
     unsynced: BTreeSet<Ino>,
     last: u64,
-    /// Streams of another store: one that is whole, one of what has changed since, and all that
-    /// they have.
+    /// Streams of another store: a whole one, one of the later changes, and their content.
     streams: [Vec<u8>; 2],
     theirs: Vec<Found>,
     done: Vec<String>,
@@ -161,7 +162,7 @@ impl History {
         }
     }
 
-    /// A copy has names that others have.
+    /// A copy has the names of its original.
     fn copy(&mut self) {
         let Some(fs) = self.view() else { return };
         let from = self.directory(&fs);
@@ -233,7 +234,7 @@ impl History {
         self.done.push(format!("  {done:?}"));
     }
 
-    /// Their names and numbers are here now.
+    /// Their names and numbers are in this store now.
     fn has_come(&mut self) {
         for found in &self.theirs {
             self.known.entry(found.ino).or_default().insert(found.name.clone());
@@ -244,7 +245,7 @@ impl History {
         let stream = self.streams[self.random.below(2) as usize].clone();
         let branch = match self.random.one_in(2) {
             true => self.next("c"),
-            // Not the main branch: its numbers and theirs may have been of other files.
+            // This excludes the main branch, since equal numbers may belong to different files.
             false => self.branches().pop().filter(|name| !name.is_empty()).unwrap_or("c".into()),
         };
         let options = ReceiveOptions { branch, snapshot: None, replace: true };
@@ -300,7 +301,7 @@ impl History {
                 self.known.remove(&ino);
             }
         }
-        // Received files stay, or come again.
+        // Received files stay, or are received again.
         self.has_come_if(&there);
     }
 

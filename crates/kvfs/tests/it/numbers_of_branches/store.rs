@@ -1,4 +1,4 @@
-//! A store on a device whose power can be cut, and what the tests do with it.
+//! A store on a device whose power can be cut, and the operations that the tests run on it.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub fn environments_from(seed: u64) {
     NEXT.set(seed);
 }
 
-/// One of its own for each opening: two stores, or two lives of one, that draw the same numbers
+/// Each opening has its own seed. Two stores, or two lives of one store, that draw the same numbers
 /// would take each other's snapshots for their own.
 pub fn environment() -> Arc<Simulated> {
     NEXT.set(NEXT.get() + 1);
@@ -61,14 +61,14 @@ impl Store {
         Store { device, options, db, fs, views }
     }
 
-    /// The end of the process, right after a sync: what is in the memory of files is lost.
+    /// Ends the process right after a sync, so that file data in memory is lost.
     pub fn kill(&mut self) {
         self.db.sync().expect("synced");
         let device = Arc::new(CrashDevice::over(self.device.current()));
         *self = Store::on(device, self.options.clone());
     }
 
-    /// The power fails: of what was not synced anything may be there.
+    /// The power fails, and any part of the unsynced data may survive.
     pub fn power_cut(&mut self, seed: u64) {
         *self = self.after_power_cut(seed);
     }
@@ -110,7 +110,7 @@ pub fn files(fs: &Fs, dir: Ino, prefix: &str, count: usize) -> Vec<Ino> {
     (0..count).map(|n| make(fs, dir, &format!("{prefix}{n}"))).collect()
 }
 
-/// Something below the root.
+/// Returns a random path below the root.
 pub struct Found {
     pub name: String,
     pub ino: Ino,

@@ -1,8 +1,8 @@
-//! Small workloads, all of them, cut everywhere (after ACE: Mohan, Martinez, Ponnapalli, Raju,
-//! Chidambaram, OSDI '18). A workload is one or two calls on a fixed set of names, with a
-//! persistence point behind each: an fsync of one of the files or directories, a sync of
-//! everything, or none. It is run once to count the device's operations, and then once for each of
-//! them with the power cut there.
+//! Runs small workloads, all that exist, with a power cut at every device operation (after ACE:
+//! Mohan, Martinez, Ponnapalli, Raju, Chidambaram, OSDI '18). A workload is one or two calls on a
+//! fixed set of names, each followed by a persistence point: an fsync of one of the files or
+//! directories, a sync of everything, or none. It runs once to count the device's operations, and
+//! then once for each of them with the power cut there.
 //!
 //! `KVFS_ACE=n` runs n workloads of two calls instead of a sample; `KVFS_ACE_FROM=n` begins with
 //! that one, so that a long run can be continued.
@@ -28,7 +28,7 @@ fn calls() -> Vec<Step> {
         all.push(Step::File(s(path)));
         all.push(Step::Symlink(s(path)));
         all.push(Step::Unlink(s(path)));
-        // Small, over a page's edge, and appended behind a hole.
+        // A small write, one across a page boundary, and one appended after a hole.
         for (at, len) in [(0, 10), (4000, 200), (20_000, 9000)] {
             all.push(Step::Write { path: s(path), at, data: vec![b'w'; len] });
         }
@@ -65,7 +65,7 @@ fn persistence() -> Vec<Option<Step>> {
     [None, Some(Step::SyncAll), Some(key)].into_iter().chain(fsyncs).collect()
 }
 
-/// The names that are there when a workload begins, some with data, all on disk.
+/// The names that exist when a workload begins, some with data, all on disk.
 fn prepared(env: &Arc<Simulated>) -> (MemoryDevice, DictionaryId, History) {
     let (image, dict) = created(env);
     let device = Arc::new(CrashDevice::over(image));
@@ -165,8 +165,8 @@ fn tell(ace: &Ace) {
 fn every_workload_of_one_call_survives_a_cut_everywhere() {
     let mut ace = Ace::new();
     let (calls, points) = (calls(), persistence());
-    // Without a point behind it, and with each of them; the quick run leaves out most of those that
-    // name other files.
+    // Runs the call without a persistence point after it, and with each of them. The quick run
+    // leaves out most points that name other files.
     let every = if number("KVFS_ACE").is_some() { 1 } else { 5 };
     for (i, call) in calls.iter().enumerate() {
         for (j, point) in
@@ -187,8 +187,8 @@ fn workloads_of_two_calls_survive_a_cut_everywhere() {
     let (calls, points) = (calls(), persistence());
     let all = (calls.len() * points.len()).pow(2) as u64;
     let wanted = number("KVFS_ACE").unwrap_or(40);
-    // Neighbours in this order differ in everything: the step has no factor in common with their
-    // number.
+    // Neighbours in this order differ in everything, since the step and their number have no common
+    // factor.
     let stride = (all / 7 * 3) | 1;
     let mut n = number("KVFS_ACE_FROM").unwrap_or(0);
     while ace.workloads < wanted {

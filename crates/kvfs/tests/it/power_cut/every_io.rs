@@ -1,9 +1,9 @@
-//! Every operation of the device fails once: each write with an error (it may have happened in
-//! part) and for want of space, each sync, each growth, each read. From the first error on nothing
-//! is certain but what was acknowledged; reading goes on; a sync that succeeds afterwards is
-//! believed; and after a power cut everything that was acknowledged is there.
+//! Every device operation fails once: each write with an error (it may have happened in part) and
+//! for lack of space, each sync, each growth, and each read. From the first error on only
+//! acknowledged data is certain. Reading continues, a sync that succeeds afterwards is trusted, and
+//! after a power cut all acknowledged data is kept.
 //!
-//! `KVFS_IO_STEP=1` strikes every operation of each seed's life instead of a sample,
+//! `KVFS_IO_STEP=1` fails every operation of each seed's history instead of a sample,
 //! `KVFS_IO_FROM=n` those from the n-th on; `KVFS_SEEDS` and `KVFS_SEED_BASE` as ever.
 
 use std::sync::Arc;
@@ -26,8 +26,8 @@ const KINDS: [(Operation, FaultKind); 7] = [
     (Operation::Read, FaultKind::FlipBit),
 ];
 
-/// One life with one fault. Whether the fault struck: after the last operation it finds nothing to
-/// strike.
+/// Runs one life with one fault. Returns whether the fault occurred; after the last operation it
+/// cannot.
 fn live_with(seed: u64, on: Operation, kind: FaultKind, after: u64) -> bool {
     let when = format!("seed {seed}, {on:?} {after} fails with {kind:?}");
     let mut random = Random::new(seed);
@@ -81,7 +81,7 @@ fn live_with(seed: u64, on: Operation, kind: FaultKind, after: u64) -> bool {
                 &format!("{when}: seen after {last:?} failed: {failed:?}"),
             );
         }
-        // A caller that is told that everything is on disk is told the truth.
+        // An acknowledged sync must be true.
         if fs.sync_all().is_ok() {
             let last = h.states.len().saturating_sub(if failed.is_some() { 2 } else { 1 });
             h.states.drain(..last);

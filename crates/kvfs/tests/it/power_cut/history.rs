@@ -1,5 +1,5 @@
-//! The states that a store of files and keys may have after a power cut: those of names and keys
-//! that the calls made, in order, and all versions of each file.
+//! The states that a store of files and keys may have after a power cut: each state of names and
+//! keys that the calls produced, in order, and all versions of each file.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use kvfs::{FileKind, Fs, Ino, ROOT};
 
 pub type FileId = usize;
 
-/// The extended attribute that files have or not.
+/// The extended attribute that files may have.
 pub const XATTR: &[u8] = b"user.x";
 
 /// The object of a name.
@@ -92,7 +92,7 @@ impl History {
         self.versions[file][self.newest(file)].clone()
     }
 
-    /// Gives the file at `path` a further version; `None` when there is no file.
+    /// Adds a version to the file at `path`. Returns `None` if there is no file.
     pub fn change(&mut self, path: &str, change: impl FnOnce(&mut Version)) -> Option<()> {
         let Some(&Node::File(id)) = self.now().names.get(path) else { return None };
         let mut version = self.version(id);
@@ -129,7 +129,7 @@ impl History {
         if path.is_empty() { ROOT } else { self.inos[path] }
     }
 
-    /// Fails unless what was found is one of the states; from there the history goes on.
+    /// Fails unless the found content is one of the states. The history continues from that state.
     pub fn found(&mut self, tree: Tree, keys: BTreeMap<Vec<u8>, Vec<u8>>, when: &str) {
         let mut reasons = Vec::new();
         let judge = |s: &State| self.matches(s, &tree, &keys).map_err(|e| reasons.push(e)).is_ok();
@@ -153,7 +153,7 @@ impl History {
         *self = History { states: vec![state], versions, inos };
     }
 
-    /// Checks that `state` is the one that was found, and returns the reason if it is not.
+    /// Checks that `state` was found, and returns the reason if not.
     fn matches(
         &self,
         state: &State,

@@ -1,11 +1,12 @@
-//! Power cuts and failing devices under the whole engine, files and keys in one store. What comes
-//! back is one state of the common history of names and keys, not older than the last sync; every
-//! file in it is one of its versions (content, mode and extended attribute together), not older
-//! than its last fsync, nor than the rename that gave it a name which another file had.
+//! Tests of power cuts and failing devices under the whole engine, with files and keys in one
+//! store. The recovered state is one state of the common history of names and keys, not older than
+//! the last sync. Every file in it has one of its versions (content, mode and extended attribute
+//! together), not older than its last fsync, nor than the rename that gave it a name which another
+//! file had.
 //!
-//! Three ways to get there: random histories with cuts at random moments, in recovery too (here);
-//! every operation of the device failing once (`every_io`); small workloads, all there are, cut at
-//! every operation of the device (`ace`).
+//! The tests do this in three ways. Random histories are cut at random moments, also during
+//! recovery (this module). Every device operation fails once (`every_io`). All small workloads are
+//! cut at every device operation (`ace`).
 //!
 //! `KVFS_SEEDS=n` runs n seeds instead of the usual few; `KVFS_SEED=n` runs one; `KVFS_SEED_BASE=n`
 //! begins with that one.
@@ -74,8 +75,8 @@ fn open(device: Arc<dyn Device>, env: &Arc<Simulated>) -> kvfs::Result<(Fs, Kvdb
     Ok((Fs::open(db.clone(), env.clone(), options())?, db))
 }
 
-/// The power is back: fails unless the image is sound and holds one of the states. Gives what is on
-/// disk after a clean close.
+/// Recovers after a power cut. Fails unless the image is sound and contains one of the states.
+/// Returns the content of the disk after a clean close.
 fn judge(
     image: &MemoryDevice,
     dict: DictionaryId,

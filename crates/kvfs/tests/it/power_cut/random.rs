@@ -1,4 +1,4 @@
-//! Random steps.
+//! Draws random steps.
 
 use env::Random;
 use kvdb::Durability;
@@ -10,7 +10,7 @@ fn pick(random: &mut Random, from: &[String]) -> Option<String> {
     random.pick(from).cloned()
 }
 
-/// A step that may make sense now.
+/// Returns a step that may be possible now.
 pub fn step(h: &History, random: &mut Random) -> Option<Step> {
     let (dirs, files) = (h.dirs(), h.files());
     let fresh = |random: &mut Random| {

@@ -1,4 +1,4 @@
-//! One call on files or keys, with its effect on the history.
+//! One call on files or keys, and its effect on the history.
 
 use kvdb::{Batch, DictionaryId, Durability, Kvdb};
 use kvfs::{Allocate, AllocateMode, Caller, FileKind, Fs, RenameFlags, SetAttr, XattrFlags};
@@ -18,7 +18,7 @@ pub enum Step {
         data: Vec<u8>,
     },
     Truncate(String, usize),
-    /// Zeros in the place of these bytes.
+    /// Replaces these bytes by zeros.
     Punch {
         path: String,
         at: usize,
@@ -61,7 +61,8 @@ fn is_free(h: &History, path: &str) -> bool {
 }
 
 impl Store<'_> {
-    /// Makes the call. `Ok(false)`: it makes no sense in this state, so nothing was done.
+    /// Makes the call. Returns `Ok(false)` if it is not possible in this state, so that nothing was
+    /// done.
     pub fn perform(&self, step: &Step, h: &mut History) -> kvfs::Result<bool> {
         let done = match step {
             Step::File(path) | Step::Dir(path) | Step::Symlink(path) => self.make(step, path, h)?,
@@ -102,7 +103,7 @@ impl Store<'_> {
                 self.fs.fsync(h.ino(path), false)?;
                 match id {
                     Some(id) => h.synced(Some(id)),
-                    // A directory's sync brings names and keys, and no file's data.
+                    // The sync of a directory makes names and keys durable, and no file data.
                     None => drop(h.states.drain(..h.states.len() - 1)),
                 }
                 true

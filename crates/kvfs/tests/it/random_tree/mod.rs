@@ -1,5 +1,5 @@
-//! Random calls on a tree of files, and what two trees that were one should be when one is merged
-//! into the other.
+//! Random calls on a tree of files, and the expected result when one of two trees with a common
+//! origin is merged into the other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -103,7 +103,7 @@ pub fn act_in(w: &World, fs: &Fs, within: &str, random: &mut Random, calls: Call
     let noise = |random: &mut Random| {
         let mut data = vec![0; sizes[random.below(5) as usize]];
         random.fill(&mut data);
-        // Now and then both sides do the same.
+        // Sometimes both sides make the same change.
         if random.one_in(3) { vec![b'a' + random.below(3) as u8; data.len()] } else { data }
     };
     let make = |path: &str, data: &[u8]| {

@@ -1,8 +1,8 @@
-//! Programs of several threads on the files of one store, each under the schedule of a seed, with
-//! the file system's and the store's own threads and syncs that take their time: writes,
-//! truncations and fsyncs on the mainline, transactions over files and a key and within each other,
-//! clones that are merged, before or after a rebase, a snapshot and rollbacks to it. One order of
-//! all operations must explain what each has read, see `history`.
+//! Runs programs of several threads on the files of one store, each under the schedule of a seed,
+//! together with the threads of the file system and the store, and with slow syncs. The programs
+//! write, truncate and fsync on the mainline, use transactions over files and a key and nested
+//! ones, merge clones before or after a rebase, and roll back to a snapshot. One order of all
+//! operations must explain every read. See `history`.
 //!
 //! `KVFS_SEEDS=n` runs n seeds, `KVFS_SEED=n` only this one, `KVFS_SEED_BASE=n` begins with it.
 //! Long runs: `KVFS_SEEDS=20000 cargo test --profile simulation -p kvfs --test it schedule::`.
@@ -80,8 +80,8 @@ const KINDS: [(Kind, usize); 8] = [
     (Kind::Flush, 1),
 ];
 
-/// All kinds, or some: what takes several operations of few kinds to go wrong is found sooner where
-/// there are no others (swarm testing: Groce, Zhang, Eide, Chen, Regehr, ISSTA 2012).
+/// Uses all kinds or a few. A bug that needs several operations of few kinds is found sooner
+/// without the others (swarm testing: Groce, Zhang, Eide, Chen, Regehr, ISSTA 2012).
 fn kinds(seed: u64, random: &mut Random) -> Vec<Kind> {
     let all = random.one_in(3);
     let mut drawn = Vec::new();
@@ -251,8 +251,8 @@ impl World {
         Ok(Effect::Change { read, wrote })
     }
 
-    /// Reads and changes registers in a clone, which is merged then, perhaps after a rebase: it
-    /// reads what there was when its snapshot was made, and its merge is its commit.
+    /// Reads and changes registers in a clone, which is then merged, perhaps after a rebase. It
+    /// reads the state of its snapshot, and its merge is its commit.
     fn branch(
         &self,
         rebases: bool,
@@ -349,7 +349,7 @@ impl World {
     fn operate_often(&self, random: &mut Random) {
         let mut before = None;
         for _ in 0..OPERATIONS {
-            // The order is that of programs: a file, and then the key that tells of it.
+            // The order is that of programs: first a file, and then the key that refers to it.
             let kind = match before {
                 Some(Kind::Write) if self.kinds.contains(&Kind::Put) && random.one_in(2) => {
                     Kind::Put
@@ -361,7 +361,7 @@ impl World {
         }
     }
 
-    /// One operation, and what it did when it succeeded.
+    /// Runs one operation. Returns its effect if it succeeded.
     fn operate(&self, kind: Kind, random: &mut Random) {
         let durability = if random.one_in(3) { Durability::Synced } else { Durability::Buffered };
         let file = random.below(KEYED as u64) as usize;

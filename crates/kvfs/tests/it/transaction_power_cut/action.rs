@@ -1,5 +1,5 @@
-//! One call on files or keys: chosen so that it can succeed, with what it changes in the model, and
-//! how it is made.
+//! One call on files or keys. It is chosen so that it can succeed, and has its effect on the model
+//! and the code that runs it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub fn noise(random: &mut Random, len: usize) -> Vec<u8> {
     data
 }
 
-/// Something that can be done to `tree`. `fresh`: the next number for what is made.
+/// Returns an action that is possible in `tree`. `fresh` is the next number for a new inode.
 pub fn choose(random: &mut Random, tree: &Tree, fresh: &mut Id) -> Option<Action> {
     let files = tree.all(false);
     let of = |random: &mut Random, dirs: bool| {
@@ -170,8 +170,8 @@ impl Action {
         over
     }
 
-    /// Does it. `tree`: what is there; `held`: now and then an inode stays referred to, as by a
-    /// kernel.
+    /// Runs the action. `tree` is the current state. `held` sometimes keeps an inode referenced, as
+    /// a kernel would.
     pub fn perform(
         &self,
         fs: &Fs,
@@ -243,7 +243,7 @@ impl Action {
         Ok(())
     }
 
-    /// It leaves something in memory that is not committed at once.
+    /// The action leaves uncommitted data in memory.
     pub fn waits(&self) -> bool {
         matches!(self, Action::Write(..) | Action::Truncate(..))
     }

@@ -1,9 +1,9 @@
-//! Power cuts of stores in which transactions change files and keys together, some within others,
-//! among changes outside of them, snapshots, clones, merges, rebases and rollbacks. What comes back
-//! is one state of the common history of all of it, not older than the last sync: each transaction
-//! is there whole or not at all, files and keys alike; durable ones that had not ended are open
-//! again with what they had changed; and the store and the file system in it check clean, links and
-//! sizes included.
+//! Tests of power cuts of stores in which transactions change files and keys together. Some
+//! transactions are nested, and between them run plain changes, snapshots, clones, merges, rebases
+//! and rollbacks. The recovered state is one state of the common history of all of these, not older
+//! than the last sync. Each transaction exists whole or not at all, with its files and keys.
+//! Durable transactions that had not ended are open again with their changes. The store and the
+//! file system in it check clean, including links and sizes.
 //!
 //! `KVFS_SEEDS=n` runs n seeds instead of the usual few; `KVFS_SEED=n` runs one.
 
@@ -32,11 +32,11 @@ struct Store {
     clones: BTreeMap<String, Arc<Tree>>,
     /// The newest state that a clone and the store have in common.
     common: BTreeMap<String, Arc<Tree>>,
-    /// Durable transactions that are open, by label: what they have changed.
+    /// The changes of open durable transactions, by label.
     durable: BTreeMap<String, Overlay>,
 }
 
-/// States that may be found after the power comes back, oldest first; the first one is certain.
+/// States that may be found after a power cut, oldest first. The first one is certain.
 struct History {
     states: Vec<Store>,
     /// The states that durable transactions read, by label.
@@ -55,7 +55,7 @@ impl History {
         self.states.push(next);
     }
 
-    /// It was refused.
+    /// The call was refused.
     fn undo(&mut self) {
         self.states.pop();
     }
@@ -129,8 +129,8 @@ impl World<'_> {
         }
     }
 
-    /// A call of a transaction came back with an error. Over: it has ended, for the sake of an
-    /// older one.
+    /// A call of a transaction returned an error. If it is over, it was ended in favour of an older
+    /// one.
     fn after_error(&mut self, one: usize, e: Error) -> kvfs::Result<()> {
         if self.running[one].isolation != Isolation::Serializable {
             return Err(e);
@@ -163,7 +163,7 @@ impl World<'_> {
             isolation,
             durable: durable.is_some(),
             label: durable.clone().unwrap_or_default(),
-            // There is one thread: no other could end what it would wait for.
+            // There is only one thread, so no other could release a lock that it waits for.
             lock_timeout: Duration::ZERO,
             ..TransactionOptions::default()
         };
@@ -196,7 +196,7 @@ impl World<'_> {
         if let Some(label) = &durable {
             self.history.attempt(|s| drop(s.durable.insert(label.clone(), over.clone())));
         }
-        // Some are made in a transaction within this one.
+        // Some calls are made in a nested transaction.
         let nests = running.isolation == Isolation::Snapshot && random.one_in(6);
         let mut perform = || {
             let id = match nests {
@@ -262,7 +262,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// It sees what it read, and its own changes above it.
+    /// The transaction sees its base state, and its own changes above that.
     fn verify(&mut self, one: usize) -> kvfs::Result<()> {
         let id = self.running[one].id;
         let see = || {
@@ -299,7 +299,7 @@ impl World<'_> {
             .lost_update(base, &self.history.now().main)
             .filter(|_| isolation == Isolation::Snapshot);
         let alone = *since == self.commits;
-        // Sometimes it is asked first what it has changed, and it is in the transaction then.
+        // Sometimes the test asks for the changes first, which moves the data into the transaction.
         let asked = if random.one_in(3) { self.views.change_set(id).map(drop) } else { Ok(()) };
         let before = match asked.and_then(|()| self.views.transaction(id)) {
             Ok(transaction) => transaction.info(),
@@ -335,7 +335,7 @@ impl World<'_> {
                 );
                 self.tally.conflicts += 1;
                 self.history.undo();
-                // It ends as by an abort: a durable one does not come back.
+                // The transaction ends as by an abort, and a durable one does not return.
                 if let Some(label) = durable {
                     self.history.attempt(|s| drop(s.durable.remove(&label)));
                 }
@@ -365,7 +365,7 @@ impl World<'_> {
         }
         self.tally.aborted += 1;
         match self.views.abort(running.id) {
-            // Ended for the sake of an older one.
+            // The transaction was ended in favour of an older one.
             Err(Error::Store(kvdb::Error::NoTransaction(_)))
                 if running.isolation == Isolation::Serializable =>
             {
@@ -415,8 +415,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Snapshots and branches, each step of which is certain when it has returned, and is not to
-    /// come before what is not.
+    /// Operations on snapshots and branches. Each is durable when it returns, and must not become
+    /// durable before earlier commits.
     fn branch(&mut self, random: &mut Random) -> kvfs::Result<()> {
         self.db.sync()?;
         self.history.certain();
@@ -483,8 +483,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Merges a clone into the store, or the store into the clone. Where both have changed other
-    /// things, that is what comes of it; else it may conflict, and comes to nothing.
+    /// Merges a clone into the store, or the store into the clone. If both have changed different
+    /// things, the result has both changes. Otherwise there may be a conflict, and nothing changes.
     fn merge(&mut self, name: &str, rebase: bool, durability: Durability) -> kvfs::Result<()> {
         let now = self.history.now();
         let Some(common) = now.common.get(name).cloned() else { return Ok(()) };
@@ -537,8 +537,7 @@ impl World<'_> {
 
     fn work(&mut self, random: &mut Random, steps: u64) -> kvfs::Result<()> {
         for _ in 0..steps {
-            // Times of files are what tells a durable transaction after a restart who has changed
-            // them.
+            // After a restart a durable transaction detects changes of files by their times.
             self.env.advance(Duration::from_micros(1));
             let one = random.below(self.running.len().max(1) as u64) as usize;
             let durability =
@@ -673,7 +672,7 @@ fn small() -> OpenOptions {
 }
 
 fn options() -> FsOptions {
-    // A mainline's own writes are one commit each.
+    // Each write to the mainline is a commit.
     FsOptions { write_buffer: 1 << 20, ..FsOptions::default() }
 }
 
@@ -747,7 +746,7 @@ fn run(seed: u64, tally: &mut Tally) {
                     assert!(device.is_dead(), "seed {seed}, life {life}: {e}");
                     world.tally.cuts += 1;
                 } else if random.one_in(4) && !device.is_dead() {
-                    // A stop in good order.
+                    // A clean stop.
                     let ended = world
                         .fs
                         .shutdown()

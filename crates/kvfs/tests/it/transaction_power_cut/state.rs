@@ -7,7 +7,7 @@ use std::sync::Arc;
 use kvdb::{DictionaryId, View as Stored};
 use kvfs::{FileKind, Fs, Ino, ROOT};
 
-/// Names a file or directory in the model, for ever.
+/// Identifies a file or directory in the model permanently.
 pub type Id = u64;
 pub const TOP: Id = 0;
 
@@ -60,7 +60,7 @@ impl Overlay {
         self.keys.extend(more.keys.clone());
     }
 
-    /// Returns what is other in a tree than in an earlier state of it.
+    /// Returns the differences of a tree from an earlier state of it.
     pub fn between(before: &Tree, after: &Tree) -> Overlay {
         Overlay {
             entries: changed(&before.entries, &after.entries),
@@ -69,15 +69,15 @@ impl Overlay {
         }
     }
 
-    /// Something is other in both, whatever it has become.
+    /// Returns whether both change the same thing, whatever the values.
     pub fn has_something_of(&self, other: &Overlay) -> bool {
         self.entries.keys().any(|at| other.entries.contains_key(at))
             || self.nodes.keys().any(|id| other.nodes.contains_key(id))
             || self.keys.keys().any(|key| other.keys.contains_key(key))
     }
 
-    /// Something here that is not in `now` as it was in `base`: who commits this has to find a
-    /// conflict.
+    /// Returns whether something changed here differs between `now` and `base`, so that a commit
+    /// must find a conflict.
     pub fn lost_update(&self, base: &Tree, now: &Tree) -> Option<String> {
         let entry = self
             .entries
@@ -109,8 +109,8 @@ impl Tree {
         tree
     }
 
-    /// Every name is in a directory that is there and leads up to the root; whatever is there has a
-    /// name, and a directory has one.
+    /// Every name is in an existing directory that is reachable from the root. Every inode has a
+    /// name, and a directory has exactly one.
     pub fn is_sound(&self) -> bool {
         let leads_up = |mut dir: Id| {
             for _ in 0..100 {

@@ -101,7 +101,7 @@ impl World {
 
     pub fn read(&self, ino: Ino, offset: u64, len: usize) -> Vec<u8> {
         let read = self.fs.read(ino, offset, len as u32).unwrap().to_vec();
-        // The other way to read, into memory with something else in it.
+        // The second way to read: into memory that has other content.
         let mut room = vec![0xee; len];
         let length = self.fs.read_into(ino, offset, &mut room).unwrap();
         assert!(room[..length] == read, "read_into gives what read gives");
