@@ -96,7 +96,7 @@ enum Command {
 /// exit status of children, and waiting for a child would block forever or fail to return its
 /// status. Programs started by this process inherit the default, too.
 fn hear_of_children() {
-    // SAFETY: the default has no handler, and no other thread is there yet.
+    // SAFETY: the default has no handler, and no other thread exists yet.
     unsafe {
         libc::signal(libc::SIGCHLD, libc::SIG_DFL);
     }
@@ -121,7 +121,7 @@ fn main() -> ExitCode {
     if cli.json {
         waiting::speak_json();
     }
-    // A command that goes on for long waits by itself, for as long as a request takes.
+    // A command that runs for long waits by itself, for as long as a request takes.
     let goes_on = matches!(
         cli.command,
         Command::Run(_)

@@ -1,7 +1,7 @@
-//! Trees so deep that their paths together are as long as the square of the depth: what commands
-//! take of memory and print does not grow so. A path for each directory would be 226 MB here, and
-//! 3.6 GB at four times the depth, which takes a second to make. A list of changes tells such paths
-//! from anchors.
+//! Tests of trees so deep that the total length of their paths grows with the square of the depth.
+//! The memory and output of commands must not grow in this way. A path for each directory would
+//! take 226 MB here, and 3.6 GB at four times the depth, which takes a second to make. In a list of
+//! changes such paths are relative to anchors.
 //!
 //! Where a path for each is what was asked for (`find`, `du --depth`, `ls -R`, a tar stream), it is
 //! written as it comes, and nothing of it is kept.
@@ -95,7 +95,7 @@ struct Ended {
 #[allow(clippy::zombie_processes, reason = "wait4 waits for it, and tells what it took")]
 fn bounded(command: &mut Command, daemon: Option<i32>) -> Ended {
     if let Some(pid) = daemon {
-        // The peak is that of now again.
+        // Resets the peak to the present memory.
         std::fs::write(format!("/proc/{pid}/clear_refs"), "5").expect("reset");
     }
     let before = daemon.map(|pid| memory(pid).1);
@@ -172,7 +172,7 @@ fn a_deep_tree_that_is_added_renamed_and_removed() {
     lists(&mut kvfs(&["txn", "diff", m, &id, "--all"]), daemon);
     lists(&mut kvfs(&["txn", "diff", m, &id, "--patch"]), daemon);
     lists(&mut kvfs(&["--json", "txn", "diff", m, &id, "--all"]), daemon);
-    // Other changes are shown and taken back all the same.
+    // Other changes are still shown and can be reverted.
     lists(&mut kvfs(&["txn", "diff", m, &id, "beside"]), daemon);
     lists(&mut kvfs(&["txn", "diff", m, &id, "d"]), daemon);
     quiet(&mut kvfs(&["txn", "revert", m, &id, "beside"]), daemon);
@@ -233,7 +233,7 @@ fn a_change_in_each_directory_of_a_deep_tree() {
     lists(&mut kvfs(&["--json", "diff", m, "made"]), daemon);
     lists(&mut kvfs(&["diff", m, "made", "--stat"]), daemon);
 
-    // Both sides have changed each of them.
+    // Both sides have changed each of the files.
     let clone = mnt.join(".kvfs/clone/trial");
     set_mode(&clone.join("d"), 0o711);
     let c = clone.to_str().expect("text");
@@ -245,7 +245,7 @@ fn a_change_in_each_directory_of_a_deep_tree() {
     let view = mnt.join(".kvfs/txn").join(&id);
     down(&view.join("d"), |_, at| make_file(at, "f"));
     lists(&mut kvfs(&["txn", "diff", m, &id]), daemon);
-    // One far below, by its whole path, which is longer than a call takes.
+    // Reverts a file far below, by its whole path, which is longer than a call accepts.
     let far = format!("d/{}f", format!("{NAME}/").repeat(400));
     quiet(&mut kvfs(&["txn", "revert", m, &id, &far]), daemon);
     down(&view.join("d"), |depth, at| {
@@ -287,7 +287,7 @@ fn whole(list: &Value, path: &str) -> String {
     whole
 }
 
-/// All of it is listed, within the memory that a list takes, and each path can be told whole.
+/// All changes are listed, within the memory of a list, and each path can be reported in full.
 #[test]
 fn six_thousand_nested_directories_are_listed_one_by_one() {
     const DEEPEST: usize = 6000;

@@ -102,8 +102,8 @@ struct Found {
 }
 
 fn examine(store_path: &Path, output: &Output) -> Outcome<Found> {
-    // Open the store first, since the error tells the state of the path: missing, in use, or not a
-    // store. A store that is too damaged to be opened is examined all the same.
+    // Open the store first, since the error shows the state of the path: missing, in use, or not a
+    // store. A store that is too damaged to be opened is examined nevertheless.
     let opened = match store::open_waiting(store_path, Access::ReadOnly, None) {
         Ok(store) => {
             store.close()?;

@@ -400,7 +400,7 @@ impl Ended {
             }
             printed.file.seek(SeekFrom::Start(0)).map_err(cannot)?;
             let mut to = io::stderr().lock();
-            // A broken pipe only means that the reader of standard error is gone.
+            // A broken pipe only means that the reader of standard error has ended.
             let shown = writeln!(to, "--- attempt {}, {}", self.number, printed.name)
                 .and_then(|()| io::copy(&mut printed.file, &mut to).map(drop));
             if shown.is_err_and(|e| e.kind() != io::ErrorKind::BrokenPipe) {

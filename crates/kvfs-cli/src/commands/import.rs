@@ -244,7 +244,7 @@ pub fn in_two_threads(
             size = 0;
             send.send(std::mem::take(&mut batch)).map_err(|_| ended())
         });
-        // Send the items before a failure all the same: they may contain its cause.
+        // Send the items before a failure nevertheless, since they may contain its cause.
         let sent = send.send(batch).map_err(|_| ended());
         drop(send);
         let taken = taker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));

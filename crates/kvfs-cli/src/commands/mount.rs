@@ -401,8 +401,8 @@ fn mount_point(path: &Path, output: &Output) -> Outcome<PathBuf> {
     let cannot = |e: std::io::Error| Failure::io(format!("cannot mount on {}", path.shown()), &e);
     let mut dead = 0;
     while mounts::is_dead(path) {
-        // The daemon of a dead mount is gone, so its unmount loses nothing more. Left in place, the
-        // dead mount would block the directory for good.
+        // The daemon of a dead mount has ended, so its unmount loses nothing more. Left in place,
+        // the dead mount would block the directory permanently.
         let dir = paths::full_path(path).map_err(cannot)?;
         let gone = mounts::mount_at(&dir).map_err(cannot)?.filter(|m| m.is_fuse());
         let Some(gone) = gone else {
@@ -502,7 +502,7 @@ fn tell(failure: Failure) -> Failure {
 /// Reports to the foreground process that the mount is ready, and closes the connection to it.
 fn say_ready(record: &Record) {
     let mut out = std::io::stdout().lock();
-    // If the foreground process is gone, the mount stays nevertheless.
+    // If the foreground process has ended, the mount stays nevertheless.
     let _ = writeln!(out, "{}", record.to_line()).and_then(|()| out.flush());
     daemon::close_standard_streams();
 }

@@ -168,7 +168,7 @@ fn said(output: &Output, snapshot: &str, tuples: u64, chunks: u64) -> Outcome {
     output.print(text, json!({"snapshot": snapshot, "tuples": tuples, "chunks": chunks}))
 }
 
-/// The reason for which a stream did not replace what was there.
+/// The reason why a stream did not replace the existing state.
 enum Refused {
     Store(kvdb::Error),
     Lease(Failure),
@@ -195,8 +195,8 @@ fn take(store: &Store, args: &Args, output: &Output) -> Outcome {
     let mut received = 0;
     loop {
         let taken = db.receive_within(&mut input, &options, |replace| {
-            // The client that has the lease of the main files would go on over other files than
-            // those that it has read. After the first stream it has the lease no more.
+            // The client that has the lease of the main files would continue over other files than
+            // those that it has read. After the first stream it no longer has the lease.
             if args.clone.is_empty() && received == 0 {
                 store.end_lease().map_err(Refused::Lease)?;
             }

@@ -236,7 +236,7 @@ fn replaced(mounted: &mut Mounted, id: u64) -> Outcome<(View, PathBuf)> {
     Ok((of, place))
 }
 
-/// Runs the program in the view of a transaction, with the environment that tells it about the
+/// Runs the program in the view of a transaction, with the environment that identifies the
 /// transaction. See [`sandbox::run`] for `ends_with`.
 pub fn enter(
     mounted: &mut Mounted,
@@ -367,7 +367,7 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
         let is_refused = args.end.abort || code != 0 && !args.end.commit && !args.end.keep;
         let wanted = terminal.is_some() || !is_refused;
         if let Err(failure) = layer.end(&mut mounted, wanted, output) {
-            // If the daemon is gone, so is the transaction.
+            // If the daemon has ended, so has the transaction.
             let _ = mounted.txn(&["ABORT", &number]);
             return Err(failure);
         }
@@ -567,7 +567,7 @@ pub fn kept(mounted: &mut Mounted, id: u64, what: &str, why: NotCommitted) -> Fa
         NotCommitted::Nested(failure) => (failure, false),
         why => return why.into(),
     };
-    // A serializable transaction that gave way to another one is over.
+    // A serializable transaction that was ended in favour of another one is over.
     if mounted.txn(&["KEEP", &id.to_string()]).is_err() {
         return failure;
     }

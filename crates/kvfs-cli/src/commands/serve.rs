@@ -165,7 +165,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             (Box::new((listening, server)), counted)
         }
     };
-    // It is empty until then.
+    // The file is empty until then.
     let _ = counted.set(server);
     output.note("Ctrl-C ends it");
     signals.forever().next();

@@ -161,7 +161,7 @@ fn daemon(record: &Record) -> Value {
 }
 
 /// Returns the units of 512 bytes that the content of a file takes as it is stored, of which the
-/// kernel knows only the pages. Those are the result if the store cannot be asked.
+/// kernel knows only the pages. The pages are the result if the store cannot be asked.
 fn stored_blocks(files: &Files, target: &Path, path: &[u8], attr: &kvfs::Attr) -> u64 {
     let asked = match files {
         _ if attr.kind != kvfs::FileKind::File => None,
@@ -176,7 +176,7 @@ fn stored_blocks(files: &Files, target: &Path, path: &[u8], attr: &kvfs::Attr) -
             let start = path.iter().position(|byte| *byte != b'/').unwrap_or(path.len());
             let full = target.join(OsStr::from_bytes(&path[start..]));
             let first = Walk::mounted(&full).and_then(|mut walk| walk.next());
-            // On a link the way of the host may lead to another file than that of the store.
+            // On a link, the host's resolution may lead to another file than the store's.
             let same = |of: &kvfs::Attr| (of.size, of.mtime) == (attr.size, attr.mtime);
             first.ok().flatten().filter(|file| same(&file.attr)).map(|file| file.attr.blocks)
         }

@@ -103,8 +103,8 @@ fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
     if how != Unmount::Forced && record.store_is_removed() {
         return Err(would_lose_all(&record, dir));
     }
-    // If a server has the transaction of this mount, report what becomes of it. (Asking a daemon
-    // that hangs would hang, too.)
+    // If a server has the transaction of this mount, report its state after the unmount. (Asking a
+    // daemon that hangs would hang, too.)
     let status = match how {
         Unmount::Clean => guest::ask(&record, "status").ok().flatten(),
         _ => None,

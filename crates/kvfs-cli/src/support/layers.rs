@@ -1,4 +1,5 @@
-//! The two layers of a kernel overlay, and what the upper one changes. Nothing here knows of stores.
+//! The two layers of a kernel overlay, and what the upper one changes. Nothing here knows of
+//! stores.
 //!
 //! The overlay must be mounted with [`OPTIONS`]: then the upper layer describes itself, without
 //! redirections of names and without files that lack their content, and a rename of a directory of

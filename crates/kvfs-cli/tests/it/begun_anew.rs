@@ -1,5 +1,5 @@
-//! A mount with a keeper whose daemons end in one way or another, for a longer time: each byte is
-//! what was written, listings go on, and daemons that end again and again are given up.
+//! A long run with a keeper whose daemon dies in several ways. Contents stay correct, listings
+//! continue, and the keeper gives up on a daemon that dies repeatedly.
 //!
 //! `KVFS_SEED` and `KVFS_KILLS` repeat and lengthen the run of random writes.
 
@@ -50,7 +50,7 @@ fn stat_says_how_often_the_daemon_was_begun_anew_and_why() {
     let said = succeeds(kvfs(&["stat"]).arg(&at));
     let line = "has begun the daemon anew 2 times; the last one was ended by signal 6\n";
     assert!(said.contains(line), "{said}");
-    // An upgrade is none of these.
+    // An upgrade is not counted as a death.
     succeeds(kvfs(&["mount", "--upgrade"]).arg(&at));
     let daemon = daemon_of(&kept);
     assert_eq!((&daemon["begun_anew"], &daemon["last_end"]), (&2.into(), &().into()));
@@ -114,7 +114,7 @@ fn a_command_between_two_daemons_waits_for_the_second_one() {
     for words in commands {
         let before = daemon_of(&kept)["pid"].as_i64().expect("a pid") as i32;
         kill(before, Signal::KILL);
-        // One that is being killed still takes calls.
+        // A daemon that is being killed still accepts calls.
         until("it has ended", || !is_alive(before));
         let mut command = kvfs(&[]);
         command.args(words.iter().map(|word| match *word {
@@ -219,7 +219,7 @@ fn a_daemon_that_crashes_again_and_again_is_given_up_and_nothing_is_lost() {
     assert!(succeeds(kvfs(&["check"]).arg(kept.place.store())).contains("clean"));
 }
 
-/// A daemon that is not `before` is there and answers.
+/// Waits until a daemon other than `before` answers.
 fn is_another(kept: &Kept, before: i32) -> bool {
     let children = format!("/proc/{0}/task/{0}/children", kept.keeper);
     let children = fs::read_to_string(children).unwrap_or_default();
@@ -240,11 +240,11 @@ fn a_daemon_that_cannot_be_started_is_started_later() {
             unsafe { libc::prlimit(kept.keeper, libc::RLIMIT_NOFILE, &new, std::ptr::null_mut()) };
         assert_eq!(set, 0);
     };
-    // Its descriptors are there, and no further one is to be had.
+    // Its descriptors exist, and no further one is available.
     limit(3);
     kill(kept.daemon(), Signal::KILL);
     let children = format!("/proc/{0}/task/{0}/children", kept.keeper);
-    // The keeper waits for a second, and looks at the end of no process during that time.
+    // The keeper waits for a second, during which it does not notice the end of a process.
     let sleeps = || {
         let waits = fs::read_to_string(format!("/proc/{}/wchan", kept.keeper));
         let children = fs::read_to_string(&children);
@@ -276,11 +276,11 @@ impl Random {
     }
 }
 
-/// Files under random calls, and what each of them must hold.
+/// Files under random calls, and the expected content of each.
 struct Writer<'a> {
     at: &'a Path,
     random: Random,
-    /// Open files: with a name, or with none any more.
+    /// Open files, with a name or unlinked.
     open: BTreeMap<u64, (File, Vec<u8>)>,
     names: BTreeMap<String, u64>,
     made: u64,
@@ -339,7 +339,8 @@ impl Writer<'_> {
             6 if self.names.len() > 5 => {
                 fs::remove_file(self.at.join(&name)).expect("removed");
                 self.names.remove(&name);
-                // It stays open; the file that has been without a name for longest does not.
+                // The file stays open, and the one that has been without a name for the longest
+                // time is closed.
                 let nameless: Vec<_> =
                     self.open.keys().filter(|n| !self.names.values().any(|m| m == *n)).collect();
                 if let [first, _, _, ..] = nameless[..] {
@@ -368,7 +369,7 @@ impl Writer<'_> {
     }
 }
 
-/// Has the writer end, also where the test fails.
+/// Stops the writer, also if the test fails.
 struct Ended<'a>(&'a AtomicBool);
 
 impl Drop for Ended<'_> {

@@ -1,5 +1,5 @@
-//! The C library and the examples, built and run on a mounted store. A C compiler and make are
-//! there wherever this is built; the examples in other languages are run where their tools are
+//! Builds and runs the C library and the examples on a mounted store. A C compiler and make are
+//! required to build this project; the examples in other languages run only where their tools are
 //! installed.
 
 use std::fs;
@@ -110,7 +110,7 @@ fn the_c_example_publishes_a_file_with_its_key() {
     assert_eq!(succeeds(kvfs(&["kv", "-d", "versions", "get"]).arg(&root).arg("page")), "6");
 }
 
-/// Every function, and what it says when things go wrong.
+/// Tests every function and its errors.
 const CALLS: &str = r#"
 #include <kvfs.h>
 #include <stdio.h>
@@ -377,7 +377,7 @@ fn the_c_library_says_where_it_was_installed_last() {
     }
 }
 
-/// A daemon that goes away between two calls, or amid a range.
+/// A daemon that ends between two calls, or during a range.
 const GONE: &str = r#"
 #include <kvfs.h>
 #include <stdio.h>
@@ -417,7 +417,8 @@ int main(int n, char **words) {
 }
 "#;
 
-/// Runs a program of the library until it is `ready`, ends the daemon, and lets it go on.
+/// Runs a program of the library until it is `ready`, ends the daemon, and lets the program
+/// continue.
 fn outlives(end: impl FnOnce(&Mount)) {
     let Some(mount) = Mount::new() else { return };
     c_can_be_built();
@@ -458,8 +459,8 @@ fn a_program_of_the_c_library_is_told_of_a_daemon_that_was_killed() {
     });
 }
 
-/// The Python package is no member of the workspace, and is built by `make python` alone: an error
-/// that it does not know breaks it unseen.
+/// The Python package is not a member of the workspace, and only `make python` builds it, so a new
+/// error that it lacks would break it unnoticed.
 #[test]
 fn the_python_package_has_a_class_for_each_error_of_the_database() {
     let read = |path: &str| fs::read_to_string(tree(path)).expect("it is there");
@@ -502,7 +503,7 @@ fn the_python_example_moves_a_file_and_its_keys() {
     succeeds(&mut transfer);
     assert_eq!(fs::read_to_string(mount.path("archive/letter")).expect("the letter"), "Dear all");
     assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(&root).arg("place:letter")), "archive");
-    // There is nothing to move any more: nothing changes.
+    // No value is left to move, so nothing changes.
     assert!(!transfer.output().expect("it runs").status.success());
     assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(&root).arg("documents in archive")), "1");
     assert_eq!(succeeds(kvfs(&["txn", "list"]).arg(&root)), "");

@@ -1,5 +1,5 @@
-//! The C library of stores that a server holds: programs that are linked with it, on a store that
-//! is served.
+//! Tests of the C library with stores on a server: programs that are linked with it use a served
+//! store.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;

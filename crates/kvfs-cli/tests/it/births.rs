@@ -1,4 +1,5 @@
-//! `-o btime`: statx(2) shows when a file was made, and asks for it where a program does.
+//! Tests of `-o btime`: statx(2) shows when a file was created, and asks for it only where a
+//! program does.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -1,4 +1,4 @@
-//! `kvfs changes`: what is committed to a mounted store, told as it comes.
+//! Tests of `kvfs changes`, which prints the commits to a mounted store as they happen.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -57,7 +57,7 @@ fn files_are_named_by_path_and_keys_by_dictionary() {
     let script = "cd $KVFS_MOUNT; mv d/f g; rmdir d; echo 1 > new";
     succeeds(kvfs(&["run"]).arg(&root).args(["--", "sh", "-c", script]));
     let (found, at) = since(&p, &at);
-    // Files of a directory that is gone have no path any more.
+    // Files of a removed directory have no path any more.
     assert_eq!(found, ["/d removed", "/g made", "/new made"]);
     succeeds(kvfs(&["undo"]).arg(&root));
     let (found, at) = since(&p, &at);

@@ -1,5 +1,5 @@
-//! The commands that work on a store which is not mounted (and keys of one that is), as a user or a
-//! script sees them: what is printed, and with which exit code they end.
+//! Tests of the commands that work on an unmounted store, and on the keys of a mounted one, as a
+//! user or a script sees them: their output and exit codes.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -184,7 +184,7 @@ fn keys() {
     lab.kv("put", &["--", "-b", "--new"]).prints("");
     lab.kv("get", &["--", "-b"]).prints("--new");
     lab.kv("del", &["--", "-b"]).prints("");
-    // It may stand last, as a value and as a key.
+    // The option may be last, and its text may be a value or a key.
     lab.kv("put", &["b", "--"]).prints("");
     lab.kv("get", &["b"]).prints("--");
     lab.kv("put", &["--", "--", "v"]).prints("");
@@ -269,7 +269,7 @@ fn values_are_any_bytes() {
         serde_json::json!({"key": "odd", "value_base64": "/woA"})
     );
     lab.kv("range", &["odd"]).prints("odd\t\\xff\\n\\x00\n");
-    // A longer one goes piece by piece, and is there as a whole or not at all.
+    // A longer value is sent in pieces, and stored as a whole or not at all.
     let huge: Vec<u8> = value.iter().copied().cycle().take((9 << 20) + 1).collect();
     put("huge", &huge).prints("");
     assert!(lab.kv("get", &["huge"]).out == huge);
@@ -467,7 +467,7 @@ fn a_store_a_dictionary_or_a_range_is_compacted() {
     assert_eq!(lab.run("check", &["--json"]).json()["clean"], true);
 }
 
-/// A directory with one of everything.
+/// A directory with every kind of file.
 fn sample(at: &Path) {
     fs::create_dir_all(at.join("d/e")).expect("directories");
     fs::write(at.join("small"), "hello\n").expect("a file");
@@ -518,7 +518,8 @@ fn sample(at: &Path) {
     set("d", 1_234_567_890, 987_654_321);
 }
 
-/// Everything about everything in a directory, in order of names; hard links by their first name.
+/// All properties of all files in a directory, in order of names. Hard links are shown by their
+/// first name.
 fn describe(at: &Path) -> Vec<String> {
     let (mut todo, mut paths) = (vec![at.to_path_buf()], Vec::new());
     while let Some(dir) = todo.pop() {
@@ -588,7 +589,7 @@ fn a_directory_goes_in_and_out_unchanged() {
     assert!(blocks(&to) < 1000, "holes stay holes: {} blocks", blocks(&to));
     assert_eq!(lab.run("check", &["--json"]).json()["clean"], true);
 
-    // The same again: what exists is replaced, and nothing else happens.
+    // Repeating it replaces existing files and changes nothing else.
     lab.run("import", &[from.to_str().expect("text"), "--to", "/a/b", "--json"]).json();
     let again = lab.path("again");
     lab.run("export", &[again.join("").to_str().expect("text"), "--from", "a/b", "--json"]).json();
@@ -836,7 +837,7 @@ fn damage_is_found_and_never_printed() {
         .map(|f| f["place"].to_string())
         .collect();
     assert!(places.iter().any(|p| p.contains("dmap")), "{places:?}");
-    // A scrub finds the same, and whose it is.
+    // A scrub finds the same damage, and the file to which it belongs.
     let scrub = lab.run("scrub", &["--json"]);
     scrub.fails(DAMAGED, "cannot be read as they were written");
     let found: Value = serde_json::from_slice(&scrub.out).expect("JSON");
@@ -981,7 +982,7 @@ fn examples_in_the_help_are_indented_alike() {
     assert!(outdented.is_empty(), "outdented:\n{}", outdented.join("\n"));
 }
 
-/// Unmounts when the test ends, however it does.
+/// Unmounts when the test ends, in whatever way.
 struct Mounted<'a>(&'a Path);
 
 impl Drop for Mounted<'_> {
@@ -1036,7 +1037,8 @@ fn keys_of_a_mounted_store() {
     kvfs(["compact", at, "0", "a", "b"]).prints("");
     kvfs(["compact", at, "nowhere"]).fails(NOT_FOUND, "no dictionary 'nowhere'");
     lab.dict("drop", &["log"]).prints("");
-    // The store's file names the mount as well; what needs it for itself is told where it is.
+    // The store's file also names the mount. A command that needs the store exclusively gets an
+    // error with the mount point.
     lab.kv("get", &["a"]).prints("42");
     lab.run("ls", &[]).prints("file\n");
     assert_eq!(lab.run("check", &["--json"]).json()["clean"], true);
@@ -1104,7 +1106,7 @@ fn what_would_lie_under_the_views_is_not_imported() {
         .fails(1, "the name .kvfs belongs to its views");
     lab.run("import", &[directory, "--to", "//.kvfs"])
         .fails(1, "the name .kvfs belongs to its views");
-    // Nothing was made before it was found.
+    // Nothing was created before the error was found.
     lab.run("ls", &["-R"]).prints("");
     let tar = |name: &str| {
         let stream = archive(&[(name, tar::EntryType::Regular, "", "content")]);
@@ -1118,7 +1120,7 @@ fn what_would_lie_under_the_views_is_not_imported() {
     lab.run("ls", &["-R"]).prints("below\nbelow/.kvfs\nbelow/.kvfs/file\nbelow/sibling\n");
 }
 
-/// The least size that `create` names is enough to work with.
+/// The minimum size that `create` states is enough to work with.
 #[test]
 fn a_store_of_the_least_size_takes_files_and_keys() {
     let dir = tempfile::tempdir().expect("a temporary directory");

@@ -1,4 +1,4 @@
-//! `kvfs clone-tree`, and `cp`, which shares as well: on a mounted store.
+//! Tests of `kvfs clone-tree` on a mounted store, and of `cp`, which shares data as well.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -34,7 +34,7 @@ fn a_copy_is_seen_at_once_and_goes_its_own_way() {
     assert_eq!(fs::read_dir(mount.root()).expect("list").count(), 2);
     fs::write(mount.path("copy/small"), "changed").expect("write");
     assert_eq!(fs::read_to_string(mount.path("tree/small")).expect("read"), "small");
-    // Into a directory, under its own name; not over what is there.
+    // Copies into a directory, under its own name, and never over existing files.
     assert!(kvfs(&["clone-tree", &path("tree/small"), &path("copy/sub")]).0);
     assert_eq!(fs::read_to_string(mount.path("copy/sub/small")).expect("read"), "small");
     let (ok, said) = kvfs(&["clone-tree", &path("tree/small"), &path("copy/sub")]);

@@ -1,5 +1,5 @@
-//! A clone is a store of its own: programs run in transactions of it, whose commits are undone,
-//! listed and reviewed there, and nothing of it reaches the store.
+//! Tests of clones as independent stores. Programs run in transactions of a clone, whose commits
+//! are undone, listed and reviewed there, and nothing of it reaches the store.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -87,7 +87,7 @@ fn of_two_that_change_a_file_of_a_clone_the_second_is_told() {
     succeeds(kvfs(&["txn", "abort"]).arg(mount.root()).arg(&of_store));
     let diff = succeeds(kvfs(&["txn", "diff"]).arg(mount.root()).arg(&id));
     assert!(diff.contains("M  file"), "{diff}");
-    // One of the store itself changes the same name there, and is no conflict.
+    // A transaction of the store itself changes the same name there, which is not a conflict.
     succeeds(&mut run(&mount.root(), &[], "echo store > \"$KVFS_MOUNT\"/file"));
     succeeds(&mut run(&clone, &[], "echo theirs > \"$KVFS_MOUNT\"/file"));
     let (code, _, said) = ends(kvfs(&["txn", "commit"]).arg(mount.root()).arg(&id));
@@ -252,7 +252,7 @@ fn a_merge_with_conflicts_lists_them_and_changes_nothing() {
     assert_eq!(read(mount.path("file")).as_deref(), Some("main"));
     assert_eq!(read(mount.path("file~trial")).as_deref(), Some("clone"));
     assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(mount.root()).arg("key")).trim_end(), "clone");
-    // The choice that was made there comes into the clone.
+    // The choice that was made there is merged into the clone.
     succeeds(kvfs(&["rebase"]).arg(&clone));
     assert_eq!(read(clone.join("file")).as_deref(), Some("main"));
     assert_eq!(read(clone.join("file~trial")).as_deref(), Some("clone"));
@@ -311,7 +311,7 @@ fn a_store_that_is_not_mounted_is_merged_too() {
     succeeds(kvfs(&["check"]).arg(&store));
 }
 
-/// Writes files of a megabyte until one is refused; how many were written whole.
+/// Writes files of a megabyte until one is refused. Returns the number of complete files.
 fn fill(dir: &Path) -> usize {
     let written = |n: usize| {
         let done = fs::write(dir.join(format!("fill{n}")), vec![n as u8; 1 << 20])
@@ -351,7 +351,7 @@ fn a_clone_that_takes_too_much_is_full_and_the_store_is_not() {
     );
     let free = free_in(&small);
     assert!(free < 1 << 20, "df shows what is left: {free}");
-    // Removing something gives room back.
+    // Removing files frees space.
     for n in 0..=taken {
         fs::remove_file(small.join(format!("fill{n}"))).expect("removed");
     }
@@ -455,7 +455,7 @@ fn a_clone_is_merged_into_another_one_that_shares_a_state_with_it() {
     assert_eq!(read(other.join("of-trial")).as_deref(), Some("trial"));
     assert_eq!(read(mount.path("of-trial")), None);
     assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(&other).arg("key")).trim_end(), "value");
-    // A clone of it goes past it into the store.
+    // A clone of the clone is merged directly into the store.
     succeeds(kvfs(&["snapshot", "create"]).arg(&other).arg("of-other"));
     succeeds(kvfs(&["clone", "create"]).arg(&root).args(["of-other", "deep/er"]));
     fs::write(mount.path(".kvfs/clone/deep/er/new"), "deep").expect("written");
@@ -463,7 +463,7 @@ fn a_clone_is_merged_into_another_one_that_shares_a_state_with_it() {
     assert_eq!(read(mount.path("new")).as_deref(), Some("deep"));
     assert_eq!(read(mount.path("of-other")).as_deref(), Some("other"));
     assert!(!mount.path(".kvfs/clone/deep/er").exists());
-    // Conflicts are of these two, and name who has done it on the other side.
+    // The conflicts are between these two, and name the author of the other change.
     fs::write(trial.join("file"), "trial").expect("written");
     let script = "echo other > $KVFS_MOUNT/file; kvfs kv put $KVFS_MOUNT key changed";
     succeeds(&mut run(&other, &["--label", "the other"], script));

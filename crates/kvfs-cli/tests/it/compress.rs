@@ -1,4 +1,5 @@
-//! Compression of files by commands: for a store, for a mount, and for directories and files.
+//! Tests of the commands that set the compression of files: for a store, for a mount, and for
+//! directories and files.
 
 use std::fs;
 use std::path::Path;
@@ -52,7 +53,7 @@ fn what_is_made_in_a_compressed_store_is_compressed_until_it_is_set_otherwise() 
         stat["stored"].as_u64().expect("a number")
     };
     assert!((1..LEN as u64 / 2).contains(&stored(&p.store())));
-    // A store that is not mounted, then one that is.
+    // The same on an unmounted store, and then on a mounted one.
     succeeds(kvfs(&["set", "/logs", "--compress", "none", "--store"]).arg(p.store()));
     p.mounted();
     assert!((1..LEN as u64 / 2).contains(&stored(&p.mnt())));

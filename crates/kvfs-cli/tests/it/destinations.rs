@@ -1,5 +1,5 @@
-//! Tests of the files that commands write: never a store that they read, nor one that is in use, by
-//! any of its names, and another store only if that is asked for.
+//! Tests of the files that commands write. These are never a store that the command reads, nor one
+//! that is in use, by any of its names, and another store only if that is asked for.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -99,7 +99,7 @@ impl Lab {
         command.output().expect("kvfs runs")
     }
 
-    /// Both stores have what they had, and are sound.
+    /// Both stores are unchanged and sound.
     #[track_caller]
     fn is_whole(&self) {
         succeeds(kvfs(&["check"]).arg(self.other()));
@@ -171,7 +171,7 @@ fn writing(lab: &Lab, command: &str, argument: &str, onto: &Path) -> Vec<Command
             all.push(run);
         }
         ("explore", "outputs") => {
-            // The files that it makes are there, and lead to the store.
+            // The files that it would make exist, and refer to the store.
             let dir = lab.at("outputs");
             let _ = fs::remove_dir_all(&dir);
             fs::create_dir_all(&dir).expect("mkdir");
@@ -181,7 +181,7 @@ fn writing(lab: &Lab, command: &str, argument: &str, onto: &Path) -> Vec<Command
             all.push(explore);
         }
         ("bench", "dir") => {
-            // The directory that it makes is there, and leads to the store.
+            // The directory that it would make exists, and refers to the store.
             let dir = lab.at("benched");
             let _ = fs::remove_dir_all(&dir);
             fs::create_dir_all(dir.join("kvfs-bench")).expect("mkdir");
@@ -242,7 +242,7 @@ fn a_store_is_replaced_when_that_is_asked_for_and_nobody_uses_it() {
         let (refused, done) = forced(words, &spare);
         assert!(!refused.status.success(), "{words:?}");
         assert!(done.status.success(), "{words:?}: {}", text(&done.stderr));
-        // In use: the mounted one, and the one that is read.
+        // The stores in use are the mounted one and the one that is read.
         for store in &names {
             let (refused, forced) = forced(words, store);
             assert!(!refused.status.success(), "{words:?}");
@@ -299,7 +299,7 @@ fn no_force_writes_onto_a_store_in_use_through_a_loop_device() {
     // The store that is read is not mounted, and is read by one name and written by another.
     forced(&["export"], Some(&other), &of_other.0);
     forced(&["export"], Some(&of_other.0), &other);
-    // Another program has the file of a store open, which is not mounted.
+    // Another program has opened the file of an unmounted store.
     let held = File::open(&other).expect("open");
     held.lock().expect("a lock");
     let ended = lab.run(kvfs(&["export", "--force"]).arg(lab.place.mnt()).arg(&of_other.0));

@@ -1,4 +1,4 @@
-//! `kvfs doctor` on machines that are made up: files below a directory.
+//! Tests of `kvfs doctor` on simulated machines, which are files below a directory.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -9,7 +9,7 @@ use serde_json::Value;
 struct Machine(tempfile::TempDir);
 
 impl Machine {
-    /// One on which all is well.
+    /// A machine without problems.
     fn new() -> Machine {
         let machine = Machine(tempfile::tempdir().expect("a directory"));
         for (path, text) in [
@@ -61,7 +61,7 @@ impl Machine {
         command.output().expect("it runs")
     }
 
-    /// The verdict on one thing, what is to be done, and the exit code.
+    /// The verdict of one check, its advice, and the exit code.
     #[track_caller]
     fn verdict(&self, check: &str) -> (String, String, i32) {
         let output = self.ask(&["--json"]);
@@ -198,7 +198,7 @@ fn an_empty_root_and_none_are_told() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("things are to be mended"), "{said}");
     assert_eq!(doctor(&empty.path().join("nowhere")).status.code(), Some(3));
-    // This machine, whatever it is: an answer, and a code that fits.
+    // On this machine, whatever it is, the command answers with a matching exit code.
     let output = doctor(std::path::Path::new("/"));
     assert!(matches!(output.status.code(), Some(0 | 1)), "{output:?}");
 }

@@ -1,5 +1,5 @@
-//! `kvfs doctor ADDRESS`: what is said of a shared folder, of the store in it, and of a bucket that
-//! is not to be had; and that nothing is left there.
+//! Tests of `kvfs doctor ADDRESS`: its report on a shared folder, on the store in it, and on an
+//! unreachable bucket. The command leaves nothing at the address.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -36,7 +36,7 @@ fn of(address: &str) -> (Option<i32>, Vec<String>) {
     asked(&mut kvfs(&["--json", "doctor", address]))
 }
 
-/// All that lies in a folder.
+/// All files in a folder.
 fn listed(folder: &Path) -> BTreeSet<PathBuf> {
     let (mut found, mut todo) = (BTreeSet::new(), vec![folder.to_path_buf()]);
     while let Some(directory) = todo.pop() {
@@ -69,7 +69,7 @@ fn a_folder_is_tried_and_left_as_it_was() {
 
     let file = tempfile::tempdir().expect("a folder");
     let (store, tree) = (file.path().join("a.kvfs"), file.path().join("tree"));
-    // So many names, which have nothing in common, that the state is no part of the head.
+    // So many dissimilar names that the state does not fit into the head.
     fs::create_dir(&tree).expect("a folder");
     let mut number = 1_u128;
     for _ in 0..3_000 {
@@ -88,7 +88,7 @@ fn a_folder_is_tried_and_left_as_it_was() {
     let (_, other) = of(&format!("dir:{}/other", folder.path().display()));
     has(&other, "store note: there is none of the name other");
 
-    // Its state is gone, and then its head is damaged.
+    // Its state is missing, and then its head is damaged.
     fs::rename(folder.path().join("c"), folder.path().join("d")).expect("moved");
     let (code, found) = of(&address);
     assert_eq!(code, Some(1), "{found:#?}");

@@ -1,4 +1,4 @@
-//! The documents, and the fuzz targets: what they refer to is there.
+//! Tests that everything to which the documents and the fuzz targets refer exists.
 
 use std::collections::BTreeSet;
 use std::fs;

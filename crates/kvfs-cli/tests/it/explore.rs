@@ -1,4 +1,5 @@
-//! `kvfs explore`: attempts side by side, of which one is kept and the others never were.
+//! Tests of `kvfs explore`, which makes several attempts in parallel. One of them is kept, and the
+//! others leave no trace.
 
 use std::fs;
 use std::path::Path;
@@ -66,8 +67,8 @@ fn the_attempt_with_the_highest_score_is_committed_and_the_others_never_were() {
 fn with_first_the_others_are_ended_with_all_that_they_have_started() {
     let Some(mount) = Mount::new() else { return };
     let scratch = tempfile::tempdir().expect("a directory");
-    // Attempt 2 succeeds when attempt 1 has left a program behind in a session of its own, and
-    // waits for ever.
+    // Attempt 2 succeeds when attempt 1 has left a program running in a session of its own, which
+    // waits forever.
     let script = format!(
         "cd {}
         if [ $KVFS_ATTEMPT = 1 ]; then setsid sh -c 'echo $$ > left.new; mv left.new left; exec sleep 10000' & exec sleep 10000; fi
@@ -123,7 +124,7 @@ fn outputs_are_kept_apart() {
     assert_eq!((code, err.as_str()), (Some(0), ""));
     assert_eq!(read(directory.join("1.out")).as_deref(), Some("out of 1\n1\n"));
     assert_eq!(read(directory.join("2.err")).as_deref(), Some("wrong in 2\n"));
-    // Without files they come one after the other, each as a whole.
+    // Without files the outputs are printed one after the other, each as a whole.
     let (code, out, err) =
         ends(&mut explore(&mount.root(), 2, &["--first", "--jobs", "1"], script));
     assert_eq!(code, Some(0), "{out}");

@@ -1,4 +1,5 @@
-//! `kvfs export` of a mounted store: a tar stream of one state, whatever else goes on.
+//! Tests of `kvfs export` of a mounted store: it writes a tar stream of one state, whatever happens
+//! to the store at the same time.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -38,7 +39,7 @@ fn what_is_exported_is_what_was_there_and_no_transaction_stays() {
     assert_eq!(&value[..len], b"value");
     assert!(fs::metadata(out.join("sparse")).expect("stat").blocks() < 1000, "holes are no data");
 
-    // One export is by the store's file, and one of a single file.
+    // One export names the store's file, and one exports a single file.
     let mut by_store = export(p.store().as_ref(), &archive);
     succeeds(by_store.args(["--from", "/tree/sub/f9"]));
     let listed = Command::new("tar").arg("-tvf").arg(&archive).output().expect("tar runs");
@@ -107,7 +108,7 @@ fn two_files_that_change_together_are_exported_together() {
         .for_each(|n| fs::write(tree.join(format!("m{n}")), vec![n as u8; 20_000]).expect("write"));
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // The writer ends whatever comes of the comparison.
+        // The writer stops whatever the result of the comparison.
         let end = Ended(&done);
         let writer = scope.spawn(|| {
             let mut n = 1;
@@ -145,7 +146,7 @@ fn what_cannot_be_exported_says_why_and_leaves_nothing() {
     assert!(said.contains("tar x -C"), "{said}");
     assert!(fails(2, export(&p.mnt(), &archive).arg("--keep-going")).contains("not mounted"));
     assert!(fails(2, &mut export(&p.mnt().join(".kvfs/txn"), &archive)).contains("list of views"));
-    // Not a mount at all.
+    // The argument is not in a mount.
     assert!(fails(3, &mut export(p.dir.path(), &archive)).contains("no mounted store"));
     assert!(!archive.exists());
 }

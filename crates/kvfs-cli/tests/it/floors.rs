@@ -1,4 +1,4 @@
-//! The house: a crate uses only floors below its own.
+//! Tests of the layers of the workspace: a crate uses only floors below its own.
 
 use std::process::Command;
 

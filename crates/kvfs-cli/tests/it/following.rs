@@ -1,5 +1,6 @@
-//! A mount of a store by its address shows what is published there, as it is published: files that
-//! programs have open, names, keys, snapshots and clones, each state as a whole.
+//! Tests of a read-only mount of a published store by its address. It shows each state soon after
+//! its publication and as a whole: files that programs have open, names, keys, snapshots and
+//! clones.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek};
@@ -31,7 +32,7 @@ impl Pair {
         Some(Pair { world, here, there, generation: 1 })
     }
 
-    /// Publishes what is here, and waits until it is shown there.
+    /// Publishes the local state, and waits until the follower shows it.
     #[track_caller]
     fn publish(&mut self) -> Value {
         succeeds(kvfs(&["push"]).arg(&self.here).arg(self.world.address()));
@@ -97,14 +98,14 @@ fn what_is_published_is_shown_in_what_is_mounted_and_open() {
     changed.read_to_string(&mut text).expect("read");
     large.read_exact_at(&mut byte, 2 << 20).expect("read");
     assert_eq!((&*text, byte), ("after, and longer", [2]), "what is open shows it");
-    // A file that is gone there is stale.
+    // A file that was removed there is stale.
     removed.rewind().expect("seek");
     let stale = removed.read_to_string(&mut text).expect_err("it is gone");
     assert_eq!(stale.raw_os_error(), Some(rustix::io::Errno::STALE.raw_os_error()));
     assert_eq!(pair.there("same").as_deref(), Some("same"));
     let value = succeeds(kvfs(&["kv", "get"]).arg(&pair.there).arg("key"));
     assert_eq!(value.trim_end(), "2");
-    // Snapshots and clones came, too.
+    // Snapshots and clones were transferred, too.
     let snapshots = pair.there.join(".kvfs/snapshot");
     assert_eq!(names(&snapshots), ["monday"]);
     assert_eq!(names(&pair.there.join(".kvfs/clone")), ["branch"]);
@@ -113,7 +114,7 @@ fn what_is_published_is_shown_in_what_is_mounted_and_open() {
     let in_branch = pair.there.join(".kvfs/clone/branch/dir/changed");
     assert_eq!(fs::read_to_string(&in_branch).expect("read"), "after, and longer");
 
-    // A clone that is open follows, too, and a snapshot that is dropped goes.
+    // An open clone follows, too, and a dropped snapshot disappears.
     fs::write(pair.here.join(".kvfs/clone/branch/dir/changed"), "in the clone").expect("write");
     succeeds(kvfs(&["snapshot", "drop"]).arg(&pair.here).arg("monday"));
     fs::write(pair.here.join("dir/changed"), "third").expect("write");
@@ -127,8 +128,7 @@ fn what_is_published_is_shown_in_what_is_mounted_and_open() {
     drop((changed, large, removed));
     umount(&pair.there);
 
-    // Fetched data serves the next mount as well, which stays at the state of its beginning if
-    // asked to.
+    // The next mount uses the fetched data as well, and stays at its initial state if asked to.
     let address = PathBuf::from(pair.world.address());
     pair.there = pair.world.mount(&address, "again", "follow_every=0");
     assert_eq!(pair.there("dir/changed").as_deref(), Some("third"));

@@ -1,8 +1,8 @@
-//! The machine *foreign text*: names, labels, keys, values, targets, attributes, names of
-//! snapshots, clones and dictionaries that another user has chosen, with escape sequences,
-//! newlines, bytes that are no text, and characters that turn others around or are not seen. Every
-//! command is walked, with text and with JSON, and none of it may act on a terminal, or begin a
-//! line of its own.
+//! The machine *foreign text*: another user has chosen names, labels, keys, values, targets,
+//! attributes, and the names of snapshots, clones and dictionaries. They contain escape sequences,
+//! newlines, invalid UTF-8, and characters that are invisible or reverse the direction of text. The
+//! test runs every command, with text and with JSON. None of these names may control a terminal or
+//! begin a line of its own.
 //!
 //! A command that is new fails here until it is walked, or it is said why it need not be.
 

@@ -1,5 +1,5 @@
-//! `kvfs fsmonitor`: git is told each file that has changed, and everything where that is not
-//! known.
+//! Tests of `kvfs fsmonitor`: git is notified of each changed file, and of everything where the
+//! changed files are not known.
 
 use crate::place;
 use std::fs::{self, Permissions};
@@ -38,7 +38,7 @@ fn one_change_in_two_thousand_files_is_one_path() {
     }
     tree.add_all();
     assert_eq!(tree.status(), "");
-    // git holds for unchanged what the hook does not name.
+    // git treats files that the hook does not name as unchanged.
     let valid = tree.git(&["ls-files", "-f"]).lines().filter(|l| l.starts_with("h ")).count();
     assert_eq!(valid, 2000);
     let token = tree.token();
@@ -121,7 +121,7 @@ fn what_is_not_committed_yet_is_told() {
         let token = tree.token();
         let mut open = fs::OpenOptions::new().write(true).open(tree.path("file")).expect("open");
         open.write_all(b"changed").expect("written");
-        // It is open still, and nothing is flushed.
+        // The file is still open, and nothing was flushed.
         assert_eq!(tree.since(&token), ["file"], "{options}");
         drop(open);
         let token = tree.token();
@@ -335,7 +335,7 @@ fn submodules_are_looked_at() {
     let add = ["-c", "protocol.file.allow=always", "submodule", "--quiet", "add", "../library"];
     let from = tree.command(&add).arg("lib").output().expect("git runs");
     if !from.status.success() {
-        // A path next to the library is no address for every git.
+        // Not every version of git accepts a path relative to the library.
         let address = library.root.to_str().expect("text");
         tree.git(&[&add[..5], &[address, "lib"]].concat());
     }
@@ -405,7 +405,7 @@ fn the_settings_are_made_and_taken_back() {
         let said = fails(1, kvfs(&["fsmonitor", action]).arg(&tree.root));
         assert!(said.contains("another file system monitor: another"), "{said}");
     }
-    // Here is neither a store nor a repository.
+    // This directory is neither a store nor a repository.
     let outside = tempfile::tempdir().expect("a directory");
     fails(3, kvfs(&["fsmonitor", "install"]).arg(outside.path()));
     let elsewhere = WorkTree::at(&p, outside.path());

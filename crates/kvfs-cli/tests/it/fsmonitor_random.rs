@@ -1,5 +1,5 @@
-//! Random changes of a work tree by every way there is: git says with the hook of `kvfs fsmonitor`
-//! what it says when it looks at everything. `KVFS_SEED=n` runs one seed.
+//! Changes a work tree at random in every possible way. With the hook of `kvfs fsmonitor`, git
+//! reports the same as when it examines everything. `KVFS_SEED=n` runs one seed.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -26,7 +26,7 @@ struct World<'a> {
     done: Vec<String>,
 }
 
-/// The error of a change does not matter: the name exists, or does not, or is no directory.
+/// The error of a change does not matter: the name exists, or does not, or is not a directory.
 fn attempt<T>(result: std::io::Result<T>) -> &'static str {
     if result.is_ok() { "done" } else { "not possible" }
 }
@@ -40,7 +40,7 @@ impl World<'_> {
         name(self.random.pick(&NAMES).expect("some")).to_owned()
     }
 
-    /// All that there is below the work tree but git's own, by whether it is a directory.
+    /// Every path below the work tree except those of git, with whether it is a directory.
     fn there(&self) -> BTreeMap<PathBuf, bool> {
         let (mut found, mut todo) = (BTreeMap::new(), vec![self.tree.root.clone()]);
         while let Some(directory) = todo.pop() {

@@ -1,5 +1,5 @@
-//! Functions of libraries (`FUNCTION`, `FCALL`): what they mean, and that their libraries are a
-//! part of the state of the store.
+//! Tests of functions in libraries (`FUNCTION`, `FCALL`): their semantics, and that their libraries
+//! are a part of the state of the store.
 
 use std::time::{Duration, Instant};
 
@@ -226,7 +226,7 @@ fn functions_see_what_redis_shows_to_them() {
         define(c, body);
         assert_eq!(c.run("FCALL f 1 k x y"), want, "{body}");
     }
-    // The text of a script that came before, in the same process, is no text of a library.
+    // The text of an earlier script in the same process is not the text of a library.
     c.expect(&[("EVAL \"return KEYS[1]\" 1 secret", "\"secret\"")]);
     define(c, "return pcall(function() return KEYS[1] end)");
     assert!(c.run("FCALL f 0").starts_with("(nil)"));
@@ -290,7 +290,7 @@ fn libraries_belong_to_the_state_of_the_store() {
         ("FUNCTION LIST", "[]"),
         ("CLONE LEAVE", "OK"),
         ("FCALL v 0", "(integer) 2"),
-        // They are no keys.
+        // Libraries are not keys.
         ("FLUSHALL", "OK"),
         ("DBSIZE", "(integer) 0"),
         ("FCALL v 0", "(integer) 2"),

@@ -1,5 +1,6 @@
-//! The fuzz crate, a workspace of its own that `make lint-fuzz` alone builds, takes files of this
-//! command in as modules. It has every module that these files use, and each of them is one file.
+//! The fuzz crate is a workspace of its own that only `make lint-fuzz` builds, and it includes
+//! files of this command as modules. The test checks that it has every module that these files use,
+//! and that each of them is one file.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! A program that only looks leaves nothing to review: `git status` writes no index of its own.
+//! Tests that a program which only looks leaves nothing to review: `git status` writes no index of
+//! its own.
 
 use std::fs;
 use std::io::Read;
@@ -56,7 +57,7 @@ fn two_that_only_look_at_once_are_no_conflict() {
             run.env("HOME", place.dir.path()).stdin(Stdio::piped()).stdout(Stdio::piped());
             run.spawn().expect("it runs")
         });
-        // Both have looked before the first one commits.
+        // Both have run `git status` before the first one commits.
         for run in &mut both {
             run.stdout.as_mut().expect("a pipe").read_exact(&mut [0]).expect("it has looked");
         }

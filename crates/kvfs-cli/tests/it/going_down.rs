@@ -1,5 +1,5 @@
-//! The GOINGDOWN ioctl, by which tests cut a file system off: what is unsynced may go, everything
-//! fails with EIO, and the next mount has what was durable.
+//! Tests of the GOINGDOWN ioctl, by which tests shut a file system down. Unsynced data may be lost,
+//! all calls fail with EIO, and the next mount has all durable data.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, Write};
@@ -13,10 +13,10 @@ const DEFAULT: u32 = 0;
 const FLUSH_LOG: u32 = 1;
 const NO_FLUSH: u32 = 2;
 
-/// Goes down as `src/godown` of xfstests does.
+/// Shuts the file system down as `src/godown` of xfstests does.
 fn go_down(on: &File, flags: u32) -> Result<(), i32> {
     const GOING_DOWN: libc::Ioctl = 0x8004_587d_u32 as libc::Ioctl;
-    // SAFETY: it reads the word behind the pointer, which lives until it returns.
+    // SAFETY: the call reads the word at the pointer, which lives until it returns.
     match unsafe { libc::ioctl(on.as_raw_fd(), GOING_DOWN, &raw const flags) } {
         0 => Ok(()),
         _ => Err(std::io::Error::last_os_error().raw_os_error().expect("an error number")),
@@ -70,7 +70,7 @@ fn what_was_synced_stays_and_everything_fails_until_the_next_mount() {
             fs::write(p.mnt().join("committed"), b"").expect("write");
             let mut open = File::create(p.mnt().join("open")).expect("create");
             open.write_all(&[b'o'; 200_000]).expect("write");
-            // Twice: the second time it is down already.
+            // The second call finds the file system already shut down.
             let root = File::open(p.mnt()).expect("open");
             assert_eq!(go_down(&root, flags), Ok(()), "{at}");
             assert_eq!(go_down(&root, flags), Err(libc::EIO), "{at}");

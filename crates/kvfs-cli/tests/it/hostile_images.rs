@@ -1,6 +1,6 @@
-//! Stores with hostile content behind valid checksums, given to the commands: each ends by itself
-//! and says what is wrong, and writes into the directory it was given and nowhere else. (The same
-//! stores go through the library in `crates/kvfs/tests/hostile`.)
+//! Passes stores with hostile content and valid checksums to the commands. Each command ends by
+//! itself, reports the problem, and writes only into the directory that it was given.
+//! (`crates/kvfs/tests/hostile` passes the same stores to the library.)
 //!
 //! `KVFS_HOSTILE=1000 cargo test -p kvfs-cli --test it hostile_images::` runs many, from the seed
 //! `KVFS_BASE` on.
@@ -25,8 +25,8 @@ use zones::FileDevice;
 const PATIENCE: &str = "120";
 /// Address space of a command, KiB: several times its budget, for libraries and stacks are in it.
 const SPACE: u64 = 4 << 20;
-/// Largest file that a command may make, blocks of 512 bytes: what a store claims to hold is not
-/// written without end.
+/// The largest file that a command may make, in blocks of 512 bytes, since a store may claim to
+/// contain endless data.
 const FILE: u64 = 1 << 20;
 
 fn number(name: &str, or: u64) -> u64 {
@@ -72,7 +72,7 @@ fn run(seed: u64, words: &[&OsStr]) -> (i32, Vec<u8>) {
     (code.unwrap_or(-1), ended.stdout)
 }
 
-/// Every name in a directory, but for `except`.
+/// Every name in a directory except `except`.
 fn names(directory: &Path, except: &Path) -> Vec<PathBuf> {
     let (mut todo, mut all) = (vec![directory.to_path_buf()], Vec::new());
     while let Some(dir) = todo.pop() {
@@ -119,7 +119,7 @@ fn commands_end_and_write_into_their_directory_only() {
         let exported = go(&["export", "--keep-going"], &[&inside]).0;
         go(&["export", "--keep-going"], &[&tar]);
         go(&["export"], &[&tar]);
-        // Half an archive is taken away, which is nothing outside of what was named.
+        // A partial archive is removed, which is at the named path and nowhere else.
         fs::write(&tar, "").expect("a file");
         let saved = dir.path().join("deep/saved");
         let salvaged = go(&["salvage"], &[&saved]).0;

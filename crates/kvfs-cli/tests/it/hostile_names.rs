@@ -1,5 +1,6 @@
-//! Stores whose directories hold names that no file system can have made, behind valid checksums:
-//! whatever reads them refuses, and nothing is written where such a name points.
+//! Tests of stores with valid checksums whose directories contain names that no file system can
+//! have made. Every reader refuses them, and nothing is written at the path to which such a name
+//! points.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -48,7 +49,8 @@ fn key(parent: u64, name: &[u8]) -> Vec<u8> {
     [&parent.to_be_bytes(), name].concat()
 }
 
-/// Gives the entry `from` of the root the key of `to`, as only a program other than KVFS would.
+/// Stores the entry `from` of the root under the key of `to`, as only a program other than KVFS
+/// would.
 fn rename_raw(store: &Path, from: &[u8], to: &[u8]) {
     let device = Arc::new(FileDevice::open(store, false).expect("the store is free"));
     let (db, _) =
@@ -109,8 +111,8 @@ impl Lab {
     }
 }
 
-/// Each with the entry that gets it: a file where the name leads to a file, a directory where it
-/// leads to one.
+/// Each name with the entry that gets it: a file if the name refers to a file, a directory if it
+/// refers to one.
 fn hostile(outside: &Path) -> Vec<(&'static str, Vec<u8>)> {
     let absolute = outside.join("victim").into_os_string().into_encoded_bytes();
     let file = [

@@ -1,4 +1,5 @@
-//! `kvfs import` into a mounted store: what tar(1) unpacks, at once or not at all.
+//! Tests of `kvfs import` into a mounted store. Its result equals that of tar(1), and appears all
+//! at once or not at all.
 
 use std::fs;
 use std::io::Write;
@@ -38,7 +39,7 @@ fn tar(of: &Path) -> std::path::PathBuf {
 
 /// Takes away what a daemon that was killed has left.
 fn gone(p: &Place) {
-    // It says so when it finds that the daemon was killed.
+    // The command reports that the daemon was killed.
     let _ = kvfs(&["umount", "--force"]).arg(p.mnt()).output().expect("kvfs runs");
     assert!(p.entry().is_none(), "it is mounted");
 }
@@ -66,7 +67,7 @@ fn a_directory_and_a_tar_are_there_as_they_were() {
     assert_eq!(&value[..len], b"value");
     let sparse = fs::metadata(p.mnt().join("directory/sparse")).expect("stat");
     assert!(sparse.blocks() < 100, "{} blocks", sparse.blocks());
-    // From standard input, over what is there: directories stay, files are replaced.
+    // Imports from standard input over existing files: directories stay, and files are replaced.
     fs::write(p.mnt().join("directory/sub/own"), "own").expect("write");
     fs::write(p.mnt().join("directory/sub/f3"), "changed").expect("write");
     let open = fs::File::open(p.mnt().join("directory/small")).expect("open");
@@ -137,12 +138,12 @@ fn in_a_transaction_it_is_part_of_that() {
     assert!(!p.mnt().join("run").exists());
     succeeds(kvfs(&["run"]).arg(p.mnt()).args(["--", "sh", "-c", &script]));
     same(&tree, &p.mnt().join("run"));
-    // A snapshot is no place for it.
+    // Importing into a snapshot is refused.
     succeeds(kvfs(&["snapshot", "create"]).arg(p.mnt()).arg("s"));
     let said = fails(2, &mut import(&p, ".kvfs/snapshot/s/x", &tree));
     assert!(said.contains("snapshot s"), "{said}");
     assert!(!p.mnt().join(".kvfs/snapshot/s/x").exists());
-    // Others have made the same name in between.
+    // Another program has created the same name in between.
     let id = begin();
     succeeds(&mut import(&p, &format!(".kvfs/txn/{id}/both"), &tree));
     fs::write(p.mnt().join("both"), "theirs").expect("write");
@@ -168,7 +169,7 @@ fn what_fails_leaves_nothing() {
     for len in [whole.len() / 2, whole.len() - 3000, 700] {
         fs::write(&cut, &whole[..len]).expect("write");
         let ended = import(&p, "new", &cut).output().expect("it runs");
-        // A stream may end between two entries, which cannot be told.
+        // A stream may end between two entries, which cannot be detected.
         if !ended.status.success() {
             assert_eq!(left(&p), (0, 0), "{len} bytes");
         } else {
@@ -176,7 +177,7 @@ fn what_fails_leaves_nothing() {
             assert_eq!(p.ask(&["SYNC"]), "OK");
         }
     }
-    // The client goes, in the middle.
+    // The client ends in the middle.
     let mut client =
         import(&p, "new", Path::new("-")).stdin(Stdio::piped()).spawn().expect("it runs");
     let mut pipe = client.stdin.take().expect("a pipe");
@@ -187,7 +188,7 @@ fn what_fails_leaves_nothing() {
     client.wait().expect("it ends");
     drop(pipe);
     until("what it had sent is gone", || left(&p).1 == 0);
-    // The daemon goes.
+    // The daemon ends.
     let mut client = import(&p, "new", Path::new("-"))
         .stdin(Stdio::piped())
         .stderr(Stdio::piped())
@@ -238,7 +239,7 @@ fn a_full_store_says_so_and_is_as_it_was() {
     fs::File::open(p.mnt().join("fits")).and_then(|file| file.sync_all()).expect("synced");
 }
 
-/// A client that is let in at the socket is believed nothing.
+/// The daemon does not trust a client of the socket.
 #[test]
 fn entries_that_lead_elsewhere_or_make_no_sense_are_refused() {
     let Some(p) = Place::new() else { return };
@@ -281,7 +282,7 @@ fn entries_that_lead_elsewhere_or_make_no_sense_are_refused() {
         let error = say(&[b"IMPORT", b"ADD", &directory(b"good")]).expect_err("it is over");
         assert!(error.contains("no import"), "{error}");
     }
-    // A file without its end; one import at a time; a transaction that is none.
+    // Tests a truncated file, the limit of one import at a time, and an invalid transaction.
     say(&[b"IMPORT", b"BEGIN", b"/"]).expect("begun");
     say(&[b"IMPORT", b"BEGIN", b"/"]).expect_err("one at a time");
     say(&[b"IMPORT", b"ADD", &file(b"one")]).expect("taken");

@@ -1,5 +1,5 @@
-//! `kvfs mount -o keeper`: a daemon that is killed is started again under programs that use the
-//! mount, none of them sees an error, and nothing is lost that a call has done.
+//! Tests of `kvfs mount -o keeper`. A killed daemon is restarted under programs that use the mount.
+//! None of them sees an error, and no completed call is lost.
 
 use crate::programs;
 use std::fs::{self, File};
@@ -101,7 +101,7 @@ fn what_a_program_has_open_goes_on() {
     kept.end();
 }
 
-/// A program's work, and what must be there afterwards.
+/// The work of a program, and the content that must exist afterwards.
 struct Call {
     opcode: &'static str,
     name: &'static str,
@@ -377,7 +377,7 @@ fn each_call_is_done_once_wherever_the_daemon_is_killed() {
             succeeds(mount.env("KVFS_KILLED_AT", killed_at).stdin(Stdio::null()));
             (call.call)(&at);
             if !marker.exists() {
-                // The daemon's own look at the mount may have been one.
+                // One request may be the daemon's own check of the mount.
                 panic!("{what}: the daemon was not killed");
             }
             (call.after)(&at);
@@ -399,14 +399,14 @@ fn a_daemon_that_is_killed_while_it_waits_for_its_own_mount_is_followed_by_anoth
     let Some(place) = Place::new() else { return };
     let marker = place.dir.path().join("killed");
     let mut mount = place.mount(&["-o", "keeper"]);
-    // It looks at the mount before it says that this stands.
+    // The daemon checks the mount before it reports that it is mounted.
     mount.env("KVFS_KILLED_AT", format!("before:1+3:{}", marker.display()));
     let said = succeeds(mount.stdin(Stdio::null()));
     assert!(said.starts_with("mounted "), "{said}");
     assert!(marker.exists());
     fs::write(place.mnt().join("f"), b"content").expect("written");
     assert_eq!(fs::read(place.mnt().join("f")).expect("read"), b"content");
-    // Once it can end, nothing of it is left.
+    // Once the process can end, it disappears completely.
     let keeper = parent_of(place.pid()).expect("it runs");
     let children = format!("/proc/{keeper}/task/{keeper}/children");
     until("there is one daemon", || {

@@ -1,5 +1,6 @@
-//! `kvfs mount -o keeper`: views of durable transactions, snapshots and clones go on when the
-//! daemon is killed, and programs see what was committed wherever in a commit that was.
+//! Tests of `kvfs mount -o keeper` with views of durable transactions, snapshots and clones. They
+//! continue when the daemon is killed, and programs see the committed state, at whatever point of a
+//! commit the kill was.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -181,13 +182,13 @@ fn a_durable_transaction_keeps_its_inode_numbers() {
 /// A change that is made by a command, and what programs see before and after it.
 struct Change {
     name: &'static str,
-    /// Begins with the files of [`files`]; what the command then needs to know.
+    /// Prepares the change on the files of [`files`]. Returns what the command needs to know.
     prepare: fn(&Kept) -> String,
     command: fn(&Kept, &str) -> Command,
-    /// In the mount, or in the transaction that the command is about: paths, and what they have
-    /// before and after.
+    /// Paths in the mount, or in the transaction of the command, with their content before and
+    /// after.
     seen: &'static [(&'static str, Content, Content)],
-    /// It is seen in the transaction.
+    /// The change is visible in the transaction.
     in_transaction: bool,
 }
 
@@ -383,7 +384,7 @@ fn programs_see_a_change_wherever_the_daemon_is_killed() {
 
 fn see(change: &Change, point: &str, is_made: bool, mode: &str) {
     if change.in_transaction && !is_made {
-        // It asks the kernel for nothing before.
+        // Before that it makes no request to the kernel.
         return;
     }
     let what = format!("{}, {point}, {mode}", change.name);
@@ -392,7 +393,7 @@ fn see(change: &Change, point: &str, is_made: bool, mode: &str) {
     files(&at);
     let id = (change.prepare)(&kept);
     let view = if change.in_transaction { at.join(".kvfs/txn").join(&id) } else { at.clone() };
-    // The kernel has names, missing names, attributes, listings and pages of all of it.
+    // The kernel has cached names, missing names, attributes, listings and pages of all files.
     let looks = |which: fn(&(&'static str, Content, Content)) -> Content| {
         change.seen.iter().all(|path| content(&view.join(path.0)).as_deref() == which(path))
     };
@@ -427,7 +428,7 @@ fn see(change: &Change, point: &str, is_made: bool, mode: &str) {
     }
     let left = if change.name == "rm" { 1 } else { 2 };
     until(&format!("{what}: links"), || links(&view.join("linked")) == left);
-    // An import replaces files, and what is open stays what it was.
+    // An import replaces files, and open files keep their content.
     let replaced = change.name.starts_with("import");
     let now = if replaced { Some("one".into()) } else { content(&view.join("changed")) };
     until(&format!("{what}: open"), || Some(as_it_is(&open)) == now);

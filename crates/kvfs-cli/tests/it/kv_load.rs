@@ -1,4 +1,4 @@
-//! `kvfs kv load`: the keys of a file come as one change, in the forms that it reads.
+//! Tests of `kvfs kv load`, which loads the keys of a file as one change, in several input formats.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ fn the_keys_of_a_file_are_loaded_in_any_order() {
     let input = directory.path().join("in.csv");
     let mut lines: Vec<String> =
         (0..5000).map(|n| format!("k{:04},v{n}\n", n * 7 % 5000)).collect();
-    // The last of several counts.
+    // If a key occurs several times, the last value counts.
     lines.push("k0007,\"a, b\"\n".into());
     fs::write(&input, lines.concat()).expect("written");
     assert_eq!(succeeds(&mut load(&store, &input)), "5001 loaded\n");
@@ -109,7 +109,7 @@ fn in_a_mounted_store_the_keys_are_seen_all_at_once_or_are_in_the_transaction() 
     assert_eq!(succeeds(&mut load(&p.mnt(), &input)), "2 loaded\n");
     assert_eq!(p.ask(&["GET", "b"]), "2");
     assert_eq!(succeeds(kvfs(&["txn", "list", "--json"]).arg(p.mnt())).trim(), "[]");
-    // A run that fails takes along what it has loaded.
+    // A run that fails also discards the loaded keys.
     let script =
         format!("{} kv load . in.csv && {0} kv put . c 3 && exit 7", env!("CARGO_BIN_EXE_kvfs"));
     fs::write(&input, "a,changed\n").expect("written");

@@ -1,5 +1,5 @@
-//! `kvfs run --layer`: the program works in an overlay above its transaction, and the transaction
-//! has afterwards what the program would have done in it.
+//! Tests of `kvfs run --layer`. The program works in an overlay above its transaction, and
+//! afterwards the transaction has the same changes as if the program had run in it.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -110,7 +110,7 @@ impl Layers {
         self.path(name).symlink_metadata().expect("it is there").ino()
     }
 
-    /// The lines of the list of what a script changes, which is thrown away.
+    /// The lines of the list of a script's changes, which are then discarded.
     #[track_caller]
     fn changes(&self, script: &str) -> Vec<String> {
         let id = succeeds(&mut self.run(&["--keep"], &format!("set -e; {script}")));
@@ -126,7 +126,7 @@ impl Layers {
     }
 }
 
-/// A run that has said that it is ready, and goes on when it is told to.
+/// A run that has reported that it is ready, and continues on command.
 struct Running {
     child: Child,
     said: BufReader<std::process::ChildStdout>,
@@ -149,7 +149,7 @@ impl Running {
         line.trim_end().into()
     }
 
-    /// Lets it go on. Returns its exit code and its errors.
+    /// Lets the run continue. Returns its exit code and its errors.
     fn ends(mut self) -> (Option<i32>, String) {
         self.child.stdin.take().expect("a pipe").write_all(b"go\n").expect("it reads");
         let mut said = String::new();
@@ -458,7 +458,7 @@ fn the_program_neither_sees_the_views_nor_reaches_the_store_by_kvfs() {
     assert_eq!((code, out.as_str()), (Some(0), "done\n"), "{said}");
     assert_eq!(said.matches("lies in the layer of kvfs run --layer").count(), 6, "{said}");
     assert_eq!(layers.read("new").as_deref(), Some("x\n"));
-    // Files at the place of the views cannot be anywhere.
+    // No view can contain files at the path of the views.
     let (code, _, said) = ends(&mut layers.run(&[], "mkdir .kvfs; echo x > other"));
     assert_eq!(code, Some(125), "{said}");
     assert!(said.contains(".kvfs") && !layers.path("other").exists(), "{said}");

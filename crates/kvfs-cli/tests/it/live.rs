@@ -1,6 +1,6 @@
-//! Tests of outside events that meet a mounted store: a second daemon, a store that is cut short,
-//! removed or replaced under its daemon, a mount point out of sight, a full host. Each is said in a
-//! sentence, and nothing that was synced is lost where it can be kept.
+//! Tests of outside events that affect a mounted store: a second daemon, a store that is truncated,
+//! removed or replaced under its daemon, a hidden mount point, and a full host. Each is reported in
+//! a sentence, and no synced data is lost where it can be kept.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -43,7 +43,7 @@ fn a_store_has_one_daemon_whatever_name_it_is_given() {
                 "{name}, stopped {stopped}: {said}"
             );
             for command in ["check", "ls"] {
-                // It is asked, unless it cannot answer.
+                // The daemon is asked, unless it cannot answer.
                 if !stopped {
                     succeeds(kvfs(&[command]).arg(inside(name)));
                     continue;
@@ -53,7 +53,7 @@ fn a_store_has_one_daemon_whatever_name_it_is_given() {
             }
         }
     }
-    // One that was killed has let go of it; by any name the store is whole, and its mount can be
+    // A killed daemon has released the store. By any name the store is intact, and its mount can be
     // replaced.
     kill(pid, Signal::KILL);
     until("the daemon has ended", || !is_alive(pid));
@@ -80,7 +80,7 @@ fn a_store_cut_short_under_its_daemon_is_an_error_and_no_crash() {
     succeeds(p.mount(&["--memory", "16M"]).arg("-o").arg("nowriteback"));
     let pid = p.pid();
     let length = fs::metadata(p.store()).expect("stat").len();
-    // The second half of the file is gone.
+    // The second half of the file is cut off.
     File::options().write(true).open(p.store()).and_then(|f| f.set_len(length / 2)).expect("cut");
     let (mut whole, mut errors) = (0, 0);
     for i in 0..16 {
@@ -96,7 +96,7 @@ fn a_store_cut_short_under_its_daemon_is_an_error_and_no_crash() {
         }
     }
     assert!(errors > 0, "{whole} of 16 files are whole");
-    // It may take writes, or say that it does not; in any case it lives.
+    // The daemon may accept writes or refuse them. In any case it stays alive.
     let _ = File::create(p.mnt().join("new"))
         .and_then(|mut f| f.write_all(b"new").and_then(|()| f.sync_all()));
     assert!(is_alive(pid), "the daemon goes on");
@@ -135,7 +135,7 @@ fn a_mount_that_is_covered_or_out_of_sight_goes_on_and_ends() {
             assert!(said.contains("tmpfs") && said.contains("not KVFS"), "{said}");
             let said = fails(4, kvfs(&["umount"]).arg(p.store()));
             assert!(said.contains("another mount (tmpfs) covers"), "{said}");
-            // A signal ends it all the same.
+            // A signal ends the daemon nevertheless.
             kill(pid, Signal::TERM);
             until("the daemon has ended", || !is_alive(pid));
             drop(open);
@@ -163,7 +163,7 @@ fn a_stopped_daemon_that_was_unmounted_is_not_waited_for() {
     let pid = p.mounted();
     synced(&p.mnt().join("f"), b"there");
     kill(pid, Signal::STOP);
-    // The unmount is that of umount(8): the mount is gone, and its daemon does not know.
+    // umount(8) unmounts: the mount disappears, and its daemon does not know.
     rustix::mount::unmount(p.mnt(), rustix::mount::UnmountFlags::DETACH).expect("unmounted");
     let said = fails(4, &mut p.mount(&[]));
     assert!(said.contains("is stopped") && said.contains("kill -CONT"), "{said}");
@@ -206,7 +206,7 @@ fn a_full_host_loses_nothing_that_was_synced() {
     };
     assert!(kept > 3, "{kept} files found space");
     all_there();
-    // Killed when full, it comes back.
+    // A mount that was killed when full can be mounted again.
     let said = succeeds(kvfs(&["--json", "stat"]).arg(p.mnt()));
     let stat: serde_json::Value = serde_json::from_str(&said).expect("JSON");
     let pid = stat["daemon"]["pid"].as_i64().expect("a pid") as i32;
@@ -214,7 +214,7 @@ fn a_full_host_loses_nothing_that_was_synced() {
     until("the daemon has ended", || !is_alive(pid));
     mount();
     all_there();
-    // There is room again: it goes on, without a remount.
+    // Space is available again, and the mount continues without a remount.
     fs::remove_file(host.join("other")).expect("removed");
     for i in kept..kept + 5 {
         write(i).expect("there is room");
@@ -237,7 +237,7 @@ fn a_store_that_was_removed_or_replaced_is_not_let_go_without_a_word() {
         if replaced {
             succeeds(kvfs(&["create"]).arg(p.store()));
         }
-        // All goes on.
+        // The mount continues to work.
         synced(&p.mnt().join("g"), b"more");
         assert_eq!(fs::read(p.mnt().join("f")).expect("there"), b"all there is");
         // The unmount would lose everything, so it is refused.
@@ -261,7 +261,7 @@ fn a_store_that_was_removed_or_replaced_is_not_let_go_without_a_word() {
             succeeds(kvfs(&["umount"]).arg(&other));
             assert!(is_alive(pid));
         }
-        // The store's data is brought out of the mount, or, as a whole, from the process.
+        // The data of the store is rescued through the mount, or as a whole from the process.
         let rescued = p.dir.path().join("rescued.kvfs");
         let fd = fs::read_dir(format!("/proc/{pid}/fd"))
             .expect("list")

@@ -1,4 +1,5 @@
-//! Values that `kvfs kv put` takes from standard input in pieces: there whole or not at all.
+//! Tests of values that `kvfs kv put` reads from standard input in pieces. Each is stored whole or
+//! not at all.
 
 use std::io::Write;
 use std::process::{Child, Stdio};
@@ -8,7 +9,7 @@ use crate::place::{Place, kvfs, succeeds, until};
 /// Three pieces, of which the last is still to end when all of it was read.
 const LENGTH: usize = 12 << 20;
 
-/// A put that has taken as much, and waits for more; two pieces are put by then.
+/// A put that has read this much and waits for more. Two pieces are stored by then.
 fn half_put(target: &std::path::Path) -> Child {
     half_put_in(target, None)
 }
@@ -35,7 +36,7 @@ fn a_long_value_is_seen_whole_or_not_at_all() {
     assert!(put.wait().expect("it is ours").success());
     assert_eq!(p.ask(&["STRLEN", "key"]), LENGTH.to_string());
 
-    // One that was killed leaves the value that was there.
+    // A killed put leaves the earlier value.
     succeeds(kvfs(&["kv", "put"]).arg(p.mnt()).args(["key", "short"]));
     let mut put = half_put(&p.mnt());
     put.kill().and_then(|()| put.wait()).expect("it is ours");
@@ -79,7 +80,7 @@ fn in_a_transaction_of_the_caller_too() {
     inside(&["SADD", "set", "member"]);
     inside(&["SUNIONSTORE", &gathered, "set"]);
     inside(&["DEL", "set"]);
-    // The program may have ended already, so a failed write is no error.
+    // The program may have ended already, so a failed write is not an error.
     let _ = put.stdin.as_mut().expect("a pipe").write_all(b"x");
     drop(put.stdin.take());
     assert!(!put.wait().expect("it is ours").success());

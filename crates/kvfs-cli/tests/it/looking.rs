@@ -1,4 +1,4 @@
-//! `ls`, `cat` and `stat` of a store that is mounted show what they show of it when it is not.
+//! Tests that `ls`, `cat` and `stat` show the same of a mounted store as of an unmounted one.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -33,7 +33,7 @@ fn fill(mnt: &Path) {
     rustix::fs::setxattr(mnt.join("a/file"), "user.note", b"v", XattrFlags::empty()).expect("set");
 }
 
-/// (words before the target, words behind it)
+/// The words before the target and the words after it.
 fn commands() -> Vec<(Vec<OsString>, Vec<OsString>)> {
     let words = |words: &[&[u8]]| words.iter().map(|w| OsStr::from_bytes(w).into()).collect();
     let mut all = Vec::new();

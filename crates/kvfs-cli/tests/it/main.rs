@@ -1,5 +1,5 @@
-//! The behaviour tests of `kvfs-cli` as one program: a module a theme. One link instead of one for
-//! each file is most of the time that a build of the tests takes.
+//! The behaviour tests of `kvfs-cli` as one program, with a module for each theme. Linking one
+//! program instead of one for each file saves most of the time of building the tests.
 
 mod asked;
 mod command;

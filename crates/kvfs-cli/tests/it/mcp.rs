@@ -1,4 +1,4 @@
-//! `kvfs mcp`, driven as an agent's program drives it: a process, and lines over its pipes.
+//! Drives `kvfs mcp` as an agent's program does: as a process with lines over its pipes.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -90,7 +90,7 @@ impl Client {
         said
     }
 
-    /// The text that a tool gives, and whether it says that it failed.
+    /// The text that a tool returns, and whether it reports a failure.
     #[track_caller]
     fn tool(&mut self, name: &str, arguments: Value) -> (String, bool) {
         let said = self.ask("tools/call", json!({"name": name, "arguments": arguments}));
@@ -170,7 +170,7 @@ fn a_whole_session() {
     let said = client.does("run", json!({"transaction": id, "command": "tools/build.sh; kvfs kv get . built 2>/dev/null || true"}));
     assert!(said.contains("built\n"), "{said}");
 
-    // It is in the transaction, and nowhere else.
+    // The change is in the transaction, and nowhere else.
     assert_eq!(client.does("read_file", json!({"path": "src/main"})), "one\n");
     assert_eq!(
         client.does("read_file", json!({"path": "src/main", "transaction": id})),
@@ -334,7 +334,7 @@ fn what_fails_in_a_tool_is_told_and_changes_nothing() {
     }
     let said = client.does("diff", json!({"transaction": id}));
     assert!(said.starts_with("nothing is changed\nstate "), "{said}");
-    // Another one commits first: what collides is lost here, and only here.
+    // Another transaction commits first. The conflicting change is lost in this one only.
     client.does("write_file", json!({"transaction": id, "path": "file", "content": "mine"}));
     fs::write(mount.path("file"), "theirs").expect("a file");
     let said = client.fails("commit", json!({"transaction": id}));
@@ -379,7 +379,7 @@ fn output_and_time_have_limits() {
     let said = client.does("list_files", json!({"transaction": id, "path": "many"}));
     assert!(said.contains("[truncated: ") && said.len() < 4300, "{said}");
 
-    // Time: the command and what it has started are gone afterwards.
+    // After the time limit, the command and the programs that it started have ended.
     let begun = Instant::now();
     let said = client.fails(
         "run",
@@ -394,7 +394,7 @@ fn output_and_time_have_limits() {
             || fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |s| s.contains(") Z "));
         until("it is gone", gone);
     }
-    // A program that is left in the background does not hold up the answer.
+    // A program that is left in the background does not delay the answer.
     let begun = Instant::now();
     client.does("run", json!({"transaction": id, "command": "sleep 1000 & echo there"}));
     assert!(begun.elapsed() < Duration::from_secs(20));
@@ -435,7 +435,7 @@ fn a_branch_is_worked_in_and_merged_in_transactions() {
     assert!(said.contains("No space left on device"), "{said}");
     client.does("abort", json!({"transaction": id}));
     assert_eq!(client.does("branches", json!({})), "trial\nwithin\n");
-    // It keeps what it was made of: no snapshot is left.
+    // The clone keeps its origin without a snapshot.
     assert_eq!(client.does("snapshots", json!({})), "there are no snapshots\n");
 
     let id = begun(&client.does("begin", json!({"branch": "trial"})));
@@ -453,7 +453,7 @@ fn a_branch_is_worked_in_and_merged_in_transactions() {
     assert_eq!(client.does("get_key", json!({"transaction": within, "key": "k"})), "trial");
     client.does("abort", json!({"transaction": within}));
 
-    // A commit that meets a conflict leaves it open, to be rebased.
+    // A commit with a conflict leaves the transaction open, to be rebased.
     let id = client.begin();
     client
         .does("run", json!({"transaction": id, "command": "mkdir d; echo in > d/in; echo in > e"}));
@@ -473,7 +473,7 @@ fn a_branch_is_worked_in_and_merged_in_transactions() {
     assert_eq!(fs::read(mount.path("d/out")).expect("a file"), b"out\n");
     assert_eq!(fs::read(mount.path("e")).expect("a file"), b"in\n");
 
-    // Changes of both are listed, and begin nothing.
+    // Conflicting changes are listed, and no merge begins.
     fs::write(mount.path("f"), "other\n").expect("a file");
     fs::write(mount.path("g"), "other\n").expect("a file");
     let said = client.fails("merge", json!({"branch": "trial"}));
@@ -570,8 +570,8 @@ fn what_a_command_says_at_the_socket_ends_no_transaction_and_writes_nothing_outs
         let said = run(&mut client, &format!("{kvfs} txn {end} $KVFS_MOUNT $KVFS_TXN"));
         assert!(said.contains("was started in a sealed transaction"), "{said}");
     }
-    // A program in the run is refused, whatever has become of its parents, and whatever it says of
-    // itself.
+    // A program in the run is refused, whatever has happened to its parents, and whatever it claims
+    // to be.
     let file = mount.root().with_file_name("raw.py");
     fs::write(&file, RAW).expect("written");
     let commit = format!("TXN COMMIT {id}");
@@ -605,7 +605,7 @@ fn what_a_command_says_at_the_socket_ends_no_transaction_and_writes_nothing_outs
     assert!(!mount.path("file").exists());
     let key = |key: &str| kvfs_ends(&["kv", "get"], &mount, key);
     assert_eq!(key("outside"), Some(3));
-    // The person does.
+    // A person may do it.
     client.does("keep", json!({"transaction": id}));
     succeeds(Command::new(kvfs).args(["txn", "commit"]).arg(mount.root()).arg(id.to_string()));
     assert!(mount.path("file").exists());

@@ -1,5 +1,5 @@
-//! `kvfs merge --into`: a fork of a published store is changed, as the store is, and comes back
-//! into it: from where it is published, or out of its file.
+//! Tests of `kvfs merge --into`. A fork of a published store and the store itself both change, and
+//! the fork is merged into the store from its published address or from its file.
 
 use crate::command;
 use std::fs;
@@ -295,7 +295,7 @@ fn a_fork_is_rebased_onto_what_is_published_by_now() {
     let listed = succeeds(both.kvfs(&["ls"]).arg(&before));
     assert!(listed.contains("large") && listed.contains("made"), "{listed}");
 
-    // Changes of both are listed, and the fork does not change.
+    // Conflicting changes are listed, and the fork does not change.
     fs::write(both.at("main/file"), "main").expect("write");
     succeeds(both.kvfs(&["push"]).arg(both.at("main")).arg(both.address("main")));
     let (code, _, said) = ends(&mut rebase(&["--theirs", "file"]));
@@ -308,7 +308,7 @@ fn a_fork_is_rebased_onto_what_is_published_by_now() {
     both.mount("mine", &[]);
     is_rebased();
     both.umount("mine");
-    // Ours is the fork's, as of a clone that is rebased.
+    // "Ours" is the fork, as for a clone that is rebased.
     succeeds(&mut rebase(&["--ours", "file", "--drop"]));
     assert!(!before.exists() && !both.at("mine.kvfs.rebase").exists());
     assert_eq!(forks(), 2, "the one that was dropped is replaced");

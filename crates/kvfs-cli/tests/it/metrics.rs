@@ -1,4 +1,5 @@
-//! `kvfs mount --metrics`: what Prometheus reads, and what other clients get.
+//! Tests of `kvfs mount --metrics`: the page that Prometheus reads, and the answers to other
+//! clients.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::place::{Place, fails, kvfs, succeeds};
 
-/// Mounts; where the figures are.
+/// Mounts. Returns the address of the figures.
 fn mounted(p: &Place, words: &[&str]) -> String {
     let said = succeeds(p.mount(words).arg("--json").stdin(Stdio::null()));
     let said: serde_json::Value = serde_json::from_str(&said).expect("JSON");
@@ -25,7 +26,7 @@ fn ask(address: &str, request: &str) -> String {
     answer
 }
 
-/// Samples by their names with labels, after a look at the form of all.
+/// Samples by their names with labels, after a check of the form of all.
 #[track_caller]
 fn samples(address: &str) -> BTreeMap<String, f64> {
     let answer = ask(address, "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
@@ -143,7 +144,7 @@ fn other_questions_are_answered_and_none_holds_the_mount() {
     assert!(ask(&address, "GET /metrics?x=1 HTTP/1.0\r\n\r\n").contains("kvfs_commits_total"));
     let head = ask(&address, "HEAD /metrics HTTP/1.1\r\n\r\n");
     assert!(head.starts_with("HTTP/1.1 200") && head.ends_with("\r\n\r\n"), "{head}");
-    // One that hangs up, one that never ends its question, and one that says nothing.
+    // A client that disconnects, one that never completes its request, and a silent one.
     drop(TcpStream::connect(&address).expect("it listens"));
     let mut endless = TcpStream::connect(&address).expect("it listens");
     endless.write_all(b"GET /metrics HTTP/1.1\r\n").expect("sent");

@@ -1,5 +1,5 @@
-//! `kvfs mount` and `kvfs umount` as a user meets them: background, errors, exit codes, dead
-//! mounts, helpers, signals.
+//! Tests of `kvfs mount` and `kvfs umount` as a user sees them: background, errors, exit codes,
+//! dead mounts, mount helpers and signals.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -65,7 +65,7 @@ fn a_mount_that_is_busy_for_a_moment_is_unmounted() {
     p.mounted();
     let open = fs::File::create(p.mnt().join("a")).expect("create");
     let mut umount = p.umount().spawn().expect("it starts");
-    // It sleeps (clock_nanosleep(2), here or on 64-bit ARM) when it was refused.
+    // The command sleeps (clock_nanosleep(2), here or on 64-bit ARM) after a refusal.
     let calls = format!("/proc/{}/syscall", umount.id());
     until("it was refused once", || {
         fs::read_to_string(&calls).is_ok_and(|s| s.starts_with("230 ") || s.starts_with("115 "))
@@ -163,7 +163,8 @@ fn in_the_foreground_it_ends_with_the_mount() {
         .stderr(Stdio::null())
         .spawn()
         .expect("kvfs runs");
-    // The mount is there before its daemon has all that it needs; it says so when it has.
+    // The mount exists before its daemon has everything that it needs. The daemon reports when it
+    // has.
     let mut said = String::new();
     BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut said).expect("it says");
     assert!(said.starts_with("mounted "), "{said}");
@@ -188,8 +189,8 @@ struct TakesTheNumber(Vec<std::path::PathBuf>);
 impl TakesTheNumber {
     fn new(under: &Path, of: &str) -> Option<TakesTheNumber> {
         let mut taken = TakesTheNumber(Vec::new());
-        // The kernel gives the lowest number that is free. Tests that run with this one may take
-        // it first.
+        // The kernel assigns the lowest free number. Tests that run at the same time may take it
+        // first.
         for i in 0..64 {
             taken.mount(under.join(format!("tmpfs-{i}")));
             if kvfs_fuse::mounts::mounts()
@@ -244,7 +245,7 @@ fn a_mount_waits_though_another_file_system_has_the_number_of_the_last_one() {
         }
         assert!(fails(3, kvfs(&["umount"]).arg(p.store())).contains("nothing is mounted"));
         kill(pid, Signal::CONT);
-        // It waits for the one that closes the store.
+        // The command waits for the daemon that closes the store.
         p.mounted();
         succeeds(&mut p.umount());
         assert!(!is_alive(pid));
@@ -262,7 +263,8 @@ fn access_time_moves(p: &Place) -> bool {
         .open(&path)
         .and_then(|f| f.set_times(times))
         .expect("set the times");
-    // Not out of the kernel's cache: the page was written to its start only, so it is not there.
+    // This read is not served by the kernel's cache: only the start of the page was written, so it
+    // is not cached.
     fs::read(&path).expect("read");
     fs::metadata(&path).and_then(|m| m.accessed()).expect("stat") != old
 }

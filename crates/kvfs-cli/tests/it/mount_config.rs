@@ -1,4 +1,4 @@
-//! `kvfs mount --config` and `kvfs umount --config`: what the unit of systemd calls.
+//! Tests of `kvfs mount --config` and `kvfs umount --config`, which the systemd unit calls.
 
 use std::fs;
 
@@ -45,7 +45,7 @@ fn a_file_that_is_not_there_or_says_too_little_is_an_error() {
     assert!(said.contains("which store?"), "{said}");
     fails(2, kvfs(&["umount", "--config"]).arg(&config));
     fails(2, &mut kvfs(&["mount"]));
-    // The places may be given, and the options be the file's.
+    // The command line may name the places and take the options from the file.
     succeeds(kvfs(&["mount", "--config"]).arg(&config).arg(p.store()).arg(p.mnt()));
     assert!(p.entry().is_some_and(|entry| entry.contains("ro,")));
 }

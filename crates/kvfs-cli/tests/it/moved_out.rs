@@ -1,4 +1,5 @@
-//! Data that is moved from one place of a store to another is in one of them after every kill.
+//! Tests that data which is moved from one place of a store to another is in one of them after
+//! every kill.
 
 use std::fs;
 use std::io::Write;

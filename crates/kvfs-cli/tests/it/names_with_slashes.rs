@@ -1,5 +1,5 @@
-//! Names of clones and snapshots may have slashes: what belongs together is put together, as in
-//! `agents/7/try-2`. Every command takes them, and below the mount their parts are directories.
+//! Tests of names of clones and snapshots with slashes, which group what belongs together, as in
+//! `agents/7/try-2`. Every command accepts them, and below the mount their parts are directories.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -48,12 +48,12 @@ fn the_parts_of_a_name_are_directories() {
     assert_eq!(list(mount.path(".kvfs/snapshot/nightly")), ["monday"]);
     let there = mount.path(".kvfs/snapshot/nightly/monday/file");
     assert_eq!(fs::read_to_string(there).expect("read"), "base");
-    // The view has one directory, to which the last part leads.
+    // The view has one directory, whose name is the last part.
     let real = fs::canonicalize(&clone).expect("there");
     assert_eq!(real, clones.join("agents%2F7%2Ftry-2"));
     assert_eq!(fs::canonicalize(clones.join("agents/7/..")).expect("there"), clones.join("agents"));
     assert!(clones.join("agents/8").symlink_metadata().is_err());
-    // Others come and go.
+    // Other clones are made and dropped.
     succeeds(kvfs(&["clone", "create"]).arg(mount.root()).args(["nightly/monday", "agents/8"]));
     succeeds(kvfs(&["clone", "create"]).arg(mount.root()).args(["nightly/monday", "agents/7/b"]));
     assert_eq!(list(clones.join("agents")), ["7", "8"]);
@@ -63,7 +63,7 @@ fn the_parts_of_a_name_are_directories() {
     assert_eq!(list(clones.join("agents/7")), ["b"]);
     succeeds(kvfs(&["clone", "drop"]).arg(mount.root()).arg("agents/7/b"));
     assert!(clones.join("agents/7").symlink_metadata().is_err());
-    // One that has the name of a directory takes its place; the others have their own.
+    // A clone with the name of a directory replaces it. The others have their own names.
     succeeds(kvfs(&["clone", "create"]).arg(mount.root()).args(["nightly/monday", "agents"]));
     assert_eq!(list(clones.join("agents")), ["file"]);
     assert_eq!(list(clones.join("agents%2F8")), ["file"]);
@@ -90,7 +90,7 @@ fn every_command_takes_them() {
     succeeds(kvfs(&["clone", "limit"]).arg(&root).args([NAME, "1G"]));
     let diff = succeeds(kvfs(&["diff"]).arg(&root).args(["nightly/monday", "of/clone"]));
     assert!(diff.contains("file") && diff.contains("new"), "{diff}");
-    // Both versions are kept, under names that are names of files.
+    // Both versions are kept, under valid file names.
     fs::write(mount.path("file"), "outside").expect("written");
     let (code, conflicts, _) = ends(kvfs(&["merge"]).arg(&clone));
     assert!(code != Some(0) && conflicts.contains("file"), "{conflicts}");

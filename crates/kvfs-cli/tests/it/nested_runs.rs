@@ -1,4 +1,4 @@
-//! `kvfs run` within `kvfs run`: attempts within an attempt, which commit into it.
+//! Tests of `kvfs run` within `kvfs run`: attempts within an attempt, which commit into it.
 
 use std::fs;
 use std::path::Path;
@@ -112,7 +112,7 @@ fn of_two_that_change_one_file_the_second_gets_75_with_its_path_and_is_kept() {
     assert_eq!((code, out.as_str()), (Some(0), "code 75\nfirst\n"), "{err}");
     assert!(err.contains("/d/shared"), "{err}");
     assert_eq!(read(&mount, "d/shared").as_deref(), Some("first\n"));
-    // A run that is kept within another one keeps that one open, too, and loses nothing.
+    // A kept run within another one keeps that one open, too, and no data is lost.
     let (code, out, err) = run(&mount, &[], &script("e", ""));
     assert_eq!((code, out.as_str()), (Some(125), "code 75\nfirst\n"), "{err}");
     assert!(err.contains("is not committed while others are open within it"), "{err}");

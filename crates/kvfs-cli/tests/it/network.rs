@@ -1,4 +1,5 @@
-//! `-o listen=ADDRESS`: keys of a mounted store over TCP, with a password, and with TLS.
+//! Tests of `-o listen=ADDRESS`, which serves the keys of a mounted store over TCP, with a password
+//! and with TLS.
 
 use crate::place;
 use std::fs::{self, Permissions};
@@ -20,7 +21,7 @@ fn write(path: PathBuf, text: &str, mode: u32) -> String {
     path.to_str().expect("text").into()
 }
 
-/// Mounts with these options; where keys are served.
+/// Mounts with these options. Returns the address at which keys are served.
 fn mounted(p: &Place, options: &str) -> String {
     let said = succeeds(p.mount(&["-o", options, "--json"]).stdin(Stdio::null()));
     let said: serde_json::Value = serde_json::from_str(&said).expect("JSON");
@@ -51,10 +52,10 @@ fn keys_are_served_over_tcp_to_those_who_know_the_password() {
     assert!(said.contains("-WRONGPASS"), "{said}");
     let said = say(&mut connect(&address), "AUTH 'open sesame'\r\nSET k 1\r\nINCR k\r\nQUIT\r\n");
     assert_eq!(said, "+OK\r\n+OK\r\n:2\r\n+OK\r\n");
-    // Nor may it have files of this machine opened.
+    // A client may not make the server open files of this machine either.
     let said = say(&mut connect(&address), "AUTH 'open sesame'\r\nTXN MERGE x FORK /x\r\nQUIT\r\n");
     assert!(said.contains("Unix socket alone"), "{said}");
-    // The store's own socket asks for none.
+    // The store's own socket requires no password.
     assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(p.mnt()).arg("k").stdin(Stdio::null())), "2");
     succeeds(&mut p.umount());
     assert!(TcpStream::connect(&address).is_err(), "it still listens");

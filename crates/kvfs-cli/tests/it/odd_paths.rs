@@ -1,4 +1,5 @@
-//! Stores and directories whose paths are no UTF-8, and what commands say of them.
+//! Tests of stores and directories whose paths are not UTF-8, and of the messages of commands about
+//! them.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -58,7 +59,7 @@ fn every_command_takes_a_store_whose_path_is_not_text() {
 #[test]
 fn a_store_is_mounted_and_unmounted_where_no_path_is_text() {
     let Some(p) = Place::new() else { return };
-    // Below the place's own directory to mount on, which is unmounted with it.
+    // The mount point is below that of the place, which unmounts it, too.
     let store = odd(p.dir.path(), b"s\xff\n.kvfs");
     let mnt = odd(p.dir.path(), b"mnt\xff\n");
     fs::create_dir(&mnt).expect("mkdir");

@@ -1,4 +1,5 @@
-//! `kvfs mount -o snapshot=NAME` and `-o clone=NAME`: one view of a store by itself.
+//! Tests of `kvfs mount -o snapshot=NAME` and `-o clone=NAME`, which mount one view of a store by
+//! itself.
 
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Write};
@@ -40,7 +41,7 @@ fn a_snapshot_is_mounted_by_itself() {
     assert!(!p.mnt().join("later").exists());
     let refused = fs::write(p.mnt().join("new"), "").expect_err("it is read-only");
     assert_eq!(refused.kind(), ErrorKind::ReadOnlyFilesystem);
-    // Nothing else of the store is there, nor above its root.
+    // Nothing else of the store is visible, not even above its root.
     assert!(!p.mnt().join(".kvfs").exists());
     let names: Vec<_> =
         fs::read_dir(p.mnt()).expect("listed").map(|e| e.unwrap().file_name()).collect();
@@ -130,7 +131,7 @@ fn programs_run_in_transactions_of_a_clone_that_is_mounted_alone() {
     assert_eq!(succeeds(&mut run(&p, &[], script)).trim(), here);
     assert_eq!(file(), "in\n");
     assert_eq!(succeeds(on(&["kv", "get"]).arg(p.mnt()).arg("key")).trim(), "value");
-    // One within another, of which nothing is seen until the outer one commits.
+    // A nested transaction, which is invisible until the outer one commits.
     let inner = "cd \"$KVFS_MOUNT\"; kvfs run . -- sh -c 'echo inner > dir/file'
                  test \"$(cat dir/file)\" = inner; exit 7";
     assert_eq!(run(&p, &[], inner).status().expect("runs").code(), Some(7));

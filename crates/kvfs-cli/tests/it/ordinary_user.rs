@@ -1,5 +1,5 @@
-//! A mount with a keeper by a user without privileges: it goes on when its daemon is killed, and
-//! becomes another program.
+//! Tests of a mount with a keeper by a user without privileges. It continues when its daemon is
+//! killed, and can be upgraded to another program.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

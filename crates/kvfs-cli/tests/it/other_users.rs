@@ -1,4 +1,5 @@
-//! The mount of another user, which lets in that user alone: every command says so, also to root.
+//! Tests of the mount of another user that admits only that user. Every command says so, also to
+//! root.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};

@@ -1,5 +1,5 @@
-//! Tests of the files that commands write: never those that they read, by whatever name, and none
-//! that others can read unless that is asked for.
+//! Tests of the files that commands write. A command never overwrites a file that it reads, by
+//! whatever name, and makes no file that others can read unless that is asked for.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -191,7 +191,7 @@ fn what_is_made_is_its_owners_alone_unless_asked_otherwise() {
     loose(&["send".as_ref(), lab.store.as_ref(), "s".as_ref(), "-o".as_ref(), stream.as_ref()]);
     loose(&["create".as_ref(), open.as_ref()]);
     assert_eq!((mode(&tar), mode(&stream), mode(&open)), (0o600, 0o600, 0o600));
-    // A file that is there keeps what it has.
+    // An existing file keeps its content.
     fs::set_permissions(&tar, fs::Permissions::from_mode(0o640)).expect("a mode");
     loose(&["export".as_ref(), lab.store.as_ref(), tar.as_ref()]);
     assert_eq!(mode(&tar), 0o640);
@@ -245,7 +245,7 @@ fn wrong_usage_is_told_as_json_where_json_is_asked_for() {
         assert_eq!(said["error"]["exit"], 2);
         assert!(said["error"]["message"].as_str().is_some_and(|text| text.len() > 5), "{err}");
     }
-    // For people as ever, and behind `--` it is no option of ours.
+    // Output for people is unchanged, and after `--` the word is not an option of this command.
     let (code, _, err) = ask(&["no-such-command"]);
     assert!(code == Some(2) && err.starts_with("error: unrecognized subcommand"), "{err}");
     let (code, _, err) = ask(&["run", "/mnt", "--no-such-option", "--", "--json"]);
@@ -332,7 +332,7 @@ fn what_is_said_on_a_terminal_cannot_act_on_it() {
     assert!(err.contains("title") && !err.contains(['\u{1b}', '\u{7}']), "{err:?}");
 }
 
-/// Stands for the daemon of a store: returns one page of a listing, and goes away.
+/// Simulates the daemon of a store, which returns one page of a listing and then ends.
 fn half_a_listing(socket: &Path) -> std::thread::JoinHandle<()> {
     use std::io::{BufRead, BufReader, Write};
     let listener = std::os::unix::net::UnixListener::bind(socket).expect("bound");

@@ -1,5 +1,5 @@
-//! `kvfs run --over DIR`: a program over a folder that is in no store. What it changes is there as
-//! a whole, or not at all, and is taken back exactly.
+//! Tests of `kvfs run --over DIR`, which runs a program over a folder outside of any store. Its
+//! changes are applied as a whole or not at all, and can be undone exactly.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -25,7 +25,7 @@ struct Lab {
     directory: tempfile::TempDir,
 }
 
-/// Everything that can be seen of a file, but for its numbers and its ctime.
+/// All visible properties of a file except its numbers and its ctime.
 type Seen = (u32, (u32, u32), (i64, i64), Vec<u8>, Vec<(Vec<u8>, Vec<u8>)>);
 
 fn xattrs(path: &Path) -> Vec<(Vec<u8>, Vec<u8>)> {
@@ -147,8 +147,8 @@ impl Lab {
         self.directory.path().join(format!(".kvfs-over-{inode}"))
     }
 
-    /// Runs a script, and compares the folder with one in which it ran without kvfs, and after an
-    /// undo with what it was.
+    /// Runs a script, and compares the folder with one in which it ran without kvfs. After an undo,
+    /// compares it with the earlier state.
     #[track_caller]
     fn is_as_without(&self, script: &str) {
         let other = self.directory.path().join("other");
@@ -331,7 +331,7 @@ fn what_others_have_changed_is_a_conflict_and_stays() {
     ] {
         let copy = lab.directory.path().join("copy");
         succeeds(Command::new("cp").arg("-a").arg(lab.folder()).arg(&copy));
-        // The program changes the file first: the overlay has it when the others come.
+        // The program changes the file first, so the overlay has a copy when the others change it.
         let script = format!("{ours}; {}", theirs.replace("AROUND", &around));
         let said = fails(TRY_AGAIN, &mut lab.run(&["--no-keep"], &script));
         assert!(said.contains("others have changed the same"), "{said}");
@@ -348,7 +348,7 @@ fn what_others_have_changed_is_a_conflict_and_stays() {
         fs::remove_dir_all(&copy).expect("removed");
         lab.write(&[("file", "old\n"), ("other", "old\n"), ("d/x", "old\n"), ("d/y", "old\n")]);
     }
-    // Changes of other files meet no one.
+    // Changes of other files conflict with no other.
     let script = format!("echo ours > file; echo ours > d/new; echo theirs > {around}/d/x");
     succeeds(&mut lab.run(&[], &script));
     assert_eq!(
@@ -390,7 +390,7 @@ fn an_undo_meets_what_others_have_changed_since() {
         lab.write(&[("file", "old\n"), ("gone", "old\n"), ("stays", "old\n")]);
         assert_eq!(before.len(), lab.seen().len());
     }
-    // Others may change other files.
+    // Other programs may change other files.
     succeeds(&mut lab.run(&[], script));
     succeeds(Command::new("sh").args(["-ec", "echo 1 > theirs"]).current_dir(lab.folder()));
     let shown = succeeds(&mut lab.undo(&["--dry-run"]));
@@ -400,7 +400,7 @@ fn an_undo_meets_what_others_have_changed_since() {
     assert_eq!(lab.read("theirs").as_deref(), Some("1\n"));
     assert_eq!((lab.read("file"), lab.read("gone")), (Some("old\n".into()), Some("old\n".into())));
     assert!(!lab.path("d").exists());
-    // One run can be undone, and once.
+    // Only the last run can be undone, and only once.
     let said = fails(NOT_FOUND, &mut lab.undo(&[]));
     assert!(said.contains(&lab.folder().display().to_string()), "{said}");
 }
@@ -609,7 +609,7 @@ fn mounts_in_the_folder_and_stores_are_refused() {
     let file = lab.path("file");
     fs::write(&file, "x").expect("a file");
     let words = ["--", "true"];
-    // A folder without a store and without --over is told of it.
+    // For a folder without a store, the error mentions --over.
     let said = fails(NOT_STARTED, kvfs(&["run"]).arg(lab.folder()).args(words));
     assert!(said.contains("kvfs run --over "), "{said}");
     fails(NOT_STARTED, kvfs(&["run", "--over"]).arg(&file).args(words));

@@ -1,5 +1,5 @@
-//! Tests of the files that `make install` and `make deb` install: the program, its helpers, man
-//! pages, completions and the systemd unit, with the program that is tested.
+//! Tests of the files that `make install` and `make deb` install: the program under test, its mount
+//! helpers, man pages, completions and the systemd unit.
 //!
 //! The package is unpacked by `dpkg --root` in a directory: its files and its database are those of
 //! a machine of its own, while libraries and shells are this one's.

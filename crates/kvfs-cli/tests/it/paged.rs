@@ -1,5 +1,5 @@
-//! Ctrl-C while a pager shows what a command prints: it is the pager's, and the command ends with
-//! the pager, of the signal, as git does.
+//! Tests of Ctrl-C while a pager shows the output of a command. The pager handles it, and the
+//! command ends with the pager, by the signal, as git does.
 
 use std::process::{Command, Stdio};
 
@@ -23,7 +23,7 @@ fn an_interrupt_is_left_to_the_pager_and_ends_the_command_after_it() {
     succeeds(&["snapshot", "create", store, "one"]);
     succeeds(&["kv", "put", store, "key", "after"]);
     for (typed, code) in [("\x03", 130), ("", 0)] {
-        // A pager that goes on after an interrupt, as less does, until a line is typed.
+        // A pager that continues after an interrupt, as less does, until a line is typed.
         let pager = r"trap '' INT; cat; echo SHOWN; read line </dev/tty; echo ENDS-\$line";
         let program = format!(
             "trap : INT; KVFS_PAGER=\"{pager}\" {} diff {store} one; echo code-$?",

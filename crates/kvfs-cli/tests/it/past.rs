@@ -1,5 +1,5 @@
-//! Going back: `kvfs restore`, `kvfs history` and `kvfs snapshot auto`, of stores that are mounted
-//! and that are not.
+//! Tests of `kvfs restore`, `kvfs history` and `kvfs snapshot auto`, which return to earlier
+//! states, on mounted and unmounted stores.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -73,7 +73,7 @@ fn what_is_restored_is_what_it_was_and_no_content_is_written() {
     assert_eq!(ino("d/small"), ino("d/linked"), "links among them stay links");
     let after = bytes_of(&succeeds(kvfs(&["--json", "stat"]).arg(&root)));
     assert!(after - before < 1 << 20, "{} bytes of pages were written", after - before);
-    // It goes its own way: the snapshot stays what it was.
+    // The restored file diverges, and the snapshot does not change.
     fs::write(root.join("d/deep/large"), "other").expect("a file");
     let kept = root.join(".kvfs/snapshot/monday/d/deep/large");
     assert_eq!(fs::metadata(kept).expect("there").len(), 3 << 20);
@@ -141,7 +141,7 @@ fn files_with_several_names_keep_them_when_all_are_restored() {
             assert_eq!(file(name), (ino, 4, 20_000), "{name}");
         }
         assert_eq!(file("e/a").1, 1, "it was not restored");
-        // In any order, and named twice.
+        // The names are given in any order, and one of them twice.
         restore(&["e/a", "x", "e", "d/2", "d", "e/b"]);
         let (ino, ..) = file("e/a");
         for name in ["d/1", "d/2", "e/a", "e/b", "x"] {
@@ -149,7 +149,7 @@ fn files_with_several_names_keep_them_when_all_are_restored() {
         }
         assert_eq!(succeeds(kvfs(&["diff"]).arg(&root).arg("monday")), "nothing is changed\n");
         assert_eq!(fs::metadata(&d).expect("there").mtime(), mtime);
-        // They are one file: what is written by one name is read by the others.
+        // The names are hard links of one file: data written by one name is read by the others.
         fs::write(d.join("1"), "one").expect("a file");
         assert_eq!(fs::read(&x).expect("there"), b"one");
         for name in ["d/1", "d/2", "e/a", "e/b"] {
@@ -188,13 +188,13 @@ fn one_path_that_fails_leaves_all_as_they_are() {
     assert_eq!(succeeds(kvfs(&["diff"]).arg(&root).arg("damaged")), "nothing is changed\n");
     let open = succeeds(kvfs(&["--json", "txn", "list"]).arg(&root));
     assert_eq!(open.trim(), "[]", "a transaction was left");
-    // In a transaction it is a part of that.
+    // A restore in a transaction is a part of the transaction.
     let script = "cd $KVFS_MOUNT && $0 restore . monday d && test -f d/deep/large && exit 1";
     let mut command = kvfs(&["run"]);
     command.arg(&root).args(["--", "sh", "-c", script, env!("CARGO_BIN_EXE_kvfs")]);
     fails(1, &mut command);
     assert_eq!(succeeds(kvfs(&["diff"]).arg(&root).arg("damaged")), "nothing is changed\n");
-    // One that fails leaves nothing in it, though the program goes on and commits.
+    // A failed restore leaves no change in it, though the program continues and commits.
     for paths in ["d nowhere", "d fresh link/x d/deep/nowhere"] {
         let script = format!("cd $KVFS_MOUNT && ! $0 restore . monday {paths} 2> /dev/null");
         let mut command = kvfs(&["run"]);
@@ -232,7 +232,7 @@ fn a_history_names_states_and_what_has_changed() {
     assert_eq!(json["now"]["files"][0]["change"], "removed");
     succeeds(&mut p.umount());
     let unmounted = lines(&succeeds(kvfs(&["history", "--changes"]).arg(p.store())));
-    // The space that only the snapshot holds is left out: it grows as later changes are committed.
+    // The column of space held only by the snapshot is left out, since it grows with later commits.
     let but_size = |line: &String| {
         let words: Vec<_> = line.split(' ').collect();
         (words[..2].join(" "), words[4..].join(" "))
@@ -267,7 +267,7 @@ fn snapshots_by_time_fall_out_and_others_do_not() {
         "{said}"
     );
     assert_eq!(names(), made);
-    // Rules that reach so far keep the newest of the hour.
+    // Rules that cover this time keep the newest snapshot of the hour.
     let said = auto(&["--keep", "100000h"]);
     assert!(
         said.contains("made auto-2") && said.contains("dropped auto-2020-01-01T10:05:00Z"),
@@ -285,7 +285,7 @@ fn snapshots_by_time_fall_out_and_others_do_not() {
         fails(2, command.arg(&root).args(["--keep", wrong]));
     }
     fails(2, kvfs(&["snapshot", "auto"]).arg(&root));
-    // The store is not mounted, as a timer finds it now and then.
+    // The store is not mounted, as may happen when a timer runs the command.
     succeeds(&mut p.umount());
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
     command.args(["snapshot", "auto", "--keep", "1h"]).arg(p.store()).stdin(Stdio::null());

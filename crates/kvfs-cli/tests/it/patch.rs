@@ -1,4 +1,5 @@
-//! `--patch`: what `git apply` makes of it is what the store has; and what a person sees of it.
+//! Tests of `--patch`. Applying the patch with `git apply` produces the content of the store, and
+//! the patch is readable for a person.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -105,7 +106,7 @@ fn git_makes_of_a_patch_what_the_store_has() {
     assert!(text.contains("rename from src/deep/a\nrename to src/deeper/a\n"), "{text}");
     succeeds(Command::new("git").arg("apply").arg(&file).current_dir(&copy));
     assert_eq!(kept(&root), kept(&copy), "{text}");
-    // Without renames it says the same.
+    // Without renames the patch has the same effect.
     let apart = succeeds(kvfs(&["diff", "--patch", "--no-renames"]).arg(&root).arg("before"));
     assert!(!String::from_utf8_lossy(&apart).contains("rename from"));
     fs::write(&file, &apart).expect("written");
@@ -195,7 +196,7 @@ fn on_a_terminal_there_are_colours_a_pager_and_no_tricks() {
     assert!(other.contains("PAGED M  text") && !other.contains('\x1b'), "{other:?}");
     let none = on_a_terminal(&format!("{diff} --no-pager"), &[("PAGER", "sed 's/^/PAGED /'")]);
     assert!(none.contains("\x1b[33mM  text") && !none.contains("PAGED"), "{none:?}");
-    // A pager that is not there takes nothing away.
+    // If the pager does not exist, the output is complete.
     let missing = on_a_terminal(&diff, &[("PAGER", "no-such-pager-anywhere")]);
     assert!(missing.contains("M  text"), "{missing:?}");
 }

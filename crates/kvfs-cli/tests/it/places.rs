@@ -1,5 +1,5 @@
-//! Paths below `.kvfs`, given to commands: each does what the path says or says why it does not,
-//! and none takes a view for the store.
+//! Tests of paths below `.kvfs` as arguments of commands. Each command does what the path says or
+//! explains why it does not, and none takes a view for the store.
 
 use std::fs;
 use std::path::Path;
@@ -26,7 +26,7 @@ fn succeeds(command: &mut Command) -> String {
     out.trim_end().to_string()
 }
 
-/// Wrong usage, said clearly.
+/// Wrong usage is reported clearly.
 #[track_caller]
 fn refused(command: &mut Command, why: &str) {
     let (code, out, err) = ends(command);
@@ -61,7 +61,7 @@ fn keys_are_those_of_the_view_that_the_path_names() {
     assert!(code != Some(0) && err.contains("snapshot"), "{err}");
     refused(&mut kvfs(&["kv", "put", &format!("{root}/.kvfs/txn"), "k", "x"]), "list of views");
     assert_eq!(get(&root), "mainline");
-    // A transaction that the program was started in is another one than the path names.
+    // The program was started in another transaction than the one that the path names.
     let other = succeeds(&mut kvfs(&["txn", "begin", &root]));
     let socket = text(&mount.root().with_file_name("store.sock"));
     assert_eq!(

@@ -1,5 +1,5 @@
-//! A KVFS file system through a real mount: what programs rely on beyond creating, reading and
-//! writing.
+//! Tests of a KVFS file system through a real mount: behaviour that programs rely on beyond
+//! creating, reading and writing.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -30,7 +30,7 @@ fn open_rw(path: PathBuf) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).expect("open")
 }
 
-/// Renames what a listing shows while it goes on; how many names it has shown.
+/// Renames entries while they are listed. Returns the number of listed names.
 fn renamed_as_listed(m: &Mount, files: usize) -> usize {
     let dir = m.path("renamed");
     fs::create_dir(&dir).expect("mkdir");
@@ -284,7 +284,7 @@ fn ten_thousand_names_are_listed_once_each_while_some_come_and_go(write_back: bo
     assert_eq!(first.len(), 10_000);
     assert_eq!(first.iter().collect::<BTreeSet<_>>().len(), 10_000, "no name twice");
     assert_eq!(names(&m), first, "a second listing, from the cache, is the same");
-    // Removing what was listed while listing goes on is what `rm -r` does.
+    // `rm -r` removes listed entries while the listing continues.
     for entry in fs::read_dir(m.path("d")).expect("list") {
         fs::remove_file(entry.expect("entry").path()).expect("unlink");
     }
@@ -425,7 +425,7 @@ fn calls_that_the_kernel_answers_itself_do_what_the_documents_say(write_back: bo
     file.write_all_at(b"before", 0).expect("written");
     rustix::fs::syncfs(&file).expect("syncfs");
 
-    // A file can be waited for, and is always ready.
+    // A file supports poll(2), and is always ready.
     let epoll = rustix::event::epoll::create(CreateFlags::CLOEXEC).expect("an epoll");
     rustix::event::epoll::add(&epoll, &file, EventData::new_u64(7), EventFlags::IN)
         .expect("ext4 says EPERM here");
@@ -448,7 +448,7 @@ fn calls_that_the_kernel_answers_itself_do_what_the_documents_say(write_back: bo
     assert_eq!(fs::read(m.path("a")).expect("read"), b"before");
 }
 
-/// Every test, with writes that go through and with writes that the kernel gathers.
+/// Runs every test with write-through, and with writes that the kernel gathers.
 macro_rules! in_both_modes {
     ($($test:ident),* $(,)?) => {
         mod through {

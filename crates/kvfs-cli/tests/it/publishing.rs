@@ -1,6 +1,6 @@
-//! A mount that publishes its store by itself: what was committed is there soon after, nothing is
-//! asked of the place when nothing changes, and another machine that publishes the store is not
-//! fought with.
+//! Tests of a mount that publishes its store by itself. Commits are published soon afterwards, the
+//! place gets no requests while nothing changes, and the mount yields to another machine that
+//! publishes the store.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -40,7 +40,7 @@ fn what_was_committed_is_published_by_itself_and_at_the_end() {
     }
     assert_eq!(heads(), head);
 
-    // A push by hand works like that, by any name of the folder, and overtakes no publisher.
+    // A manual push works in the same way, by any name of the folder, and displaces no publisher.
     fs::write(&file, "by hand").expect("write");
     std::os::unix::fs::symlink(world.path("share"), world.path("alias")).expect("symlink");
     let alias = format!("dir:{}/work", world.path("alias").display());
@@ -49,7 +49,7 @@ fn what_was_committed_is_published_by_itself_and_at_the_end() {
     assert_eq!(now["overtaken"], false, "{now}");
     assert_eq!(world.published("file").as_deref(), Some("by hand"));
 
-    // The last changes go with the unmount, synced or not.
+    // The unmount publishes the last changes, synced or not.
     fs::write(&file, "the last word").expect("write");
     umount(&root);
     assert_eq!(world.published("file").as_deref(), Some("the last word"));
@@ -82,7 +82,7 @@ fn who_is_overtaken_stops_and_says_so_until_it_is_told_to_go_on() {
     assert_eq!(world.published("file").as_deref(), Some("the other's"));
     assert_eq!(publishing(&other)["overtaken"], false);
 
-    // Told to, it takes the right back, and the other one stops.
+    // On command it takes the right back, and the other one stops.
     succeeds(kvfs(&["push"]).arg(&root).arg(&address));
     assert_eq!(world.published("file").as_deref(), Some("mine"));
     fs::write(other.join("file"), "again").expect("write");
@@ -96,15 +96,15 @@ fn a_place_that_is_not_to_be_reached_stops_no_file_and_is_tried_again() {
     let (store, address) = (world.path("my.kvfs"), world.address());
     succeeds(kvfs(&["create"]).arg(&store));
     let options = format!("publish={address},publish_every=0.1");
-    // Nor is a folder made where what it should be in is not mounted yet.
+    // A folder is not created either if its parent file system is not mounted yet.
     fs::remove_dir(world.path("share")).expect("rmdir");
     let root = world.mount(&store, "mine", &options);
     let now = awaited(&root, "it fails", |now| now["failing"].is_string());
     assert!(now["generation"].is_null() && !world.path("share").exists(), "{now}");
     fs::create_dir(world.path("share")).expect("mkdir");
     awaited(&root, "it is published", all_is_there);
-    // The heads are not to be had for a while. They change places with a file at once: without
-    // anything there, the publication would be over.
+    // The heads are unavailable for a while. They are swapped atomically with a file, since without
+    // a file the publication would end.
     let (share, away) = (world.path("share/m"), world.path("share/away"));
     fs::write(&away, "not a directory").expect("write");
     let exchanged = || {

@@ -1,5 +1,5 @@
-//! A copy of a store in object storage that has all of it, and stores that are mounted without
-//! their place: what is here is read and written, and nothing is asked.
+//! Tests of a complete copy of a store in object storage, and of stores that are mounted without
+//! their place. Local data can be read and written without a request.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -45,7 +45,7 @@ fn a_pulled_file_has_everything_and_is_read_without_the_place() {
     let said = pull(&world, &file);
     assert_eq!(said["generation"], 2);
     assert!(said["bytes"].as_u64().is_some_and(|bytes| bytes > 5 << 20), "{said}");
-    // The place is gone.
+    // The place has disappeared.
     let (share, away) = (world.path("share"), world.path("away"));
     fs::rename(&share, &away).expect("rename");
     let copy = world.mount(&file, "copy", "ro,offline");
@@ -58,7 +58,7 @@ fn a_pulled_file_has_everything_and_is_read_without_the_place() {
     umount(&copy);
     fs::rename(&away, &share).expect("rename");
 
-    // Changes would be lost, and what is something else stays.
+    // The command refuses to lose changes, and does not replace other files.
     let root = world.path("copy");
     fails(2, kvfs(&["mount"]).arg(&file).arg(&root), "lost with the next pull");
     fails(4, kvfs(&["pull", &world.address()]).arg(world.path("my.kvfs")), "is mounted on");

@@ -1,6 +1,6 @@
-//! One file under random calls through a real mount, against a model in memory (the idea of `fsx`):
-//! buffered and direct writes, shared mappings, truncation, holes, copies within the file, syncs,
-//! dropped caches and reopening, in any order.
+//! Random calls on one file through a real mount, compared with a model in memory (the idea of
+//! `fsx`): buffered and direct writes, shared mappings, truncation, holes, copies within the file,
+//! syncs, dropped caches and reopening, in any order.
 //!
 //! `KVFS_RANDOM_FILE_DIR` runs it in a directory of your choice instead of a mount of its own,
 //! `KVFS_RANDOM_FILE_STEPS` sets the number of calls, `KVFS_RANDOM_FILE_SEED` the seed.

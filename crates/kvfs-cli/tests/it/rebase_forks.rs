@@ -1,5 +1,5 @@
-//! `kvfs rebase FORK`: a file that has one of the names which it needs stays, if it has not left it
-//! there itself, and a rebase that was cut off is done again.
+//! Tests of `kvfs rebase FORK`. A file at one of the paths that it writes is kept, unless the
+//! command left it there itself, and an interrupted rebase can be repeated.
 
 use crate::command;
 use std::fs;
@@ -88,7 +88,7 @@ fn a_rebase_that_was_cut_off_before_its_last_step_is_done_again() {
     succeeds(&mut both.rebase(&[]));
     assert!(both.has("mine", "mine") && both.has("mine", "main"));
     assert!(before.exists() && !left.exists());
-    // The file as it was, and the one that took its place.
+    // The earlier file, and the one that replaced it.
     let forks = succeeds(&mut both.kvfs(&["forks", &both.address()]));
     assert_eq!(forks.lines().count(), 2, "{forks}");
     both.put("main", "more");

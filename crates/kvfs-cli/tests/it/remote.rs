@@ -1,5 +1,6 @@
-//! A store in a shared folder: published from a file or a mount, mounted elsewhere as it was,
-//! forked into a store of one's own; and what is said of all that cannot be.
+//! Tests of a store in a shared folder. It is published from a file or a mount, mounted elsewhere
+//! with the same content, and forked into an independent store. Commands explain everything that is
+//! not possible.
 
 use crate::command;
 use std::fs;
@@ -103,7 +104,8 @@ fn a_mounted_store_is_published_and_seen_elsewhere_as_it_was() {
     let cached = stat["remote"]["cached_bytes"].as_u64();
     assert!(cached.is_some_and(|bytes| bytes > 3_000_000), "{}", stat["remote"]);
 
-    // Two at once, each with a file of its own; one of them as it was on Monday.
+    // Two mounts at the same time, each with a local file of its own. One of them shows the state
+    // of Monday.
     let monday = There::mount(folder.path(), "monday", &format!("{address}@monday"), &[]);
     assert_eq!(monday.read("small").as_deref(), Some("first"));
     drop(there);
@@ -186,7 +188,8 @@ fn a_fork_is_a_store_of_its_own_and_is_published_under_its_own_name() {
     fs::write(mine.root.join("file"), "mine").expect("write");
     fs::remove_file(mine.root.join("large")).expect("rm");
 
-    // Under the name of the other store it would end that; under its own it shares what was there.
+    // Published under the name of the other store it would replace that store. Under its own name
+    // it shares the existing data.
     let both = |to: &str| {
         let mut push = kvfs(&["push"]);
         push.arg(&mine.root).arg(to);
@@ -231,7 +234,7 @@ fn a_store_that_is_not_mounted_is_published_and_a_killed_mount_mounts_again() {
     assert_eq!(there.read(&place(7)).as_deref(), Some("content 7"));
     let listed = succeeds(kvfs(&["list", "--json"]).arg("--help").env("COLUMNS", "80"));
     assert!(!listed.is_empty());
-    // Killed, what it had fetched does not count, and the next mount is as good.
+    // If the mount is killed, its fetched data is not used, and the next mount works as well.
     let record = succeeds(&mut kvfs(&["list", "--json"]));
     let record: serde_json::Value = serde_json::from_str(&record).expect("JSON");
     let all = record.as_array().or_else(|| record["mounts"].as_array()).expect("a list");
@@ -261,7 +264,7 @@ fn what_cannot_be_is_said_with_what_to_do() {
     let other = address.replace("/work", "/other");
     fails(kvfs(&["fork", &other]).arg(folder.path().join("f")), 3, "there is no store");
     fails(kvfs(&["fork", &address]).arg(&file), 1, "");
-    // The file that --force replaces stays when there is nothing to take its place.
+    // The file that --force would replace stays if its replacement cannot be made.
     fails(kvfs(&["fork", "--force", &other]).arg(&file), 3, "there is no store");
     succeeds(kvfs(&["check"]).arg(&file));
     let gone = format!("{address}@gone");
@@ -269,7 +272,7 @@ fn what_cannot_be_is_said_with_what_to_do() {
     assert!(!folder.path().join("f").exists(), "half a fork is left");
     fails(kvfs(&["mount", &other]).arg(&target), 3, "there is no store");
 
-    // A fork whose place is gone says so.
+    // A fork whose place has disappeared reports that.
     succeeds(kvfs(&["fork", &address]).arg(folder.path().join("f")));
     fs::rename(folder.path().join("share"), folder.path().join("moved")).expect("rename");
     fails(kvfs(&["check"]).arg(folder.path().join("f")), 3, "cannot use dir:");
@@ -386,7 +389,7 @@ fn publications_that_are_killed_leave_one_state_or_the_other() {
         put(&format!("large{round}"), &large);
         put("round", &now);
         let mut child = kvfs(&["push"]).arg(&file).arg(&address).spawn().expect("it runs");
-        // At another moment each time, from the first request to after the last.
+        // Each run uses another moment, from the first request to after the last.
         std::thread::sleep(std::time::Duration::from_millis(4 * round));
         let _ = child.kill();
         cut += usize::from(!child.wait().expect("it ends").success());

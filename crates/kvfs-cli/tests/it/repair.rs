@@ -1,4 +1,4 @@
-//! `kvfs check --repair`, by the command.
+//! Tests of `kvfs check --repair` through the command.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -44,7 +44,7 @@ impl Lab {
         fs::create_dir_all(from.join("directory")).expect("directories");
         fs::write(from.join("directory/large"), noise(1, 40 * 4096)).expect("a file");
         fs::write(from.join("other"), noise(2, 10 * 4096)).expect("a file");
-        // The last name stands in the manifest as well, as the end of what a run has.
+        // The last name is also in the manifest, as the upper bound of a run.
         fs::write(from.join("directory/zzz"), "last").expect("a file");
         assert_eq!(kvfs(&["create".as_ref(), lab.store.as_ref()]).status.code(), Some(0));
         assert_eq!(lab.run("import", &[from.as_ref()]).status.code(), Some(0));
@@ -68,7 +68,7 @@ impl Lab {
         fs::write(&self.store, bytes).expect("the store");
     }
 
-    /// Something was lost by what is repaired, and that is said until it is given up.
+    /// The repaired damage has lost data, and every check reports that until the loss is accepted.
     fn repair(&self) -> Value {
         let out = self.run("check", &["--repair".as_ref(), "--yes".as_ref(), "--json".as_ref()]);
         let err = String::from_utf8_lossy(&out.stderr);
@@ -109,7 +109,7 @@ fn a_file_without_its_bad_page_and_the_others_as_they_were() {
     let said = String::from_utf8_lossy(&out.stdout).into_owned();
     assert!(said.contains(&format!("damaged: {bytes}")), "{said}");
     let before = fs::read(&lab.store).expect("the store");
-    // No user is there to be asked, so nothing happens.
+    // No user can be asked, so the command changes nothing.
     let mut unattended = Command::new("setsid");
     let asked = unattended
         .args(["--wait", env!("CARGO_BIN_EXE_kvfs"), "check", "--repair"])

@@ -1,4 +1,4 @@
-//! A restore out of a snapshot that cannot be read is made whole or not at all.
+//! Tests that a restore from an unreadable snapshot is done as a whole or not at all.
 
 use std::fs;
 use std::process::Stdio;

@@ -70,7 +70,7 @@ fn a_file_that_is_written_by_another_name_is_named_by_all() {
     assert_eq!(of(&json, "h/sudoers")["differs"]["links"], json!({"before": "1", "after": "2"}));
     assert_eq!(of(&json, "h/sudoers")["differs"]["content"], true);
     assert_eq!(of(&json, "zz")["differs"]["linked_to"]["after"], "h/sudoers");
-    // Written by the one, and by the other; nothing but the link.
+    // One line for each name that was written, and only the link for the third.
     let (lines, _) = review(&mount, "echo MORE >> zz");
     assert_eq!(lines, ["M h/sudoers 10 B → 15 B", "M zz 10 B → 15 B"]);
     let (lines, _) = review(&mount, "rm zz; ln h/sudoers yy");

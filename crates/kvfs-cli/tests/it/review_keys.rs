@@ -1,5 +1,5 @@
-//! Reviews of keys that are no plain strings: hashes, sets, sorted sets, lists, deadlines; and
-//! taking one of them back.
+//! Tests of reviews of keys that are not plain strings (hashes, sets, sorted sets, lists,
+//! deadlines), and of reverting one of them.
 
 use std::process::{Command, Output, Stdio};
 
@@ -107,7 +107,7 @@ fn every_key_has_a_line_in_a_review() {
     let patch = succeeds(kvfs(&["txn", "diff", "--patch"]).arg(&root).arg(&id));
     assert!(patch.lines().all(|line| line.starts_with('#')), "{patch}");
     assert!(patch.contains("score 2.5"), "{patch}");
-    // The same of what was committed.
+    // The same review of the committed changes.
     say(&mut client, "TXN COMMIT");
     let said = succeeds(kvfs(&["diff"]).arg(&root).arg("before"));
     let sorted = |mut lines: Vec<String>| {

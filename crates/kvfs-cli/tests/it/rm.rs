@@ -1,4 +1,5 @@
-//! `kvfs rm`: what `rm -rf` leaves, in one commit, on a mounted store and on one that is not.
+//! Tests of `kvfs rm`. It has the result of `rm -rf` in one commit, on mounted and unmounted
+//! stores.
 
 use std::fs;
 use std::io::Read;
@@ -9,7 +10,7 @@ use std::process::{Command, Stdio};
 use crate::place::{Place, fails, kill, kvfs, succeeds};
 use rustix::process::Signal;
 
-/// A directory with one of everything.
+/// A directory with every kind of file.
 fn make(at: &Path) {
     fs::create_dir_all(at.join("sub/empty")).expect("mkdir");
     fs::write(at.join("small"), "small").expect("write");
@@ -39,7 +40,7 @@ fn rm(paths: &[&Path]) -> Command {
 
 /// Takes away what a daemon that was killed has left.
 fn gone(p: &Place) {
-    // It says so when it finds that the daemon was killed.
+    // The command reports that the daemon was killed.
     let _ = kvfs(&["umount", "--force"]).arg(p.mnt()).output().expect("kvfs runs");
     assert!(p.entry().is_none(), "it is mounted");
 }
@@ -151,7 +152,7 @@ fn in_a_transaction_it_is_part_of_that() {
     succeeds(kvfs(&["run"]).arg(p.mnt()).args(["--", "sh", "-c", &script]));
     assert!(!p.mnt().join("tree").exists());
 
-    // Others have changed the same: it is one or the other.
+    // Others have changed the same files, so only one of the two changes succeeds.
     make(&p.mnt().join("tree"));
     let id = begin();
     succeeds(&mut rm(&[&p.mnt().join(".kvfs/txn").join(&id).join("tree")]));
@@ -183,7 +184,7 @@ fn what_must_stay_is_refused_with_a_sentence() {
     let said = fails(3, &mut rm(&[Path::new("/etc/passwd")]));
     assert!(said.contains("no store"), "{said}");
     succeeds(rm(&[&p.mnt().join("none")]).arg("--force"));
-    // A mount within the tree would be torn out with it.
+    // A mount within the tree would be detached with it.
     let mount = |words: &[&str]| {
         Command::new(words[0]).args(&words[1..]).status().is_ok_and(|s| s.success())
     };
@@ -191,14 +192,14 @@ fn what_must_stay_is_refused_with_a_sentence() {
     assert!(mount(&["mount", "-t", "tmpfs", "none", &at]), "tests mount as root does");
     refused("tree", 4, "mount point");
     refused("tree/sub/empty", 4, "mount point");
-    // The daemon looks, too, whatever its client is.
+    // The daemon checks this, too, whichever client asks.
     let asked = std::panic::catch_unwind(|| p.ask(&["RMTREE", "/tree"]));
     let unmounted = mount(&["umount", &at]);
     let why = *asked.expect_err("refused").downcast::<String>().expect("a sentence");
     assert!(why.contains("mount point") && unmounted, "{why}");
     assert_eq!(found(&p.mnt()), before);
     succeeds(kvfs(&["txn", "abort"]).arg(p.mnt()).arg(&id));
-    // If one of several paths fails, the others are removed all the same.
+    // If one of several paths fails, the others are removed nevertheless.
     fails(3, &mut rm(&[&p.mnt().join("none"), &p.mnt().join("tree")]));
     assert!(!p.mnt().join("tree").exists());
     assert!(p.mnt().join(".kvfs/snapshot/s/tree/sub/f3").exists(), "a snapshot has what it had");
@@ -227,7 +228,7 @@ fn after_a_kill_it_is_there_whole_or_gone() {
             assert_eq!(found(&p.mnt().join("tree")).len(), 208, "after {pause} ms");
         }
     }
-    // Synced files are gone for good.
+    // The removal of synced files is durable.
     succeeds(rm(&[&p.mnt().join("tree")]).arg("--force"));
     assert_eq!(p.ask(&["SYNC"]), "OK");
     kill(pid, Signal::KILL);
@@ -258,7 +259,7 @@ fn a_store_that_is_not_mounted() {
     succeeds(kvfs(&["check"]).arg(&store));
 }
 
-/// The socket is its owner's and root's, and no other user removes anything by it.
+/// Only the owner and root can use the socket, so no other user can remove files through it.
 #[test]
 fn another_user_removes_nothing() {
     let Some(p) = Place::new() else { return };

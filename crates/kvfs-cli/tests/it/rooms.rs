@@ -1,5 +1,5 @@
-//! The rooms of a floor: the top-level modules of a crate use one another without a circle, but for
-//! the circles listed here.
+//! Tests of the rooms of a floor: the top-level modules of a crate use one another without cycles,
+//! except for the cycles listed here.
 //!
 //! A module *uses* another when it names a path into it, by `use` or in place: `crate::`, `super::`
 //! and `self::` are followed, and a name that the root of the crate re-exports counts for the
@@ -33,11 +33,11 @@ const CRATES: &[&str] = &[
     "kvfs-cli",
 ];
 
-/// Modules that have nothing but modules. The rooms of a crate with such halls are the modules in
-/// them, and not the halls.
+/// Modules that contain only modules ("halls"). The rooms of a crate with such halls are the
+/// modules in the halls, and not the halls.
 const HALLS: &[(&str, &[&str])] = &[("kvfs-cli", &["commands", "support"])];
 
-/// A crate, modules of it each of which leads to all others of them, and why they may.
+/// A crate, a set of its modules that form a cycle, and the reason why they may.
 const CIRCLES: &[(&str, &[&str], &str)] = &[];
 
 /// A crate, a type of it whose methods live in several rooms, and the names of variables and fields
@@ -45,8 +45,8 @@ const CIRCLES: &[(&str, &[&str], &str)] = &[];
 const SPREAD: &[(&str, &str, &[&str])] =
     &[("kvfs", "Fs", &["fs", "parent", "mainline"]), ("kvfs", "Views", &["views"])];
 
-/// A crate, a room, and a room whose methods it calls although that closes a circle. This list only
-/// shrinks: an entry without which there is no circle fails the test.
+/// A crate, a room, and a room whose methods it calls although that closes a cycle. This list only
+/// shrinks: an entry that is not needed fails the test.
 const CALLS: &[(&str, &str, &str)] = &[];
 
 type Name = String;
@@ -57,7 +57,7 @@ type Method = (Name, Name);
 /// The modules, uses and calls that were read of one crate.
 struct Crate {
     src: PathBuf,
-    /// Modules that have nothing but modules, by their paths from the root.
+    /// Modules that contain only modules, by their paths from the root.
     halls: BTreeSet<Vec<Name>>,
     root: Name,
     modules: BTreeSet<Name>,
@@ -169,8 +169,8 @@ impl Crate {
         this
     }
 
-    /// The path from the root that `path` is where the reader stands; `None` where it leads out of
-    /// the crate.
+    /// The path from the root for a `path` at the reader's position, or `None` if it leaves the
+    /// crate.
     fn resolve(&self, path: &[Name]) -> Option<Vec<Name>> {
         let (first, rest) = path.split_first()?;
         match first.as_str() {
@@ -267,7 +267,7 @@ impl Crate {
         tokens.clear();
     }
 
-    /// The room in which a path from the root leads; `None` for the root itself.
+    /// The room to which a path from the root belongs, or `None` for the root itself.
     fn room(&self, path: &[Name]) -> Option<Name> {
         let depth =
             (1..path.len()).take_while(|depth| self.halls.contains(&path[..*depth])).count();
@@ -303,7 +303,7 @@ impl Crate {
     }
 }
 
-/// The sets of modules each of which leads to all others of its set.
+/// The sets of modules in which each module depends on all others.
 fn circles(uses: &BTreeMap<Name, BTreeSet<Name>>) -> BTreeSet<Vec<Name>> {
     let reached = |from: &Name| {
         let mut seen: BTreeSet<&Name> = BTreeSet::new();
@@ -484,7 +484,7 @@ fn calls_of_methods_close_no_circle() {
         let (uses, calls) = (read.uses(), read.calls());
         let listed: Vec<(&str, &str)> =
             CALLS.iter().filter(|call| call.0 == *name).map(|call| (call.1, call.2)).collect();
-        // The circles of paths and calls, but for the calls that are left out.
+        // The cycles of paths and calls, without the excluded calls.
         let circles_but_for = |left_out: &[(&str, &str)]| {
             let mut uses = uses.clone();
             for (from, to) in calls.keys() {

@@ -1,5 +1,5 @@
-//! `kvfs run` and `kvfs txn` on a mounted store: files and keys of programs that know nothing of
-//! it, together or not at all.
+//! Tests of `kvfs run` and `kvfs txn` on a mounted store. Programs that do not know of transactions
+//! change files and keys together or not at all.
 
 use std::fs;
 use std::io::Write;
@@ -86,7 +86,7 @@ fn failure_aborts_and_the_exit_code_passes_through() {
         kvfs(&["kv", "get"]).arg(&root).arg("k").output().expect("it runs").status.code(),
         Some(3)
     );
-    // A rehearsal, and the contrary.
+    // Tests a dry run and its opposite.
     succeeds(&mut run(&root, &["--abort"], "rm -r $KVFS_MOUNT/src"));
     assert!(mount.path("src/main.c").exists());
     let (code, ..) = ends(&mut run(&root, &["--commit"], "rm -r $KVFS_MOUNT/src; exit 4"));
@@ -128,7 +128,7 @@ fn a_conflict_names_who_else_has_changed_the_file_and_when() {
     let id = id.trim();
     let outside = mount.path(format!(".kvfs/txn/{id}/both"));
     fs::write(outside, "mine").expect("written");
-    // Another one commits first: its label is what people know it by.
+    // Another transaction commits first. People identify it by its label.
     succeeds(kvfs(&["run", "--label", "the other one"]).arg(mount.root()).args([
         "--",
         "sh",
@@ -161,7 +161,7 @@ fn each_commit_that_a_run_is_in_conflict_with_is_named_once() {
     }
     let (code, _, said) = ends(kvfs(&["txn", "commit"]).arg(&root).arg(id));
     assert!(code != Some(0), "{said}");
-    // The daemon's message names three of the files, and what follows it the others.
+    // The daemon's message names three of the files, and the following lines name the others.
     for name in names {
         assert_eq!(said.matches(&format!("/{name} (by commit ")).count(), 1, "{name}: {said}");
         assert_eq!(said.matches(&format!(", \"label {name}\", ")).count(), 1, "{name}: {said}");
@@ -182,7 +182,7 @@ fn a_run_that_makes_too_many_files_fails_as_on_a_full_disk_and_the_store_goes_on
     assert!(err.contains("No space left on device"), "{err}");
     assert_eq!(fs::read(mount.path("more")).expect("committed"), b"more\n");
     fs::write(mount.path("outside"), "there is room").expect("written");
-    // It is listed with its limit.
+    // The transaction is listed with its limit.
     let begun = succeeds(&mut run(&mount.root(), &["--limit", "5f", "--keep"], "true"));
     let listed = succeeds(kvfs(&["--json", "txn", "list"]).arg(mount.root()));
     assert!(listed.contains("\"limit_of_files\":5"), "{begun}: {listed}");
@@ -230,7 +230,8 @@ fn of_two_that_change_a_file_the_second_is_told_to_run_again() {
     let root = mount.root();
     // This one has nothing to do with the conflict, since it was there before both began.
     succeeds(&mut run(&root, &["--label", "before"], "echo 0 > $KVFS_MOUNT/file"));
-    // The one inside is run by the daemon's mount, for the program is told of no other transaction.
+    // The inner run uses the daemon's mount, since the program has no other transaction in its
+    // environment.
     let inner = format!("echo outside > {}", mount.path("file").display());
     let mut child =
         run(&root, &[], "cd $KVFS_MOUNT; echo inside > file; echo ready; read line; exit 0")
@@ -255,7 +256,7 @@ fn of_two_that_change_a_file_the_second_is_told_to_run_again() {
 fn without_a_check_the_last_of_two_keys_wins_and_files_are_compared_all_the_same() {
     let Some(mount) = Mount::new() else { return };
     fs::write(mount.path("file"), "0").expect("write");
-    // Another one commits while this one runs: the key, and then the file as well.
+    // Another transaction commits while this one runs: first the key, and then the file as well.
     for (both, code) in [(false, 0), (true, 75)] {
         let script = "cd $KVFS_MOUNT; kvfs kv put . key inside; echo inside > made
                       echo inside > file; echo ready; read line; exit 0";
@@ -307,7 +308,7 @@ fn signals_pass_through() {
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("kill");
     let ended = child.wait_with_output().expect("it ends");
     assert_eq!((ended.status.code(), text(&ended.stdout).as_str()), (Some(5), "got it\n"));
-    // Ended by a signal: as a shell would say it.
+    // The program was ended by a signal, and the exit code is that of a shell.
     let (code, ..) = ends(&mut run(&mount.root(), &[], "kill -KILL $$"));
     assert_eq!(code, Some(128 + 9));
 }
@@ -317,7 +318,7 @@ fn the_end_of_a_program_is_heard_of_where_children_are_ignored() {
     let Some(mount) = Mount::new() else { return };
     let inside = "echo new >\"$1\"/f; exit 7";
     let script = format!("trap '' CHLD; exec kvfs run \"$1\" -- sh -c '{inside}' sh \"$1\"");
-    // It would wait for ever.
+    // The command would wait forever.
     let mut command = Command::new("timeout");
     command.args(["-s", "KILL", "30", "bash", "-c", &script, "bash"]).arg(mount.root());
     command.stdin(Stdio::null()).env_remove("KVFS_TXN").env_remove("KVFS_SOCKET");
@@ -473,7 +474,7 @@ fn what_was_typed_before_the_question_is_no_answer() {
 fn what_changes_between_the_list_and_the_answer_is_shown_before_it_is_committed() {
     let Some(mount) = Mount::new() else { return };
     let root = mount.root();
-    // A program left behind, in a session of its own, that writes all the time.
+    // A program that was left running in a session of its own and writes all the time.
     let script = "cd $KVFS_MOUNT; echo 1 > file; setsid sh -c \"while :; do date +%N > late; \
                   sleep 0.02; done\" </dev/null >/dev/null 2>&1 & \
                   while ! test -e $KVFS_MOUNT/late; do sleep 0.02; done; cat $KVFS_MOUNT/late >/dev/null";
@@ -538,14 +539,15 @@ fn a_commit_takes_the_state_that_was_looked_at_and_no_other() {
     let first = state();
     assert!(told.contains(&format!("--if {first}")), "{told}");
     assert_eq!(state(), first, "to look changes nothing");
-    // The same size, the same time to the second; still in the memory of the view.
+    // The file has the same size and the same time to the second, and is still in the memory of the
+    // view.
     fs::write(view.join("file"), "2").expect("write");
     let commit = |state: &str| ends(kvfs(&["txn", "commit", "--if", state]).arg(&root).arg(&id));
     let (code, _, err) = commit(&first);
     assert_eq!(code, Some(8), "{err}");
     assert!(err.contains("has changed since it was looked at, and was not committed"), "{err}");
     let second = state();
-    // So is a key.
+    // The same holds for a key.
     succeeds(kvfs(&["kv", "put"]).arg(&view).args(["k", "v"]));
     assert_eq!(commit(&second).0, Some(8));
     assert!(!mount.path("file").exists());
@@ -607,7 +609,7 @@ fn after_a_conflict_what_the_program_did_is_kept() {
 fn what_lost_is_rebased_and_committed() {
     let Some(mount) = Mount::new() else { return };
     let root = mount.root();
-    // Both make the same directory, which is a conflict of a commit, and none of a rebase.
+    // Both create the same directory, which is a conflict of a commit but not of a rebase.
     let (inside, outside) =
         ("mkdir d; echo in > d/in; kvfs kv put $KVFS_MOUNT k in", "mkdir d; echo out > d/out");
     let inside = inside.replace("kvfs kv", &format!("{} kv", env!("CARGO_BIN_EXE_kvfs")));
@@ -627,7 +629,7 @@ fn what_lost_is_rebased_and_committed() {
     let id = list[0]["id"].to_string();
     assert!(said.contains(&format!("is kept as transaction {id}")), "{said}");
     assert!(said.contains("kvfs txn rebase "), "{said}");
-    // A commit leaves it open, too.
+    // A commit also leaves the transaction open.
     let refused = kvfs(&["txn", "commit"]).arg(&root).arg(&id).output().expect("it runs");
     assert!(!refused.status.success());
     assert!(text(&refused.stderr).contains("kvfs txn rebase "), "{}", text(&refused.stderr));
@@ -647,7 +649,7 @@ fn what_lost_is_rebased_and_committed() {
     assert_eq!(read(mount.path("both")).as_deref(), Some("in\n"));
     assert_eq!(read(mount.path("in")).as_deref(), Some("in\n"));
 
-    // Nothing is kept if nothing is to be kept.
+    // A run without changes is not kept.
     let ended =
         run_beside(&root, &["--rebase", "--no-keep"], "echo again > both", "echo out > both");
     assert_eq!(ended.status.code(), Some(75), "{}", text(&ended.stderr));
@@ -687,7 +689,7 @@ fn keys_of_all_kinds_are_rebased_and_who_is_in_it_goes_along() {
     for command in ["SADD s outside x", "HSET h outside 1 a 2", "RPUSH l c"] {
         say(&mut other, command);
     }
-    // One that waits for what the transaction adds.
+    // A client that waits for an element that the transaction adds.
     let mut waiting = connect();
     waiting.send(&[b"BLPOP", b"q", b"0"]).expect("sent");
     let new = match inside.call(&[b"TXN", b"REBASE", id.as_bytes()]).expect("a reply") {
@@ -698,7 +700,7 @@ fn keys_of_all_kinds_are_rebased_and_who_is_in_it_goes_along() {
         other => panic!("{other:?}"),
     };
     assert_ne!(new.to_string(), id);
-    // The connection is in it; it sees both.
+    // The connection is in the transaction, and sees both.
     assert_eq!(say(&mut inside, "SCARD s"), "3");
     assert_eq!(say(&mut inside, "HLEN h"), "3");
     assert_eq!(say(&mut inside, "LLEN l"), "3");
@@ -711,7 +713,7 @@ fn keys_of_all_kinds_are_rebased_and_who_is_in_it_goes_along() {
     assert_eq!(say(&mut other, "EXISTS k"), "0");
     assert!(matches!(waiting.receive(), Ok(Reply::Array(_))), "its element has come");
 
-    // A conflict names the key of a field; what would be two kinds at once is one, too.
+    // A conflict about a field names its key. A key that would get two types is also a conflict.
     let id = begin(&mut inside);
     for command in ["HSET h a inside", "SET two string", "SET t 1"] {
         say(&mut inside, command);
@@ -736,7 +738,7 @@ fn keys_of_all_kinds_are_rebased_and_who_is_in_it_goes_along() {
     };
     assert_eq!(found(""), ["0:h"]);
     assert_eq!(found(" OURS 0:h"), ["0:two"]);
-    // It is as it was, and who has joined it is in it.
+    // The transaction is unchanged, and the connections that joined it are still in it.
     say(&mut other, "DEL two");
     assert!(found(" OURS 0:h").is_empty());
     assert_eq!(say(&mut inside, "TXN COMMIT"), "OK");
@@ -759,7 +761,7 @@ fn a_serializable_transaction_goes_back_and_commits_and_is_waited_for_in_files_a
     let view = mount.path(".kvfs/txn").join(&id);
     fs::write(view.join("file"), "1").expect("write");
     assert_eq!(say(&mut inside, "SET k 1"), "OK");
-    // Back to a savepoint: the file, the key, and a file that was not there.
+    // Rolls back to a savepoint: the file, the key, and a file that did not exist.
     assert_eq!(say(&mut inside, "TXN SAVEPOINT s"), "OK");
     fs::write(view.join("file"), "changed").expect("write");
     fs::write(view.join("more"), "more").expect("write");
@@ -903,7 +905,7 @@ fn views_let_in_their_user_and_root_alone() {
     fs::write(root.join("secret"), "secret").expect("write");
     succeeds(kvfs(&["snapshot", "create"]).arg(&root).arg("s"));
     succeeds(kvfs(&["clone", "create"]).arg(&root).args(["s", "c"]));
-    // Since then it is its owner's alone; and what root prepares is not for others yet.
+    // From then on only its owner can use it, and other users cannot see what root prepares.
     fs::set_permissions(root.join("secret"), std::os::unix::fs::PermissionsExt::from_mode(0o600))
         .expect("chmod");
     let roots = succeeds(kvfs(&["txn", "begin"]).arg(&root)).trim().to_string();
@@ -919,7 +921,7 @@ fn views_let_in_their_user_and_root_alone() {
     }
     // The kernel may have cached the way by now; it lets no other user in for that.
     assert_eq!(read_by_user(&in_roots), None);
-    // His own he reads and writes, and root, too.
+    // The user can read and write his own files, and so can root.
     let own = succeeds(user.kvfs(&["txn", "begin"]).arg(&root)).trim().to_string();
     let path = root.join(format!(".kvfs/txn/{own}"));
     succeeds(user.command("sh").args(["-c", &format!("echo mine > {}/mine", path.display())]));
@@ -965,7 +967,7 @@ fn users_without_any_privilege_run_programs_in_transactions() {
         command.args(options).arg(user.root()).args(["--", "sh", "-c", script]);
         command
     };
-    // The program is who it was, at the same paths, without a privilege more.
+    // The program has the same identity and paths, and no additional privileges.
     let script =
         "set -e; cd $KVFS_MOUNT; id -u; id -g; echo new > file; kvfs kv put . k v; kvfs kv get . k";
     assert_eq!(succeeds(&mut run(&[], script)), "65534\n65534\nv");

@@ -1,5 +1,5 @@
-//! Programs and libraries that run from a mount keep their text, whatever changes the files: a
-//! commit, an undo, a restore; a rollback that would change it is refused.
+//! Tests that programs and libraries which run from a mount keep their code when a commit, an undo
+//! or a restore changes their files. A rollback that would change running code is refused.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -11,7 +11,7 @@ use crate::place::{Place, fails, kvfs, succeeds};
 const LIBRARIES: [&str; 3] =
     ["/lib/x86_64-linux-gnu/libm.so.6", "/lib64/libm.so.6", "/usr/lib/aarch64-linux-gnu/libm.so.6"];
 
-/// Loads a library, says so, and calls into it when it is told to.
+/// Loads a library, reports that, and calls into it on command.
 const USES: &str = "import ctypes, sys
 library = ctypes.CDLL(sys.argv[1])
 print('loaded', flush=True)
@@ -52,7 +52,7 @@ impl Running {
         Running { program, user, said }
     }
 
-    /// They do what they did, with pages that are read again.
+    /// They behave as before, with pages that are read again.
     #[track_caller]
     fn go_on(&mut self, after: &str) {
         fs::write("/proc/sys/vm/drop_caches", "3").expect("root drops caches");
@@ -81,7 +81,8 @@ fn text_of(name: &str) -> Option<PathBuf> {
     }
 }
 
-/// The same content into both files, in place: that of a program and a library, or something else.
+/// Writes the same content into both files, in place: that of a program and a library, or other
+/// content.
 fn script(at: &Path, is_text: bool) -> String {
     let each = ["program", "library"].map(|name| {
         let (from, to) = (text_of(name).expect("it is there"), at.join(name));

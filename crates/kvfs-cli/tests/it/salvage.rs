@@ -1,4 +1,4 @@
-//! `kvfs salvage`: what comes out of a damaged store, by the command.
+//! Tests of `kvfs salvage` through the command: the data that it extracts from a damaged store.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -27,7 +27,7 @@ fn kvfs(words: &[&OsStr]) -> Output {
         .expect("kvfs runs")
 }
 
-/// Bytes that are found again where they lie.
+/// Bytes that the test can find on the device.
 fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -87,7 +87,8 @@ impl Lab {
         fs::write(&self.store, bytes).expect("the store");
     }
 
-    /// Runs it into a new directory; gives the exit code and the report. The store stays as it is.
+    /// Runs the command into a new directory. Returns the exit code and the report. The store does
+    /// not change.
     fn salvage(&self, to: &Path) -> (i32, Value) {
         let before = fs::read(&self.store).expect("the store");
         let keys = self.path("keys");
@@ -131,7 +132,7 @@ fn of_a_sound_store_everything_comes_out() {
     let first: Value = serde_json::from_str(keys.lines().next().expect("a line")).expect("JSON");
     assert_eq!(first, serde_json::json!({"dictionary": "0", "key": "key0", "value": "value0"}));
     assert_eq!((keys.lines().count(), &report["keys"]), (5, &5.into()));
-    // Not among the files, one of which could have the name.
+    // The report does not lie among the files, one of which could have its name.
     let (other, among) = (lab.path("other"), lab.path("other/keys"));
     let words = [other.as_ref(), "--keys".as_ref(), among.as_ref()];
     let refused = lab.run("salvage", &words);
@@ -185,7 +186,7 @@ fn files_whose_names_are_lost_go_to_lost_and_found() {
     }
 }
 
-/// Neither names nor attributes: what is left of a file is its data.
+/// Names and attributes are lost, and only the data of the files is left.
 #[test]
 fn data_without_anything_else_goes_to_lost_and_found() {
     let lab = Lab::new();

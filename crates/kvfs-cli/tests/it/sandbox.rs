@@ -1,5 +1,5 @@
-//! Tests of the files that a program in `kvfs run` reaches: the view, at every place where the
-//! store is mounted, and the store itself at none.
+//! Tests of the files that a program in `kvfs run` can reach. It sees its view at every place where
+//! the store is mounted, and the store itself at none.
 
 use std::fs;
 use std::path::Path;
@@ -75,7 +75,7 @@ fn nothing_uncovers_the_store_below_the_view() {
         (vec!["sub".to_string()], vec![]),
         "nothing was changed"
     );
-    // Nor does a way that was open before.
+    // Unmounting and returning to the earlier directory does not reach the store either.
     let script = format!(
         "cd ..; umount -l {b}; umount -l {m}; cd - || true; echo escaped > escaped; echo escaped > {m}/../mnt/escaped"
     );

@@ -1,5 +1,5 @@
-//! Scripts of clients: what they mean, that each is one transaction, and that none harms the
-//! server, whatever it does to the process in which it runs.
+//! Tests of the scripts of clients: their semantics, that each is one transaction, and that none
+//! harms the server, whatever it does to the process in which it runs.
 
 use std::time::{Duration, Instant};
 
@@ -315,7 +315,7 @@ fn a_script_is_one_transaction() {
         ("HGET h f", "\"1\""),
         ("SELECT 0", "OK"),
     ]);
-    // In a joined transaction it works there, and takes back what it did when it fails.
+    // In a joined transaction the script works there, and undoes its changes if it fails.
     let id = c.run("TXN BEGIN");
     let id = id.strip_prefix("(integer) ").expect("a number");
     c.expect(&[
@@ -349,14 +349,14 @@ fn in_exec_a_script_is_a_part_of_it() {
         (&format!("{add} 6"), "QUEUED"),
         ("SCRIPT LOAD \"return 1\"", "QUEUED"),
         ("EXEC", "[(integer) 5 OK (integer) 11 \"e0e1f9fabfc9d4800c877a703b823ac0578ff8db\"]"),
-        // One that fails before it has changed anything is an error among the replies.
+        // A script that fails before it has changed anything causes an error among the replies.
         ("MULTI", "OK"),
         ("SET a 2", "QUEUED"),
         ("EVAL \"error({err = 'MINE no'})\" 0", "QUEUED"),
     ]);
     let replies = c.run("EXEC");
     assert!(replies.starts_with("[OK (error) MINE no script: "), "{replies}");
-    // One that has, takes everything with it.
+    // A script that fails after changes aborts the whole transaction.
     c.expect(&[
         ("GET a", "\"2\""),
         ("MULTI", "OK"),
@@ -420,7 +420,7 @@ fn nothing_of_the_machine_is_there() {
     gives(c, "local n = '' for k in pairs({os.clock}) do n = n .. k end return n", "\"1\"");
     gives(c, "return os.execute == nil and os.getenv == nil and os.exit == nil", "(integer) 1");
     gives(c, "return type(os.clock())", "\"number\"");
-    // Nothing stays for the next script.
+    // No state is left for the next script.
     gives(c, "string.mine = 1 return string.mine", "(integer) 1");
     gives(c, "return string.mine == nil", "(integer) 1");
     gives(c, "return loadstring('return ...')(7)", "(integer) 7");
@@ -557,7 +557,8 @@ fn no_script_takes_more_than_its_memory() {
         assert!(reply.starts_with("(error)"), "{script}: {}", &reply[..reply.len().min(200)]);
         c.expect(&[("EXISTS touched", "(integer) 0")]);
     }
-    // A table in itself is deep, and ends; two of it in itself would be too wide for any reply.
+    // A table that contains itself is deep, and conversion ends at a limit. With two references to
+    // itself it would be too wide for any reply.
     c.send(b"EVAL \"local t = {} t[1] = t return t\" 0\r\n");
     for _ in 0..128 {
         assert_eq!(line(c), "*1\r\n");
@@ -567,7 +568,7 @@ fn no_script_takes_more_than_its_memory() {
     gives(c, "return 1", "(integer) 1");
 }
 
-/// A server whose workers are told from those of other tests by the path of their program.
+/// A server whose workers are distinguished from those of other tests by the path of their program.
 fn with_marked_workers() -> (Served, TempDir) {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let program = dir.path().join("worker");
@@ -617,7 +618,7 @@ fn a_worker_that_is_killed_has_done_nothing() {
     assert!(reply.contains("its process has ended"), "{reply}");
     c.expect(&[("EXISTS touched", "(integer) 0")]);
     gives(c, "return 1", "(integer) 1");
-    // One that has died at rest is not noticed by anyone.
+    // The death of an idle worker has no visible effect.
     kill(workers(&dir));
     gives(c, "return 2", "(integer) 2");
 }
@@ -734,12 +735,13 @@ fn what_a_worker_says_is_not_believed() {
         "D\\003\\000\\000\\000+OK",
         "D\\003\\000\\000\\000_\\r\\n",
         "D\\011\\000\\000\\000*9999999\\r\\n",
-        // No frame, one that is too long, one for the other direction, one that is cut short.
+        // Invalid frames: no frame, one that is too long, one for the other direction, and a
+        // truncated one.
         "nonsense",
         "D\\377\\377\\377\\377",
         "R\\000\\000\\000\\000",
         "D\\377\\000\\000\\000+OK\\r\\n",
-        // Calls that are none.
+        // Invalid calls.
         "C\\000\\000\\000\\000",
         "C\\001\\000\\000\\000\\002",
         "C\\005\\000\\000\\000\\002\\377\\377\\377\\377",
@@ -770,8 +772,9 @@ fn nothing_of_a_script_runs_when_it_has_ended() {
 
 #[test]
 fn a_worker_that_speaks_unasked_is_not_asked_again() {
-    // It answers the first script, and calls a command behind it. The next script must have another
-    // worker, which says the same: were it the same one, the call would be one of that script.
+    // The worker answers the first script, and calls a command afterwards. The next script must get
+    // another worker, which does the same. With the same worker, the call would count as one of
+    // that script.
     let talk = "printf 'D\\005\\000\\000\\000+OK\\r\\n\
                 C\\024\\000\\000\\000\\002\\002\\000\\000\\000\\004\\000\\000\\000INCR\\003\\000\\000\\000key' >&0; \
                 cat >/dev/null";
@@ -805,8 +808,8 @@ fn a_script_waits_for_no_commits() {
 fn a_client_may_send_all_its_scripts_before_it_reads_a_reply() {
     let served = serve(with_scripts());
     let c = &mut served.connect();
-    // Each request, what the worker is sent, what it sends to the server, and each reply are more
-    // than a socket's buffers hold.
+    // Each request, each message to and from the worker, and each reply exceed the buffers of a
+    // socket.
     let value = vec![b'v'; 1 << 20];
     let script = "redis.call('SET', KEYS[1], ARGV[1])
         local got = redis.call('GET', KEYS[1])

@@ -1,4 +1,4 @@
-//! A scrub of a mounted store that comes to its end, and one that does not.
+//! Tests of scrubs of a mounted store, one that finishes and one that does not.
 
 use std::process::{Child, Stdio};
 
@@ -18,7 +18,7 @@ fn a_scrub_that_is_stopped_is_not_a_good_one() {
     random.fill(&mut content);
     std::fs::write(p.mnt().join("file"), content).expect("written");
     assert_eq!(p.ask(&["SYNC"]), "OK");
-    // It takes most of a minute.
+    // The scrub takes most of a minute.
     let mut scrub = kvfs(&["scrub", "--rate", "1"]);
     scrub.arg(p.mnt()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let scrub: Child = scrub.spawn().expect("kvfs runs");
@@ -29,7 +29,7 @@ fn a_scrub_that_is_stopped_is_not_a_good_one() {
     assert_eq!(ended.status.code(), Some(1), "{said}{why}");
     assert!(said.contains("scrub not done to its end"), "{said}");
     assert!(why.contains("before it had read everything"), "{why}");
-    // To ask how far it came is no failure; a whole one is good.
+    // Asking for the progress succeeds, and a complete scrub reports success.
     succeeds(kvfs(&["scrub", "--status"]).arg(p.mnt()));
     assert!(succeeds(kvfs(&["scrub"]).arg(p.mnt())).starts_with("scrub done"));
     fails(3, kvfs(&["scrub"]).arg(p.mnt().join("nothing")));

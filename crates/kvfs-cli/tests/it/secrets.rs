@@ -1,4 +1,4 @@
-//! Stores in object storage that are encrypted: nothing there can be read without the secret, and
+//! Tests of encrypted stores in object storage. Nothing there can be read without the secret, and
 //! everything works with it.
 
 use std::fs;
@@ -9,7 +9,7 @@ use crate::command::{ends, kvfs, succeeds};
 use crate::published::{World, umount};
 use serde_json::Value;
 
-/// In names, files and keys; nowhere in the folder that machines share.
+/// The text is in names, files and keys, and nowhere in the shared folder.
 const WORD: &str = "rhubarb-and-custard";
 
 fn with(secret: &Path, words: &[&str]) -> Command {
@@ -146,7 +146,7 @@ fn without_the_secret_or_with_another_one_everything_says_so_and_nothing_is_chan
     succeeds(kvfs(&["push"]).arg(&another).arg(&open));
     refused(with(&secret, &["push"]).arg(&another).arg(&open), &["is not encrypted"]);
     refused(with(&secret, &["fork", &open]).arg(world.path("x.kvfs")), &["is not encrypted"]);
-    // Nor is a store of another name in a place half encrypted.
+    // A store with another name in the place is not partly encrypted either.
     let (new, new_open) = (format!("{place}/new"), open.replace("/work", "/new"));
     refused(kvfs(&["push"]).arg(&another).arg(&new), &["encrypted with the secret"]);
     refused(with(&other, &["push"]).arg(&another).arg(&new), &["encrypted with the secret"]);

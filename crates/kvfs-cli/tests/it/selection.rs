@@ -1,5 +1,5 @@
-//! A part of what a transaction has changed is taken, the rest is left: by `kvfs txn revert`, and
-//! where `kvfs run --ask` and `kvfs merge --ask` ask.
+//! Tests of taking a part of the changes of a transaction and leaving the rest: by
+//! `kvfs txn revert`, and in the dialogues of `kvfs run --ask` and `kvfs merge --ask`.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -143,7 +143,7 @@ fn the_names_of_a_file_are_reverted_one_after_the_other() {
     for (script, twice) in scripts {
         let id = changed(&root, &[], script);
         succeeds(kvfs(&["txn", "revert"]).arg(&root).args([id.as_str(), "e/a"]));
-        // The other name has nothing to revert where it was left alone.
+        // The other name has nothing to revert if it was not changed.
         if twice {
             succeeds(kvfs(&["txn", "revert"]).arg(&root).args([id.as_str(), "e/b"]));
         }
@@ -198,7 +198,7 @@ fn a_file_with_several_names_is_one_again_when_all_of_them_are_reverted() {
         assert!(files.iter().all(|file| *file == (files[0].0, 3)), "{files:?}");
     };
     same();
-    // Nothing is taken of what is shown.
+    // None of the shown changes is taken.
     let (said, _) = asked(&root, script, &["s", "l", "n"]);
     assert!(said.contains("\nnothing is changed\n"), "{said}");
     same();
@@ -216,7 +216,7 @@ fn what_goes_with_something_else_is_not_reverted_alone() {
     assert!(said(2, "a/deep/file").contains("name that: a"));
     assert!(said(3, "nothing/here").contains("nothing was changed at nothing/here"));
     assert!(said(3, "../etc").contains("nothing was changed"));
-    // One that is refused takes nothing back of the others.
+    // A refused revert does not revert the others either.
     let before = succeeds(kvfs(&["txn", "diff"]).arg(&root).arg(&id));
     fails(2, kvfs(&["txn", "revert"]).arg(&root).args([&id, "gone", "new/1"]));
     assert_eq!(succeeds(kvfs(&["txn", "diff"]).arg(&root).arg(&id)), before);
@@ -256,7 +256,7 @@ fn who_is_asked_takes_some_and_leaves_others() {
     assert!(said.contains("b/first") && said.contains("+1\n") && !said.contains("+2\n"), "{said}");
     assert!(said.contains("stop here"), "{said}");
     assert!(mount.path("first").exists() && !mount.path("second").exists(), "{said}");
-    // Back, and then no: nothing.
+    // The answers go back and then decline, so nothing is taken.
     let (said, _) = asked(&root, "rm gone", &["s", "b", "n"]);
     assert!(said.contains("nothing was changed") && mount.path("gone").exists(), "{said}");
 }
@@ -317,7 +317,7 @@ fn one_path_of_a_change_is_shown_alone() {
     assert_eq!(diff(&["gone"]), ["D gone 4 B", "1 file removed; 4 B less"]);
     assert_eq!(diff(&["/new/2"]), ["A new/2 2 B", "1 file added; 2 B more"]);
     assert_eq!(diff(&["moves"]), ["R moves → new/moved", "1 file renamed"]);
-    // A new directory is one line, and `--all` has the rest.
+    // A new directory is one line, and `--all` lists its content.
     let all = diff(&[]);
     assert_eq!(all[0], "D gone 4 B");
     assert!(all.contains(&"A new/ 2 files, 4 B".into()), "{all:?}");
@@ -340,7 +340,7 @@ fn what_cannot_be_reverted_as_a_whole_stays_as_it_is() {
     let view = root.join(".kvfs/txn").join(&id);
     let diff = || succeeds(kvfs(&["txn", "diff", "--patch"]).arg(&root).arg(&id));
     let before = diff();
-    // In which something is mounted is not removed, and that is seen when others have been.
+    // A directory with a mount in it is not removed, which is noticed after others were removed.
     let umount = || Command::new("umount").arg(view.join("new")).status();
     let mounted =
         Command::new("mount").args(["-t", "tmpfs", "none"]).arg(view.join("new")).status();
@@ -377,7 +377,7 @@ fn one_command_takes_all_parts_out_or_none() {
     assert_eq!(say(&["TXN", "JOIN", &id]), Reply::Status("OK".into()));
     let together = ["TXN", "REVERT", "TOGETHER"];
     let parts = ["RESTORE", "b/two", "RESTORE", "gone", "REMOVE", "new", "KEY", "0", "old"];
-    // The last path is in no state, which is seen when others have been removed.
+    // The last path exists in no state, which is noticed after others were removed.
     let refused = say(&[&together[..], &parts, &["RESTORE", "never"]].concat());
     assert!(matches!(refused, Reply::Error(_)), "{refused:?}");
     assert_eq!(diff(), before);

@@ -1,4 +1,5 @@
-//! A store that `kvfs serve` serves, and mounts of its snapshots which have only a socket.
+//! Tests of a store that `kvfs serve` serves, and of mounts of its snapshots which have only a
+//! socket.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -21,7 +22,7 @@ fn succeeds(command: &mut Command) -> Output {
 struct Serving(Child);
 
 impl Serving {
-    /// It answers when this returns.
+    /// The server answers when this returns.
     fn begin(store: &Path, socket: &Path) -> Serving {
         let mut listen = std::ffi::OsString::from("unix:");
         listen.push(socket);

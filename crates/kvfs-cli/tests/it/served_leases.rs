@@ -1,5 +1,5 @@
-//! Mounts of the main files of a store that a server has, by their lease: one mount at a time
-//! writes them, without a commit, and one that has lost them writes nothing any more.
+//! Tests of mounts of the main files of a served store by their lease. One mount at a time writes
+//! them, without a commit, and a mount that has lost the lease can write nothing more.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -69,7 +69,7 @@ fn a_mount_by_lease_writes_the_main_files_and_a_second_one_has_to_take_them() {
     write(&two, "new", "of the second").expect("written");
     umount_tells_of_loss(&place, "one", "has the lease");
     umount(&place, "two");
-    // It was given back.
+    // The lease was returned.
     succeeds(&mut lease(&place, "one"));
     assert_eq!(read(&one, "new").as_deref(), Some("of the second"));
     umount(&place, "one");
@@ -86,7 +86,7 @@ fn what_was_synced_by_lease_survives_servers_that_are_killed_and_open_files_stay
     let mut serving = place.serve();
     succeeds(&mut lease(&place, "one"));
     let one = place.path("one");
-    // It has no name any more, and its content is in the store.
+    // The file has no name any more, and its content is in the store.
     write(&one, "nameless", &"content".repeat(100_000)).expect("written");
     let mut nameless = File::open(one.join("nameless")).expect("it is there");
     std::fs::remove_file(one.join("nameless")).expect("removed");
@@ -131,7 +131,7 @@ fn the_main_files_are_mounted_here_or_there() {
     succeeds(&mut mount);
     refused(&mut lease(&place, "one"), "mounted where the store is");
     umount(&place, "local");
-    // Written there without the lease while the server is gone.
+    // The files are written on the server's machine without the lease while no server runs.
     let serving = place.serve();
     succeeds(lease(&place, "one").args(["--timeout", "0"]));
     write(&one, "shared", "of the lease").expect("written");
@@ -157,7 +157,7 @@ fn what_is_lost_with_a_lease_is_told_in_one_way_whenever_it_is_found_out() {
     succeeds(lease(&place, "two").arg("--take"));
     umount_tells_of_loss(&place, "one", "has the lease");
     umount(&place, "two");
-    // The server is gone.
+    // The server has disappeared.
     succeeds(lease(&place, "one").args(["--timeout", "1"]));
     std::fs::write(place.path("one").join("last"), "not synced").expect("written");
     serving.kill();
@@ -187,7 +187,7 @@ fn a_mount_that_ends_slowly_leaves_the_record_of_the_next_one() {
     umount(&place, "two");
 }
 
-/// The client would go on over other files than those that it has read.
+/// The client would continue with other files than those that it has read.
 #[test]
 fn a_rollback_of_the_files_ends_their_lease() {
     let Some(place) = Place::new() else { return };

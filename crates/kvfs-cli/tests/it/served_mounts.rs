@@ -1,4 +1,5 @@
-//! Mounts of transactions that a server has: written here, committed there, or thrown away.
+//! Tests of mounts of transactions on a server. They are written on the client, and committed or
+//! aborted on the server.
 
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -43,7 +44,7 @@ fn what_is_written_in_a_mount_over_the_wire_is_in_the_store_after_its_commit() {
     let output = place.end("commit", "one");
     assert!(output.status.success(), "{}", said(&output));
     assert!(!mnt.join("src").exists(), "it is unmounted");
-    // Another mount sees it, and so does a local one.
+    // Another mount sees the change, and so does a local one.
     succeeds(&mut place.mount("two"));
     assert_eq!(seen(&place.path("two")), made);
     let output = succeeds(kvfs().arg("umount").arg(place.path("two")));
@@ -70,7 +71,7 @@ fn of_two_mounts_that_write_one_file_the_second_ends_with_75_and_nothing_of_it_i
     assert_eq!(output.status.code(), Some(TRY_AGAIN), "{}", said(&output));
     let listed = String::from_utf8_lossy(&output.stdout);
     assert!(listed.contains("/a/file1"), "{listed}");
-    // It is there to be looked at, and ends by hand.
+    // The transaction stays for inspection, and is ended manually.
     let mine = std::fs::read_to_string(place.path("two").join("a/file1")).expect("read");
     assert_eq!(mine, "of mount two");
     let output = place.end("abort", "two");
@@ -102,7 +103,7 @@ fn a_tree_is_copied_at_once_in_a_mount_over_the_wire() {
     assert_eq!(seen(&mnt.join("copy")), seen(&mnt.join("a")));
     std::fs::write(mnt.join("copy/file1"), "changed").expect("written");
     assert_eq!(std::fs::read_to_string(mnt.join("a/file1")).expect("read"), "1 ".repeat(7));
-    // Into a directory, under its own name; not over what is there.
+    // Copies into a directory, under its own name, and never over existing files.
     assert!(clone("a/new", "copy/b").status.success());
     let output = clone("a/new", "copy/b");
     assert!(!output.status.success() && said(&output).contains("exists"), "{}", said(&output));
@@ -145,8 +146,8 @@ fn private_file(place: &Place, content: &str) -> PathBuf {
     file
 }
 
-/// The text is neither in the arguments of the daemon of a mount, whose process `--json` has told,
-/// which all users can read, nor in its environment, which its user can.
+/// The text is neither in the arguments of a mount's daemon, which all users can read, nor in its
+/// environment, which its user can read. `--json` has reported the process of the daemon.
 #[track_caller]
 fn assert_no_process_shows(mounted: &Output, text: &str) {
     let told: serde_json::Value = serde_json::from_slice(&mounted.stdout).expect("JSON");
@@ -170,7 +171,7 @@ fn a_durable_transaction_outlives_its_server_and_its_mount() {
         file.sync_all().expect("synced");
     };
     write("one", "first");
-    // Killed, with what was synced on its disk.
+    // The server is killed, and synced data is on its disk.
     drop(serving);
     let serving = place.serve();
     write("one", "second");
@@ -231,14 +232,15 @@ fn a_writer_goes_on_over_servers_that_are_killed_and_its_commit_is_told_once() {
                 written.fetch_add(1, Ordering::Relaxed);
             }
         });
-        // Each time in the middle of what it does.
+        // Each kill is in the middle of its work.
         for kill in 1..6 {
             awaits("it goes on", || written.load(Ordering::Relaxed) > kill * FILES / 8);
             serving.kill();
             serving = place.serve();
         }
     });
-    // Once more while it commits: it is asked for again, and is committed once.
+    // One more kill during the commit: the client repeats the request, and the transaction is
+    // committed once.
     let mut commit = kvfs();
     let commit = commit.arg("commit").arg(&mnt).stdout(Stdio::piped()).stderr(Stdio::piped());
     let commit = commit.spawn().expect("kvfs runs");
@@ -275,7 +277,7 @@ fn a_store_that_is_mounted_lets_mounts_elsewhere_write_where_that_was_asked_for(
     let read = |at: &str, name: &str| std::fs::read_to_string(place.path(at).join(name)).ok();
     assert_eq!(read("one", "here").as_deref(), Some("of the mount"));
     std::fs::write(place.path("one").join("there"), "of the guest").expect("written");
-    // Both ends count what went over the wire.
+    // Both ends count the bytes on the wire.
     for (at, of) in [("one", "/transaction/requests"), ("local", "/served")] {
         let output = succeeds(kvfs().args(["--json", "stat"]).arg(place.path(at)));
         let all: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
@@ -292,7 +294,7 @@ fn a_store_that_is_mounted_lets_mounts_elsewhere_write_where_that_was_asked_for(
     assert!(output.status.success(), "{}", said(&output));
     assert_eq!(read("local", "there").as_deref(), Some("of the guest"));
     assert_eq!(read("local", "here").as_deref(), Some("changed"));
-    // The other way round: what is written here is a conflict there.
+    // The reverse: a local write is a conflict on the server.
     succeeds(&mut place.mount("two"));
     std::fs::write(place.path("two").join("here"), "again").expect("written");
     std::fs::write(place.path("local").join("here"), "first").expect("written");

@@ -1,5 +1,5 @@
-//! A store that is served to other machines: encrypted, to clients that show a token or a
-//! certificate, each of which may do what that lets it do.
+//! Tests of a store that is served to other machines. Connections are encrypted, clients present a
+//! token or a certificate, and each may do only what that allows.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::served_place::{Place, Serving, awaits, kvfs, said, succeeds};
 
-/// Tokens, and what each of them lets do.
+/// Tokens and their permissions.
 const TOKENS: [(&str, &str); 4] = [
     ("reader-0123456789abcdef", "read=mon*"),
     ("writer-0123456789abcdef", "write"),
@@ -54,7 +54,7 @@ fn serve_command(place: &Place, port: u16) -> Command {
     command
 }
 
-/// The server, and its port. Port 0 is any that is free.
+/// The server and its port. Port 0 means any free port.
 fn serve(place: &Place, port: u16) -> (Serving, u16) {
     begin(serve_command(place, port))
 }
@@ -168,7 +168,7 @@ fn a_mount_in_the_foreground_does_not_show_the_token_that_it_was_begun_with() {
     let mut mount = command.stdout(Stdio::piped()).spawn().expect("kvfs runs");
     let mut line = String::new();
     let out = mount.stdout.as_mut().expect("a pipe");
-    // It writes a line as soon as it answers.
+    // The server writes a line as soon as it answers.
     BufReader::new(out).read_line(&mut line).expect("text");
     let environment = std::fs::read(format!("/proc/{}/environ", mount.id())).expect("it is there");
     let written = std::fs::write(place.path("one").join("made"), "by that token");
@@ -354,7 +354,7 @@ fn clients_that_are_cut_or_stall_in_the_handshake_keep_out_no_one_for_long() {
     for bytes in [&b""[..], &BEGINNING, b"GET / HTTP/1.1\r\n\r\n", &[0xff; 300]] {
         connect().write_all(bytes).expect("sent");
     }
-    // A flood of those that stall: there are so many of them and no more.
+    // A flood of stalling clients, of which the server accepts a limited number.
     let mut stalled: Vec<TcpStream> = (0..200).map(|_| connect()).collect();
     for stream in &mut stalled {
         // Some are closed already.
@@ -369,7 +369,7 @@ fn clients_that_are_cut_or_stall_in_the_handshake_keep_out_no_one_for_long() {
     };
     let closed = stalled.iter_mut().filter_map(|stream| is_closed(stream).then_some(())).count();
     assert!(closed >= 100, "{closed}");
-    // Clients that are connected go on.
+    // Connected clients continue.
     std::fs::write(place.path("one").join("made"), "in the flood").expect("written");
     let output = place.end("commit", "one");
     assert!(output.status.success(), "{}", said(&output));
@@ -458,7 +458,7 @@ fn certify(place: &Place, authority: &str, names: &[&str]) {
     }
 }
 
-/// A line of the list of tokens: what a certificate lets do.
+/// A line of the list of tokens that states the permissions of a certificate.
 fn line_of(place: &Place, name: &str, words: &str) -> String {
     let file = place.path(&format!("{name}.der"));
     let output = succeeds(Command::new("sha256sum").arg(file));
@@ -500,7 +500,7 @@ fn a_certificate_lets_do_what_its_line_says_and_needs_no_token() {
     let output = place.end("commit", "one");
     assert!(output.status.success(), "{}", said(&output));
     refused(mount_certified(&place, port, "laptop", &["--snapshot", "monday"]), "does not let");
-    // A certificate without a line lets do nothing, and hinders no token.
+    // A certificate without a line permits nothing, and does not affect a token.
     let unlisted = mount_certified(&place, port, "unlisted", &["--txn"]);
     refused(unlisted, "the token is none of this server");
     let token = place.path("reader");

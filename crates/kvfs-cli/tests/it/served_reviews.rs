@@ -1,5 +1,5 @@
-//! Changes of a transaction of a server, shown before its commit, as those of a store that is
-//! mounted here.
+//! Tests that the changes of a transaction on a server are shown before its commit, in the same way
+//! as for a store that is mounted locally.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -125,7 +125,7 @@ fn who_is_asked_over_the_wire_takes_some_and_leaves_others() {
     let (shown, code) = asked(&place, script, &answers);
     assert_eq!(code, 0, "{shown}");
     assert!(shown.contains("Take it?"), "{shown}");
-    // Twice, and then nothing of it.
+    // Answers twice, and then takes no change.
     let script = "rm -r a/b; echo 1 >third; echo 2 >fourth";
     let (shown, _) = asked(&place, script, &["s", "n", "y", "y", "s", "n", "y", "n"]);
     assert!(shown.contains("nothing was changed"), "{shown}");
@@ -189,7 +189,7 @@ fn files_end_once_the_server_has_taken_changes_out_past_them_and_the_rest_can_be
     let words = ["take-out", "remove", "made", "restore", "a/file3"].map(digits).join(" ");
     let answer = requested(&place, &format!("review {words}"));
     assert_eq!(answer["result"], "reviewed", "{answer}");
-    // Neither the memory of the daemon nor that of the kernel shows what is no more.
+    // Neither the cache of the daemon nor that of the kernel shows removed data.
     let of_stale = Some(rustix::io::Errno::STALE.raw_os_error());
     let stale = |e: std::io::Error| e.raw_os_error() == of_stale;
     assert!(stale(std::fs::read(place.path("one/made")).expect_err("it was taken out")));

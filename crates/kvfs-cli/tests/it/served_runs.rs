@@ -1,5 +1,5 @@
-//! `kvfs run` in transactions that a server has: a program works in one, which is committed there
-//! when it succeeds, and leaves nothing when it fails.
+//! Tests of `kvfs run` in transactions on a server. A program works in one, which is committed
+//! there if it succeeds, and leaves no changes if it fails.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -24,7 +24,7 @@ fn ran(mut command: Command, code: i32) -> Output {
     output
 }
 
-/// The directories of runs that are there.
+/// The existing directories of runs.
 fn places(place: &Place) -> Vec<PathBuf> {
     let all = std::fs::read_dir(place.path("tmp")).expect("a directory");
     all.map(|entry| entry.expect("an entry").path()).collect()
@@ -200,7 +200,7 @@ fn the_example_of_a_guest_commits_what_its_command_has_written_when_that_succeed
     std::fs::create_dir_all(&root).expect("mkdir");
     let binary = std::path::Path::new(env!("CARGO_BIN_EXE_kvfs")).parent().expect("a directory");
     let path = format!("{}:{}", binary.display(), std::env::var("PATH").unwrap_or_default());
-    // The guest has all that this machine has, but for what is at /mnt.
+    // The guest sees all files of this machine except those at /mnt.
     let guest = |script: &str| {
         let mut command = Command::new("unshare");
         command.args(["--mount", "sh", "-ec", "mount --rbind / \"$0\"; exec \"$@\""]).arg(&root);

@@ -1,5 +1,5 @@
-//! A store that is served to virtual machines: by a vsock, to clients that show a token. The
-//! kernel's loopback stands for another machine.
+//! Tests of a store that is served to virtual machines over a vsock, to clients that present a
+//! token. The kernel's loopback stands in for another machine.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;

@@ -1,12 +1,12 @@
-//! Mounts whose server is gone: it is waited for once, then calls fail at once, and the mount goes
-//! on with a server that is begun again.
+//! Tests of mounts whose server has disappeared. The mount waits for it once, then calls fail at
+//! once, and the mount works again with a restarted server.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::served_place::{Place, awaits, kvfs, said, succeeds};
 
-/// Less than a few calls take that wait one after the other.
+/// Less time than a few calls would take if they waited one after the other.
 const FAST: Duration = Duration::from_secs(20);
 
 /// Returns whether the server of a mount can be reached, as `kvfs stat` reports it.

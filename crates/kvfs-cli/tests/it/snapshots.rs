@@ -1,4 +1,5 @@
-//! `kvfs snapshot`, `clone`, `diff`, `send`, `receive`: files and keys, mounted and not.
+//! Tests of `kvfs snapshot`, `clone`, `diff`, `send` and `receive` with files and keys, on mounted
+//! and unmounted stores.
 
 use std::fs;
 use std::io::Write;
@@ -124,7 +125,7 @@ fn a_store_is_kept_in_another_one_by_what_has_changed() {
     send(&["monday"]);
     let whole = fs::metadata(&stream).expect("a stream").len();
     assert!(whole > 3 << 20);
-    // Cut off: nothing is there, and the rest is enough.
+    // The stream is cut off. Nothing is visible, and sending the rest completes it.
     let cut = directory.path().join("cut");
     fs::write(&cut, &fs::read(&stream).expect("read")[..2 << 20]).expect("write");
     assert!(fails(1, &mut receive(&cut)).contains("nothing was changed") || backup.exists());
@@ -259,7 +260,7 @@ fn a_base_that_is_not_there_is_refused_at_once() {
         let told = fails(code, &mut send(source, words));
         assert!(said.iter().all(|word| told.contains(word)), "{words:?}: {told}");
         assert!(!stream.exists(), "{words:?} leaves a file");
-        // A file that is there keeps what it has.
+        // An existing file keeps its content.
         fs::write(&stream, "kept").expect("written");
         fails(code, send(source, words).arg("--force"));
         assert_eq!(read(&stream).as_deref(), Some("kept"), "{words:?}");
@@ -285,8 +286,8 @@ fn a_base_that_is_not_there_is_refused_at_once() {
         fs::remove_file(&stream).expect("removed");
     }
 
-    // A receiver without the base says so, and what to do; nothing comes of it. A snapshot is known
-    // by its number: one of the same name is none.
+    // A receiver without the base reports that and the remedy, and changes nothing. A snapshot is
+    // identified by its number: another one with the same name does not count.
     let cases: [(&Path, &Path, &[&str]); 3] = [
         (&root, &backup, &[]),
         (&root, &backup, &["--clone", "copy"]),
@@ -303,7 +304,7 @@ fn a_base_that_is_not_there_is_refused_at_once() {
         assert_eq!(succeeds(kvfs(&["clone", "list"]).arg(store)).matches("copy").count(), 0);
     }
 
-    // The part of a stream that has come tells what that builds upon.
+    // The received part of a stream names its base.
     succeeds(send(&root, &["two"]).arg("--force"));
     succeeds(&mut receive(&backup, &[]));
     succeeds(send(&root, &["three", "--base", "two"]).arg("--force"));
@@ -319,7 +320,8 @@ fn a_base_that_is_not_there_is_refused_at_once() {
     assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(&backup).arg("key")), "three");
 }
 
-/// The clones of a mounted store go from stream to stream, while its own files and keys are in use.
+/// Clones of a mounted store are updated by one stream after the other, while its own files and
+/// keys are in use.
 #[test]
 fn a_mounted_store_receives_into_a_clone() {
     let (Some(from), Some(to)) = (Mount::new(), Mount::new()) else { return };
@@ -367,7 +369,7 @@ fn a_mounted_store_receives_into_a_clone() {
     assert_eq!(day(), "monday");
     assert_eq!(read(to.path("file")).as_deref(), Some("its own"));
 
-    // The next one, of which a file is open in what it replaces.
+    // Receives the next stream, while a file is open in the clone that it replaces.
     let open = fs::File::open(copy("monday")).expect("open");
     succeeds(&mut receive(&stream("tuesday"), &["--clone", "copy"]));
     assert_eq!(read(copy("file")).as_deref(), Some("tuesday"));
@@ -386,7 +388,7 @@ fn a_mounted_store_receives_into_a_clone() {
     assert!(!copy("mine").exists());
     assert_eq!(read(to.path("file")).as_deref(), Some("its own"));
 
-    // Several streams from a pipe; what is no stream behind them is not passed over.
+    // Receives several streams from a pipe. Other data after them is not skipped.
     let two = [fs::read(stream("monday")), fs::read(stream("tuesday"))];
     let two = two.map(|stream| stream.expect("a stream")).concat();
     let again = Mount::new().expect("as the others");

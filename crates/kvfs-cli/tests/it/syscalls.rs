@@ -1,6 +1,6 @@
-//! A quick slice of the differential tester (`proof/syscalls`): random system calls by several
-//! processes on a mount and on the file system of the build directory, compared call by call; and
-//! the shrunk histories that once showed a bug.
+//! Runs a short slice of the differential tester (`proof/syscalls`): random system calls by several
+//! processes on a mount and on the file system of the build directory, compared call by call. It
+//! also replays the shrunk histories that once showed a bug.
 
 use std::path::{Path, PathBuf};
 
@@ -50,7 +50,8 @@ fn no_difference(options: &str, mode: Mode, seed: u64, histories: u64) {
     assert!(checked.contains("clean"), "{checked}");
 }
 
-// One test, for the tester forks: no other thread of this process may hold a lock then.
+// This is a single test, since the tester forks, and no other thread of this process may hold a
+// lock at that moment.
 #[test]
 fn system_calls_do_what_they_do_on_the_host() {
     no_difference("", Mode::Plain, 1, 12);

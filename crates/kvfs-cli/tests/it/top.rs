@@ -1,4 +1,4 @@
-//! `kvfs top`: on a terminal, as text and as JSON.
+//! Tests of `kvfs top`: on a terminal, as text and as JSON.
 
 use crate::place;
 use std::fs;
@@ -34,7 +34,7 @@ fn json_has_what_was_done_in_between() {
     let mut top = kvfs(&["top", "--json", "--interval", "1"]);
     let top = top.arg(place.mnt()).stdout(Stdio::piped()).spawn().expect("kvfs runs");
     let until = Instant::now() + Duration::from_secs(1);
-    // Some of these are between the two looks, whenever they are.
+    // Some of these fall between the two samples, whenever they are taken.
     let mut done = 0;
     while Instant::now() < until || done < 100 {
         fs::write(place.mnt().join(format!("file-{}", done % 50)), "x").expect("written");
@@ -52,7 +52,7 @@ fn json_has_what_was_done_in_between() {
     }
 }
 
-/// `kvfs top` on a terminal of so many columns, that of script(1), with what it reads and draws.
+/// `kvfs top` on a terminal of script(1) with this many columns, with its input and output.
 fn on_a_terminal(place: &Place, columns: u32) -> (Child, ChildStdin, ChildStdout) {
     let program = env!("CARGO_BIN_EXE_kvfs");
     let top = format!("{program} top -i 0.1 {}", place.mnt().display());
@@ -65,7 +65,7 @@ fn on_a_terminal(place: &Place, columns: u32) -> (Child, ChildStdin, ChildStdout
     (script, to, from)
 }
 
-/// On a terminal it draws until it is told to end.
+/// On a terminal it draws until it is stopped.
 #[test]
 fn on_a_terminal_it_is_drawn_until_it_is_ended_by_a_key() {
     let Some(place) = Place::new() else { return };

@@ -1,5 +1,5 @@
-//! `kvfs du` and `kvfs find`: what du(1) and find(1) say of the same tree, of the store, of a
-//! transaction and of a snapshot.
+//! Tests of `kvfs du` and `kvfs find`. They report the same as du(1) and find(1) on the same tree,
+//! for the store, a transaction and a snapshot.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -99,7 +99,7 @@ fn find_finds_what_find_finds() {
         assert_eq!(ours(&at, mine), wanted, "{mine:?}");
         assert!(!wanted.is_empty(), "{mine:?} finds something");
     }
-    // A link at the end is itself, and a file is what it is.
+    // A symbolic link as the last component is not followed, and a file is reported as itself.
     assert_eq!(ours(&at.join("symlink"), &[]).len(), 1);
     assert_eq!(ours(&at.join("sub/large"), &["-size", "3000000"]).len(), 1);
     let found: Value = serde_json::from_str(&succeeds(
@@ -121,7 +121,7 @@ fn find_finds_what_find_finds() {
     assert!(fails(2, kvfs(&["find"]).arg(p.mnt().join(".kvfs/txn"))).contains("list of views"));
 }
 
-/// Bytes and names of every directory, by walking it.
+/// The bytes and names of every directory, found by walking it.
 fn counted(at: &Path) -> BTreeMap<String, (u64, u64, u64)> {
     let format = "%y %i %s %p\n";
     let out = Command::new("find")
@@ -219,10 +219,10 @@ fn each_view_has_its_own() {
     for view in
         [inside, p.mnt().join(".kvfs/snapshot/s"), p.mnt().join(".kvfs/clone/c/tree"), p.mnt()]
     {
-        // If a view's name is a link, the path goes on as it was given.
+        // If the name of a view is a link, the rest of the path is used as given.
         assert_eq!(ours(&view, &[]), theirs(&view, &[]), "{}", view.display());
     }
-    // In `kvfs run` the paths are the same, and what was written a moment ago is there.
+    // In `kvfs run` the paths are the same, and data that was just written is included.
     let script = format!(
         "echo x > {0}/tree/run; {1} find {0}/tree -name run",
         p.mnt().display(),

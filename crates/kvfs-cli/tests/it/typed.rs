@@ -1,4 +1,5 @@
-//! Commands as hands type them that know cp, tar, rm and du: in their order, with their options.
+//! Tests of commands as users of cp, tar, rm and du type them, with the order and options of those
+//! programs.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

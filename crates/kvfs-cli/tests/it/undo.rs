@@ -1,5 +1,5 @@
-//! `kvfs undo`: commits of transactions undone by commits, of stores that are mounted and that are
-//! not, and told by `kvfs history`.
+//! Tests of `kvfs undo`, which undoes the commit of a transaction by another commit, on mounted and
+//! unmounted stores, and of its entries in `kvfs history`.
 
 use std::fs;
 use std::io::Write;
@@ -54,12 +54,12 @@ fn files_and_keys_of_the_last_commit_are_as_they_were() {
         "after",
     ]));
     assert_eq!(commits(&root).len(), 2);
-    // A commit that is not to be undone is none of them.
+    // A commit that cannot be undone is not listed.
     succeeds(kvfs(&["run", "--no-undo"]).arg(&root).args(["--", "true"]));
     let put = [env!("CARGO_BIN_EXE_kvfs"), "kv", "put", root.to_str().expect("text"), "l", "1"];
     succeeds(kvfs(&["run", "--no-undo"]).arg(&root).arg("--").args(put));
     assert_eq!(commits(&root).len(), 2);
-    // Others go on.
+    // Other transactions continue.
     fs::write(root.join("since"), "since").expect("a file");
     fs::create_dir(root.join("since.d")).expect("a directory");
 
@@ -124,7 +124,7 @@ fn what_was_changed_since_is_named_and_nothing_is_undone() {
     fs::write(root.join("d/b"), "after\n").expect("a file");
     // Its times are others now.
     assert!(fails(8, kvfs(&["undo", "--dry-run"]).arg(&root)).contains("/d/b"));
-    // Into a directory that the commit has made others have put something.
+    // Others have put a file into a directory that the commit has created.
     run(&root, "mkdir made2");
     fs::write(root.join("made2/in"), "in").expect("a file");
     assert!(fails(8, kvfs(&["undo"]).arg(&root)).contains("/made2"));
@@ -143,7 +143,7 @@ fn what_was_changed_since_is_named_and_nothing_is_undone() {
     assert_eq!(succeeds(kvfs(&["kv", "call"]).arg(&root).args(["HGET", "k", "f"])).trim(), "v");
 }
 
-/// The search for what stands against an undo ends after some keys.
+/// The search for conflicts with an undo ends after some keys.
 #[test]
 fn of_many_things_that_were_changed_since_it_is_said_that_there_are_at_least_so_many() {
     let Some(p) = Place::new() else { return };
@@ -176,7 +176,7 @@ fn a_file_that_is_open_while_it_is_removed_and_brought_back_is_one_file() {
         assert_eq!(open.metadata().expect("it is open").nlink(), 1);
         open.write_all(b"y").expect("written");
         assert_eq!(fs::metadata(&path).expect("there").len(), len as u64 + 1);
-        // Written without a name it is not what it was.
+        // A file that was written after it lost its name differs from its earlier state.
         run(&root, &format!("rm {name}"));
         open.write_all(b"z").expect("written");
         let refused = fails(8, kvfs(&["undo"]).arg(&root));

@@ -1,5 +1,5 @@
-//! A device whose syncs fail, under a mount: what was committed and may not be on disk is committed
-//! for all who ask, and no client is left with a transaction that is not there any more.
+//! Tests of a device whose syncs fail under a mount. A commit that may not be on disk counts as
+//! committed for all clients, and no client keeps a transaction that no longer exists.
 //!
 //! The daemon is started with a library that has its syncs fail while a file exists, but for as
 //! many as that has bytes: what the kernel holds of files is handed over before a commit, by a
@@ -39,7 +39,7 @@ int fsync(int fd) { return done("fsync", fd); }
 int fdatasync(int fd) { return done("fdatasync", fd); }
 "#;
 
-/// A mounted store, and the file while which exists its syncs fail.
+/// A mounted store, and a file. While that file exists, syncs of the store fail.
 fn mounted() -> Option<(Place, PathBuf)> {
     let place = Place::new()?;
     let at = |name: &str| place.dir.path().join(name);
@@ -93,7 +93,7 @@ impl Client {
         serde_json::from_str(&line).expect("JSON")
     }
 
-    /// The text that a tool gives, and whether it says that it failed.
+    /// The text that a tool returns, and whether it reports a failure.
     fn tool(&mut self, name: &str, arguments: Value) -> (String, bool) {
         let said = self.ask("tools/call", json!({"name": name, "arguments": arguments}));
         let text = said["result"]["content"][0]["text"].as_str().expect("a text").to_owned();
@@ -105,8 +105,8 @@ impl Client {
 type Said = (String, bool);
 
 /// Calls `commit` on one store after the other, with bytes for that file: that many syncs are done
-/// before they fail, those of the background among them. What is said must be so, and each end must
-/// be met: nothing was done, or it was, and may not be on disk.
+/// before they fail, those of the background among them. The reported result must be true, and both
+/// results must occur: the commit was not done, or it was done and may not be on disk.
 fn however_many_syncs_are_done(mut commit: impl FnMut(&Place, &Path, &str) -> Said) {
     let (mut refused, mut unsynced) = (false, false);
     for allowed in 0..12 {

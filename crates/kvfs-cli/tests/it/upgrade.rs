@@ -1,5 +1,5 @@
-//! `kvfs mount --upgrade`: a daemon becomes another program under programs that use the mount, and
-//! none of them sees an error.
+//! Tests of `kvfs mount --upgrade`. A daemon becomes another program under programs that use the
+//! mount, and none of them sees an error.
 
 use crate::place;
 use crate::programs;
@@ -73,7 +73,7 @@ fn what_a_program_has_open_and_locked_stays_so() {
     fs::remove_file(p.mnt().join("nameless")).expect("removed");
     rustix::fs::flock(&locked, rustix::fs::FlockOperation::LockExclusive).expect("locked");
     let before = [seen(&named), seen(&nameless)];
-    // A program that works in a directory which is no more, and one that has mapped a file.
+    // A program that works in a removed directory, and one that has mapped a file.
     fs::create_dir(p.mnt().join("cwd")).expect("made");
     let mut stays = Command::new("sh")
         .args(["-c", "rmdir ../cwd; read word; ls -a; stat -c %h ."])
@@ -88,7 +88,8 @@ fn what_a_program_has_open_and_locked_stays_so() {
         succeeds(&mut p.upgrade());
         // SAFETY: the mapping is this long, and nothing refers into it.
         unsafe { map.add(100).write_volatile(round) };
-        // Not to the same page: a kernel that gathers writes may lose that (docs/fuse.md).
+        // The writes do not go to the same page, since a kernel that gathers writes may lose such a
+        // write (docs/fuse.md).
         named.write_all_at(&[round], 8192 + u64::from(round)).expect("written");
     }
     assert_eq!([seen(&named).0, seen(&nameless).0], [before[0].0, before[1].0]);
@@ -155,7 +156,8 @@ fn a_program_that_cannot_go_on_changes_nothing() {
     let Some(p) = Place::new() else { return };
     let pid = p.mounted();
     let file = File::create_new(p.mnt().join("f")).expect("made");
-    // It says that it fits, and ends at once otherwise; or it says nothing; or is no program.
+    // The file answers that it is suitable and otherwise ends at once, or it answers nothing, or it
+    // is not a program.
     let fits = "#!/bin/sh\ncase \"$*\" in *--fits*) exit 0;; esac\nexit 1\n";
     for (name, script, why) in [
         ("mute", "#!/bin/sh\nexit 1\n", "does not take over mounts of this version"),
@@ -167,14 +169,14 @@ fn a_program_that_cannot_go_on_changes_nothing() {
         assert!(said.contains(why), "{name}: {said}");
         file.write_all_at(b"f", 0).expect("it answers");
     }
-    // One that cannot be executed any more when it has said that it fits.
+    // A program that can no longer be executed after it has answered that it is suitable.
     let program = p.dir.path().join("gone");
     install_script(&program, &fits.replace("exit 0", "rm -- \"$0\"; exit 0"));
     let said = asked_to_become(&p, &program);
     assert!(said.contains("cannot execute"), "{said}");
     assert_eq!((seen(&file).1, p.pid()), (b"f".to_vec(), pid));
     assert_eq!(program_of(pid), Path::new(env!("CARGO_BIN_EXE_kvfs")));
-    // It does not run out of anything by that.
+    // Repeating this exhausts no resource.
     succeeds(&mut p.upgrade());
     drop(file);
     succeeds(&mut p.umount());
@@ -188,7 +190,7 @@ fn a_program_that_finds_out_too_late_gives_the_mount_back() {
     let file = File::create_new(p.mnt().join("f")).expect("made");
     file.write_all_at(b"f", 0).expect("written");
     fs::remove_file(p.mnt().join("f")).expect("removed");
-    // It would have agreed with the kernel on something else.
+    // The program would have negotiated other options with the kernel.
     let program = p.dir.path().join("other");
     let real = env!("CARGO_BIN_EXE_kvfs");
     let script = format!(
@@ -206,7 +208,7 @@ fn a_program_that_finds_out_too_late_gives_the_mount_back() {
     assert!(succeeds(kvfs(&["check"]).arg(p.store())).contains("clean"));
 }
 
-/// Asks the daemon as `kvfs mount --upgrade` does, but to become any program; what it answers.
+/// Asks the daemon as `kvfs mount --upgrade` does, but to become any program. Returns its answer.
 fn asked_to_become(p: &Place, program: &Path) -> String {
     answer(ask_to_become(p, program))
 }
@@ -232,7 +234,7 @@ fn ask_to_become(p: &Place, program: &Path) -> UnixStream {
 fn an_upgrade_that_is_asked_for_during_another_one_is_refused() {
     let Some(p) = Place::new() else { return };
     let pid = p.mounted();
-    // It says that it fits when the other one has been asked for.
+    // The program answers that it is suitable when the other one has been requested.
     let (program, gate) = (p.dir.path().join("other"), p.dir.path().join("gate"));
     let real = Path::new(env!("CARGO_BIN_EXE_kvfs"));
     let fits = format!("case \"$*\" in *--fits*) cat {};; esac", gate.display());
@@ -280,7 +282,7 @@ fn what_is_asked_of_no_daemon_says_so() {
     assert!(said.contains("come over io_uring"), "{said}");
 }
 
-/// The daemon comes in time or not; the waiting command is told.
+/// The daemon finishes in time or not, and the waiting command learns the result.
 #[test]
 fn an_upgrade_of_a_daemon_that_is_stopped_or_unmounted_just_then_ends() {
     let Some(p) = Place::new() else { return };
@@ -336,7 +338,7 @@ fn addresses_and_ends_are_what_they_were() {
     succeeds(&mut p.upgrade());
     succeeds(&mut p.upgrade());
     assert_eq!(record(), before);
-    // It still listens to signals.
+    // The daemon still listens to signals.
     let pid = p.pid();
     kill(pid, Signal::TERM);
     until("it has ended", || !place::is_alive(pid));

@@ -1,4 +1,4 @@
-//! A daemon that does not answer is waited for, and that is said.
+//! Tests that commands wait for a daemon that does not answer, and say so.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;

@@ -1,4 +1,4 @@
-//! Programs that watch files of a mount by inotify(7) are told of what commands commit, take back,
+//! Programs that watch files of a mount by inotify(7) are notified of what commands commit, undo,
 //! restore and roll back.
 
 use std::collections::BTreeSet;
@@ -22,7 +22,8 @@ impl Watcher {
         Watcher(watch)
     }
 
-    /// Waits until each of these names was told as modified; an empty one is the directory itself.
+    /// Waits until each of these names was reported as modified. An empty name is the directory
+    /// itself.
     fn is_told(&self, names: &[&str]) {
         let mut missing: BTreeSet<&str> = names.iter().copied().collect();
         let mut room = [MaybeUninit::uninit(); 4096];

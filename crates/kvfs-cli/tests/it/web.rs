@@ -1,4 +1,5 @@
-//! `kvfs web`: who is answered, what the answers are, and that what is committed is what was shown.
+//! Tests of `kvfs web`: which clients get an answer, the content of the answers, and that the
+//! committed changes are the ones that were shown.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -68,7 +69,7 @@ impl Page {
         page
     }
 
-    /// A request as it is given here.
+    /// Sends a request exactly as given.
     fn send(&self, request: &str) -> Answer {
         let mut client = TcpStream::connect(&self.address).expect("it listens");
         client.set_read_timeout(Some(Duration::from_secs(60))).expect("a limit");
@@ -175,7 +176,7 @@ fn questions_take_the_token_and_the_address_of_the_page() {
         assert_eq!(answer.status, 401, "{header}");
         assert!(!answer.body.contains(token), "{}", answer.body);
     }
-    // A name that was made to lead here.
+    // A host name that an attacker points to this machine.
     for host in [
         "evil.example",
         &format!("evil.example:{port}"),
@@ -197,7 +198,7 @@ fn questions_take_the_token_and_the_address_of_the_page() {
         "GET /api/state HTTP/1.1\r\nHost: localhost:{port}\r\nX-KVFS-Token: {token}\r\n\r\n"
     );
     assert_eq!(page.send(&request).status, 200);
-    // Another page, even one with the token.
+    // A request from another page, even with the token.
     for header in [
         "Origin: http://evil.example",
         "Origin: null",
@@ -276,7 +277,7 @@ fn what_is_committed_is_what_was_shown() {
     );
     assert_eq!(page.get(&way).ok()["state"], shown["state"], "to look changes nothing");
 
-    // Its size, the list and its summary stay what they are.
+    // Its size, the list and its summary do not change.
     fs::write(inside.join("note"), "two").expect("written");
     let commit = format!("{way}/commit");
     page.post(&commit, &json!({"state": shown["state"]})).refused(409, "has changed since");

@@ -1,8 +1,8 @@
-//! All text keeps to 100 columns. In Rust that is what comments are checked for: `cargo fmt` does
-//! the code, as far as a string literal lets it. In Python, shell scripts, C and Makefiles it is
-//! every line; in documents every line but those of tables, which are as wide as they must be, and
-//! of what stands between code fences: sessions and outputs. A line without a blank cannot be
-//! broken: an address, a hash.
+//! Tests that all text fits into 100 columns. In Rust the test checks comments; `cargo fmt` formats
+//! the code, as far as string literals allow. In Python, shell scripts, C and Makefiles it checks
+//! every line. In documents it checks every line except tables, which are as wide as they must be,
+//! and text between code fences, which is transcripts and output. A line without a blank, such as
+//! an address or a hash, cannot be broken.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -142,7 +142,7 @@ fn what_is_too_wide_is_found_in_each_kind_of_file() {
             "{fits}\n{comment}{words}x\n{statement}{words}x\n| {words}x\n{comment}{code}\n{code}"
         );
         assert_eq!(too_wide(&text, kind), [2, 3, 4], "{name}");
-        // A fence exempts nothing but what is in documents.
+        // A code fence exempts lines in documents only.
         assert_eq!(too_wide(&format!("```\n{words}x\n```"), kind), [2], "{name}");
     }
     // A tab is as wide as it is shown.

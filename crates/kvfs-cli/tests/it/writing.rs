@@ -1,6 +1,6 @@
-//! A store that lies in object storage and is written there, now by one machine, now by another:
-//! `kvfs create ADDRESS`, `kvfs mount --write`, and `--take` where a machine is gone. Each machine
-//! is a directory for local files here.
+//! Tests of a store in object storage that several machines write in turn: `kvfs create ADDRESS`,
+//! `kvfs mount --write`, and `--take` where a machine has disappeared. Each machine is a directory
+//! for local files here.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -262,7 +262,7 @@ fn what_was_synced_remotely_is_there_when_the_machine_is_lost() {
     let told = succeeds(kvfs(&["stat"]).arg(&here));
     assert!(told.contains("syncs wait for it"), "{told}");
     lose(&here);
-    // The machine is gone, with its disk.
+    // The machine is lost with its disk.
     fs::remove_dir_all(world.path("here")).expect("rm");
     let (mut mount, there) = world.mount("there", &["--take", "-o", options]);
     succeeds(&mut mount);

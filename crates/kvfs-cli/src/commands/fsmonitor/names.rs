@@ -24,8 +24,8 @@ fn may_be_refused(name: &[u8]) -> bool {
     })
 }
 
-/// Returns a path that git accepts and that tells it of a change of this path. Returns `None` if
-/// there is none, since the directory of the path has a name that git refuses.
+/// Returns a path that git accepts and that makes it notice a change of this path. Returns `None`
+/// if there is none, since the directory of the path has a name that git refuses.
 pub fn told(path: &[u8]) -> Option<Vec<u8>> {
     let names: Vec<&[u8]> = path.split(|&byte| byte == b'/').collect();
     let Some(at) = names.iter().position(|name| may_be_refused(name)) else {

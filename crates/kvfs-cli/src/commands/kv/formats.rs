@@ -1,6 +1,6 @@
 //! The forms in which `kvfs kv load` reads keys and values: CSV (RFC 4180), JSON lines, and the
-//! commands of RESP that `redis-cli --pipe` takes. Input is not trusted: of a record that has no
-//! end no more is held than the longest one may have.
+//! commands of RESP that `redis-cli --pipe` takes. Input is not trusted: of a record without an
+//! end, at most the length limit of a record is held.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, Read};

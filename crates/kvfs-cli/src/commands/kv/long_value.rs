@@ -104,7 +104,7 @@ fn put_in_transaction(
             Ok(connection.call(&[rename, name, key])? != Reply::Integer(0))
         });
     if !matches!(put, Ok(true)) {
-        // Ignore a failure: if the transaction has ended, the key is gone with it.
+        // Ignore a failure: if the transaction has ended, the key is dropped with it.
         let _ = connection.call(&[b"DEL", name]);
     }
     put

@@ -160,7 +160,7 @@ pub fn run(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
         }
     }
     let status = child.wait().map_err(wait)?;
-    // Kill the command's descendants, even those in other sessions, which could go on in the
+    // Kill the command's descendants, even those in other sessions, which could continue in the
     // transaction.
     let left = descendants::end_all();
     let until = Instant::now() + PIPES;

@@ -58,8 +58,8 @@ impl Session {
         }
     }
 
-    /// Answers until the client is gone. Its transactions are attached to the connection with the
-    /// store's daemon, so that they end with this process, even if it is killed.
+    /// Answers until the client disconnects. Its transactions are attached to the connection with
+    /// the store's daemon, so that they end with this process, even if it is killed.
     pub fn serve(&mut self, mut send: impl FnMut(&[u8]) -> Outcome) -> Outcome {
         loop {
             let answer = match self.next() {

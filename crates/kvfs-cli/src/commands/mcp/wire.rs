@@ -19,7 +19,7 @@ pub enum Line {
     Text(Vec<u8>),
     /// A message beyond the limit, which was skipped.
     TooLong,
-    /// The client is gone (`End`), or there is no input at the moment (`Nothing`).
+    /// The client has disconnected (`End`), or there is no input at the moment (`Nothing`).
     End,
     Nothing,
 }

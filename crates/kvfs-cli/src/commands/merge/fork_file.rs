@@ -96,7 +96,7 @@ impl Fork {
         self.remove(&now, output)?;
         let made = || Ok::<(), Failure>(());
         let copy = places::fork(address, &now, &options, made, |text| output.note(text))?;
-        // A fork of a snapshot began at an older state than that of its generation.
+        // A fork of a snapshot began at an older state than its generation.
         let is_newest = newest == self.generation
             && began_at(&self.file, &copy.store)? == began_at(&now, &copy.store)?;
         if is_newest {
@@ -146,7 +146,7 @@ impl Fork {
         }
     }
 
-    /// Prints what the rebase has done. `before`: the file as it was before, if it is kept.
+    /// Prints what the rebase has done. `before` is the file before the rebase, if it is kept.
     fn rebased(
         &self,
         Done { changes, .. }: &Done,

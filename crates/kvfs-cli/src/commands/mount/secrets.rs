@@ -1,8 +1,8 @@
-//! The secrets of a mount's background process: the key of the transaction that it takes up, and
+//! The secrets of a mount's background process: the key of the transaction that it takes over, and
 //! the token that it shows to a server of the network. The foreground process passes them through
 //! its standard input: all users can list arguments, and the environment in which a process was
 //! started can be read in `/proc` for as long as the process lives. A process that does not end at
-//! once clears what it was started with ([`clear_environment`]).
+//! once clears its initial environment ([`clear_environment`]).
 
 use std::ffi::CString;
 use std::io::{Read, Write};
@@ -28,7 +28,7 @@ pub fn clear_environment() {
         let Ok(name) = CString::new(variable) else { continue };
         // SAFETY: there is one thread, so that no other reads or changes the environment. The value
         // is a string that ends with a zero, in memory of this process that may be written; no
-        // reference to it is there, since the standard library copies what it returns.
+        // reference to it exists, since the standard library copies what it returns.
         unsafe {
             let value = libc::getenv(name.as_ptr());
             if !value.is_null() {

@@ -4,8 +4,8 @@
 //! `daemon`: it answers the kernel until the mount ends. `guest` handles the requests about its
 //! transaction.
 //!
-//! The mount waits for a server that is gone for a while. If that takes longer than a minute, or
-//! than the time of `--timeout`, calls fail until the server answers again.
+//! The mount waits for some time for a server that has disappeared. If that takes longer than a
+//! minute, or than the time of `--timeout`, calls fail until the server answers again.
 
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
@@ -224,7 +224,7 @@ fn lease_of(options: &mut Options, args: &Args) -> Outcome<View> {
     Err(Failure::new(Exit::Usage, what).hint(hint))
 }
 
-/// Returns the key of the transaction to take up.
+/// Returns the key of the transaction to take over.
 fn key_of(args: &Args, secrets: &Secrets) -> Outcome<Option<TransactionKey>> {
     let Some(file) = &args.key_file else { return Ok(secrets.key.or(args.key)) };
     let word = network::read_secret(file, "key")?;
@@ -352,7 +352,7 @@ fn serve(
     if let Some(process) = asked.attached {
         end_with(process, mounted.unmounter(), attached.clone())?;
     }
-    // Make the first request, so that a program that was told "mounted" can rely on an answer.
+    // Make the first request, so that a program that read "mounted" can rely on an answer.
     let at = mounted.mount_point();
     std::fs::metadata(at)
         .map_err(|e| Failure::io(format!("the mount on {} does not answer", at.shown()), &e))?;

@@ -70,8 +70,9 @@ impl Layered {
         self.scratch.overlay(&self.view)
     }
 
-    /// Ends what the program has left running, since it would go on writing to the layer, and folds
-    /// the layer into the transaction if that is `wanted`. The layer is removed in any case.
+    /// Ends processes that the program has left running, since they would continue to write to the
+    /// layer, and folds the layer into the transaction if that is `wanted`. The layer is removed in
+    /// any case.
     pub fn end(self, mounted: &mut Mounted, wanted: bool, output: &Output) -> Outcome {
         let running = descendants::all_without(&self.others);
         if !running.is_empty() {

@@ -1,6 +1,6 @@
-//! `kvfs run --over DIR -- COMMAND`: runs a program over a folder of any file system, which no store
-//! has. The program sees the folder through an overlay. What it has changed is reviewed as that of a
-//! transaction, and comes into the folder as a whole or not at all (`support::over`).
+//! `kvfs run --over DIR -- COMMAND`: runs a program over a folder of any file system, outside of
+//! any store. The program sees the folder through an overlay. Its changes are reviewed like those
+//! of a transaction, and are applied to the folder as a whole or not at all (`support::over`).
 
 use std::path::PathBuf;
 
@@ -62,7 +62,7 @@ pub fn run(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
             return Err(failure);
         }
     };
-    // What still ran could write to files after they have come into the folder.
+    // A program that still ran could write to files after they have been moved into the folder.
     let running = descendants::all_without(&others);
     if !running.is_empty() {
         output.note(format!("ended what the program has left: {}", descendants::told(&running)));

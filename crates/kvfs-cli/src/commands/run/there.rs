@@ -156,8 +156,8 @@ impl Reviewed for There {
         changes_of_server(&self.record, &self.dir, wanted)
     }
 
-    /// The server takes them out, past the mount. So another mount takes the transaction up, which
-    /// knows nothing of what it was.
+    /// The server removes these changes and bypasses the mount. So another mount, which has cached
+    /// nothing of the earlier state, takes over the transaction.
     fn revert(&mut self, changes: &Changes, choices: &[Choice]) -> Outcome {
         if choices.is_empty() {
             return Ok(());

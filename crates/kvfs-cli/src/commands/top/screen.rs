@@ -290,7 +290,7 @@ fn sign(cell: &Value, zone_bytes: u64, zones: u64) -> Span<'static> {
     let colour = match cell[5].as_u64() {
         None => Color::Gray,
         Some(age) => {
-            // A step is a quarter of the logarithm, so that recent ages are told apart finely.
+            // A step is a quarter of the logarithm, so that recent ages are distinguished finely.
             let share = (age as f64).ln_1p() / (zones as f64).ln_1p();
             [Color::Yellow, Color::Green, Color::Cyan, Color::Blue][(share * 4.0).min(3.0) as usize]
         }

@@ -1,4 +1,4 @@
-//! Admits requests to `kvfs web`: those of its own page, at the address at which it was opened,
+//! Admits requests to `kvfs web` only from its own page, at the address at which it was opened,
 //! with the token that was printed.
 //!
 //! Every program of the machine, of any user, can connect to its port, and so can every page that a

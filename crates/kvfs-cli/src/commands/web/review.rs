@@ -9,7 +9,7 @@ use crate::support::review::changes::{Changes, Detail, Style, Wanted};
 use crate::support::terminal::output::{Exit, Failure, Outcome};
 use crate::support::terminal::text;
 
-/// The limit of lines that a page gets. The answer tells the total.
+/// The limit of lines that a page gets. The answer states the total.
 const MOST_LINES: usize = 5_000;
 /// The limit of contents that a page gets, in bytes.
 const MOST_CONTENTS: usize = 512 << 10;

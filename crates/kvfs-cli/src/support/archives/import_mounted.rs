@@ -132,7 +132,7 @@ pub fn import(
     }
     let Requests { mounted, refused, .. } = requests;
     if let Some(refused) = refused {
-        // It explains the failure better, and has ended the import.
+        // This error explains the failure better, and has ended the import.
         return Err(refused);
     }
     if let Err(failure) = done {

@@ -337,8 +337,9 @@ fn append(from: &mut impl Read, most: usize, bytes: &mut Vec<u8>) -> io::Result<
     from.take(most as u64).read_to_end(bytes).map(drop)
 }
 
-/// Returns the next extent of data at or after `at`, or all the rest if the host does not tell. It
-/// ends at `size`, and begins there or later if there is no more data. Moves the file's position.
+/// Returns the next extent of data at or after `at`, or all the rest if the host does not report
+/// extents. It ends at `size`, and begins there or later if there is no more data. Moves the file's
+/// position.
 pub fn data_from(file: &File, at: u64, size: u64) -> (u64, u64) {
     let data = match rustix::fs::seek(file, SeekFrom::Data(at)) {
         Ok(data) => data,

@@ -2,9 +2,9 @@
 //!
 //! It happens in the transaction alone, so that a fold that fails or is killed leaves nothing as
 //! soon as the transaction is aborted. Files that were copied up are written into the files that
-//! they come from, by the kernel; everything else is sent to the store's daemon in bulk, as `kvfs
-//! import` does. No step depends on a kernel's knowledge of an earlier one: what the daemon makes
-//! or removes is not looked at here afterwards.
+//! they come from, by the kernel; everything else is sent to the store's daemon in bulk, as
+//! `kvfs import` does. No step depends on the kernel's knowledge of an earlier one: files that the
+//! daemon makes or removes are not read here afterwards.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -163,7 +163,8 @@ fn remove_xattrs(layers: &Layers, path: &[u8]) -> Outcome {
     removed.map(drop).map_err(|e| layers.lower.failure("cannot change the attributes of", path, &e))
 }
 
-/// Returns the item that gives a directory of the transaction the attributes of the upper layer's.
+/// Returns the item that sets the attributes of a directory of the transaction to those of the
+/// upper layer.
 fn directory(layers: &Layers, path: &[u8], start: &Attributes) -> Outcome<Option<Item>> {
     let cannot = |e: io::Error| layers.upper.failure("cannot read", path, &e);
     let found = layers.upper.attributes(path).map_err(cannot)?;

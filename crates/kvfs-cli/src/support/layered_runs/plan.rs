@@ -34,7 +34,7 @@ pub struct Plan {
     pub copied: Vec<Copied>,
     /// Paths that are removed from the lower layer; true for a directory, with all that it has.
     pub removed: Vec<(Vec<u8>, bool)>,
-    /// Files and directories that are made, a directory before its entries. A file that is there is
+    /// Files and directories that are made, a directory before its entries. An existing file is
     /// replaced, unless it is a directory.
     pub made: Vec<Vec<u8>>,
     /// Further names of files, and the name that each of them has already.

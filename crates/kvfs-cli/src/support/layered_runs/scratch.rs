@@ -1,9 +1,9 @@
 //! The scratch directory of a layered run: the upper layer and the work directory of the overlay.
 //!
-//! It has a file that is locked while its run lives. A run that is killed leaves its directory, as
-//! it leaves its transaction to the daemon, which aborts it; the next run with the same place
-//! removes what has no living run. Nothing in it is synced (`volatile`): it is of no use after a
-//! crash.
+//! The directory has a file that is locked while its run lives. A killed run leaves its directory,
+//! as it leaves its transaction to the daemon, which aborts it. The next run in the same place
+//! removes directories without a living run. Nothing in it is synced (`volatile`): it is of no use
+//! after a crash.
 
 use std::ffi::OsString;
 use std::fs::{self, File, Permissions};
@@ -209,7 +209,7 @@ fn dress(upper: &Path, view: &Path, marks: Marks) -> Outcome {
     let Some(root) = lower.attributes(b"").map_err(cannot)? else {
         return Err(cannot(io::ErrorKind::NotFound.into()));
     };
-    // An ordinary user gives nothing away. The fold leaves the owner as it is then.
+    // An ordinary user cannot change the owner. Then the fold keeps the owner.
     let _ = std::os::unix::fs::chown(upper, Some(root.uid), Some(root.gid));
     // Without these the overlay would drop attributes of files that it copies up.
     rustix::fs::setxattr(upper, TRIED, b"", XattrFlags::empty())

@@ -120,8 +120,8 @@ pub fn split(path: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// Returns all extended attributes of an open file, as [`Layer::xattrs`] does. It may be open for its
-/// path alone.
+/// Returns all extended attributes of an open file, as [`Layer::xattrs`] does. It may be open for
+/// its path alone.
 pub fn xattrs_of(opened: &OwnedFd) -> io::Result<Vec<Xattr>> {
     // The calls for descriptors refuse one that was opened for its path alone.
     let place = format!("/proc/self/fd/{}", opened.as_raw_fd());
@@ -231,14 +231,14 @@ impl Layer {
         }?)
     }
 
-    /// Sets the permissions of a file, which is no symbolic link.
+    /// Sets the permissions of a file, which is not a symbolic link.
     pub fn set_mode(&self, path: &[u8], mode: u32) -> io::Result<()> {
         let opened = self.entry(path, OFlags::PATH)?;
         let place = format!("/proc/self/fd/{}", opened.as_raw_fd());
         Ok(rustix::fs::chmod(&*place, Mode::from_raw_mode(mode))?)
     }
 
-    /// Removes a name that is no directory's.
+    /// Removes a name that is not a directory.
     pub fn unlink(&self, path: &[u8]) -> io::Result<()> {
         let (directory, name) = split(path);
         Ok(rustix::fs::unlinkat(self.directory(directory)?, name, AtFlags::empty())?)

@@ -29,11 +29,11 @@ pub enum What {
     /// The lower layer has nothing there. The entries of an added directory are added, too, each by
     /// a change of its own.
     Added,
-    /// The upper layer removes what is there; if that is a directory, with everything in it, for
+    /// The upper layer removes the file. If it is a directory, this removes everything in it, for
     /// which there are no further changes.
     Removed,
-    /// There is another kind of file: what is there is removed as by `Removed`, and the new file is
-    /// added as by `Added`.
+    /// The file has another type: the old file is removed as by `Removed`, and the new one is added
+    /// as by `Added`.
     Replaced,
     /// The file of the same kind has another content, or other attributes.
     Changed,
@@ -59,7 +59,8 @@ pub struct Change {
     /// is not the first. That path is among the changes, even if nothing but its number of names
     /// has changed: then `what` is `Changed`, and neither `content` nor anything else differs.
     pub first: Option<Vec<u8>>,
-    /// The overlay has copied the file from the lower layer, from here or from where it was renamed.
+    /// The overlay has copied the file from the lower layer, from here or from where it was
+    /// renamed.
     pub is_copy: bool,
 }
 
@@ -79,7 +80,7 @@ impl Change {
         is(&self.before) && is(&self.after)
     }
 
-    /// Returns whether there is a new directory, with all that is in it.
+    /// Returns whether this is a new directory with everything in it.
     pub fn is_whole(&self) -> bool {
         self.after.is_some_and(|after| after.is_directory()) && !self.is_of_directory()
     }
@@ -91,8 +92,8 @@ impl Change {
 }
 
 impl Layers {
-    /// Returns the extended attributes of a file of the upper layer as a program in the overlay sees
-    /// them.
+    /// Returns the extended attributes of a file of the upper layer as a program in the overlay
+    /// sees them.
     pub fn xattrs(&self, path: &[u8]) -> io::Result<Vec<Xattr>> {
         Ok(self.seen(self.upper.xattrs(path)?))
     }
@@ -128,8 +129,8 @@ impl Layers {
         Ok(self.upper.xattrs(path)?.iter().any(|(name, _)| *name == mark))
     }
 
-    /// Returns what the lower layer has at a path. A node that an overlay takes for the removal of a
-    /// name is not seen through it.
+    /// Returns what the lower layer has at a path. A node that an overlay takes for the removal of
+    /// a name is not seen through it.
     fn below(&self, path: &[u8]) -> io::Result<Option<Attributes>> {
         Ok(self.lower.attributes(path)?.filter(|below| !below.is_whiteout()))
     }
@@ -141,7 +142,7 @@ impl Layers {
                 before.size != after.size
                     || match (self.lower.file(path), self.upper.file(path)) {
                         (Ok(before), Ok(after)) => !same(before, after)?,
-                        // What cannot be compared counts as another content.
+                        // Files that cannot be compared count as different.
                         _ => true,
                     }
             }

@@ -26,7 +26,7 @@ pub fn keep_together() -> Outcome {
         .map_err(|e| Failure::io("cannot keep together what the program starts", &e.into()))
 }
 
-/// Returns all descendants that run now, without one process and what that has started.
+/// Returns all running descendants except one process and its descendants.
 pub fn all_but(one: Option<i32>) -> Vec<Running> {
     all_without(one.as_slice())
 }
@@ -85,7 +85,7 @@ pub fn end_all() -> Vec<Running> {
     end_all_but(None)
 }
 
-/// Does the same, but for one process and what that has started.
+/// Does the same, except for one process and its descendants.
 pub fn end_all_but(one: Option<i32>) -> Vec<Running> {
     end_all_without(one.as_slice())
 }

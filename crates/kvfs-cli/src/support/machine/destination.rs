@@ -227,8 +227,8 @@ pub fn append(path: &Path) -> Outcome<File> {
     Ok(file)
 }
 
-/// Fails if standard output or error is a store: a shell's `>>` and `1<>` can lead there, and `>`
-/// to a device.
+/// Fails if standard output or error is a store: a shell's `>>` and `1<>` can redirect to a file,
+/// and `>` to a device.
 pub fn judge_standard_output() -> Outcome {
     let shown = |fd: rustix::fd::BorrowedFd<'_>, name: &str| {
         let file = fd.try_clone_to_owned().map(File::from);

@@ -11,8 +11,8 @@
 //! which has no privilege, cannot uncover them (see `docs/security.md`). Alternatively, the child
 //! gets the view as its root (`chroot`), which takes CAP_SYS_CHROOT and programs in the view.
 //!
-//! A run over a folder of another file system has a kernel overlay on the folder instead, in a mount
-//! name space of its own likewise.
+//! A run over a folder of another file system has a kernel overlay on the folder instead, in a
+//! mount name space of its own likewise.
 //!
 //! A kernel overlay can lie between: then its merged directory replaces the store, with the view as
 //! the lower layer, and the changes stay in the upper layer, outside of the store.
@@ -51,7 +51,7 @@ pub enum Namespace {
     },
     /// `view` is the root.
     Root { view: PathBuf },
-    /// All is where it is, and `view` is the working directory.
+    /// Every path stays the same, and `view` is the working directory.
     Directory { view: PathBuf },
     /// A folder is covered by an overlay.
     Covered { overlay: Overlay },

@@ -158,8 +158,8 @@ mod tests {
         }
     }
 
-    /// Options that a mount of a server's store has as well. A new option is put here, or its row is
-    /// marked as `local`: one that does nothing there must be refused there.
+    /// Options that a mount of a server's store has as well. A new option is put here, or its row
+    /// is marked as `local`: one that does nothing there must be refused there.
     const ON_SERVERS: &str = "ro rw allow_other open_views default_permissions \
         nodefault_permissions suid nosuid dev nodev exec noexec sync async dirsync relatime noatime \
         strictatime diratime cache writeback nowriteback fsname subtype memory log snapshot clone \

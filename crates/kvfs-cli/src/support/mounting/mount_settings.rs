@@ -27,7 +27,7 @@ pub struct Options {
     /// Parts fetched from object storage may take so much of the disk, bytes.
     pub cache_size: Option<u64>,
     pub log: Option<PathBuf>,
-    /// Others than their users may look into views.
+    /// Users other than the owner may read views.
     pub open_views: bool,
     /// Bytes of small files that a new directory reserves numbers for. Without it, the value that
     /// the store was made with holds.
@@ -40,19 +40,19 @@ pub struct Options {
     pub network: Network,
     /// Socket at which snapshots are served to mounts that have not the store.
     pub serve: Option<PathBuf>,
-    /// They may begin transactions, too.
+    /// Other users may begin transactions, too.
     pub serve_write: bool,
     /// Files are laid in the order of their names while the store is quiet.
     pub lays: bool,
     /// Data waits in the memory of the database until the next sync.
     pub holds: bool,
-    /// The flush interval. Without it, that of the library.
+    /// The flush interval. Without it, the library's default applies.
     pub flush_interval: Option<Duration>,
     /// The interval at which everything is read again. Without it, nothing is read by itself.
     pub scrub: Option<Interval>,
     /// Where the store is published by itself.
     pub publish: Option<Publication>,
-    /// It is said how often, but not where to.
+    /// The options state an interval of publication, but no address.
     publishes_nothing: bool,
     /// The store in object storage that is followed.
     pub follow: Option<Following>,

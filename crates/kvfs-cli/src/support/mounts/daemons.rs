@@ -4,7 +4,7 @@
 //! A record is named after the mount's device number ("0:45.json"), which the kernel reports and
 //! which is the same whatever path leads into the mount (bind mounts, private name spaces,
 //! directories inside it). It names the process, the store, and the socket. A daemon that died
-//! leaves its record; a record whose process is gone is never trusted. If there is a keeper, it
+//! leaves its record; a record whose process has ended is never trusted. If there is a keeper, it
 //! starts another daemon: a command that runs between the two waits for it, as programs that use
 //! the mount do.
 //!

@@ -238,7 +238,7 @@ impl Mounted {
         judged(self.client.receive())
     }
 
-    /// Connects again if the daemon is gone, since another one may continue the mount. Returns
+    /// Connects again if the daemon has ended, since another one may continue the mount. Returns
     /// `true` if the connection was alive.
     pub fn connect_again(&mut self) -> Outcome<bool> {
         if self.client.call(&[b"PING"]).is_ok() {

@@ -1,5 +1,5 @@
 //! Tells the user that a command waits for the daemon of a mount, and that the daemon does not
-//! answer: it may be stopped, or hang. The command goes on waiting, and Ctrl-C ends it.
+//! answer: it may be stopped, or hang. The command continues to wait, and Ctrl-C ends it.
 //!
 //! A command may simply take long. So a running daemon is sent a cheap command during the wait,
 //! over a connection of its own.
@@ -69,7 +69,7 @@ pub fn speak_json() {
 }
 
 /// Registers waits for the daemons that serve the arguments of a command, from its first look at a
-/// path until these are dropped. An argument that is no path in a mount waits for no daemon.
+/// path until these are dropped. An argument that is not a path in a mount waits for no daemon.
 pub fn on_arguments(arguments: &[OsString]) -> Vec<Waiting> {
     let words = arguments.iter().skip(1).take_while(|word| *word != "--");
     let paths = words.filter(|word| !word.as_bytes().starts_with(b"-"));

@@ -1,8 +1,8 @@
 //! Paths that others have changed in the folder during a run which has changed them, too.
 //!
 //! The time of the last change of a file's inode (ctime) cannot be set by programs, and a rename
-//! sets it, too. So what others have changed since the run began is later than the state of the run,
-//! which was made on the same file system. No record of the folder is made beforehand.
+//! sets it, too. So a change of another program since the run began has a later time than the state
+//! of the run, which was made on the same file system. No record of the folder is made beforehand.
 
 use std::io;
 
@@ -11,7 +11,8 @@ use crate::support::layers::reader::{Change, Layers};
 use crate::support::over::plan::{Left, for_each_separable};
 use crate::support::terminal::output::Outcome;
 
-/// Returns the paths of changes that are not left out, and that others have changed after `started`.
+/// Returns the paths of changes that are not left out, and that others have changed after
+/// `started`.
 pub fn conflicts(layers: &Layers, left: &Left, started: Time) -> Outcome<Vec<Vec<u8>>> {
     let mut found = Vec::new();
     for_each_separable(layers, left, &mut |change| {

@@ -1,9 +1,9 @@
 //! The folder that runs change, and its state folder `.kvfs-over-N` next to it, where N is the
 //! folder's inode number. Only the user who made the state folder can enter it.
 //!
-//! The state folder has a folder `run-…` for each run, locked while the run lives. One with a log is
-//! being applied, or was interrupted in that. `applied` is the last run that was applied, `kept-…`
-//! one that was kept for the user.
+//! The state folder has a folder `run-…` for each run, locked while the run lives. One with a log
+//! is being applied, or was interrupted in that. `applied` is the last run that was applied,
+//! `kept-…` one that was kept for the user.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder, File};

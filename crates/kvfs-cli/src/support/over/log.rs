@@ -43,7 +43,7 @@ impl From<Name> for Written {
     }
 }
 
-/// All that a run changes in its folder.
+/// All changes of a run in its folder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Log {
     pub version: u32,

@@ -1,5 +1,5 @@
-//! The plan of an apply: the log of what is swapped, from the changes of an upper layer without those
-//! that were left out, and the upper layer made ready for it.
+//! The plan of an apply: the log of what is swapped, from the changes of an upper layer without
+//! those that were left out, and the upper layer made ready for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -65,7 +65,7 @@ pub fn plan(layers: &Layers, left: &Left, started: Time, label: &str) -> Outcome
         let both = (layers.lower.attributes(path), layers.upper.attributes(path));
         let failed = |e: io::Error| layers.lower.failure("cannot read", path, &e);
         let (Some(lower), Some(upper)) = (both.0.map_err(failed)?, both.1.map_err(failed)?) else {
-            // Others have removed the directory: the first swap in it says so.
+            // Another program has removed the directory, which the first swap in it detects.
             continue;
         };
         let change = own.get(path);
@@ -85,7 +85,8 @@ pub fn plan(layers: &Layers, left: &Left, started: Time, label: &str) -> Outcome
             (after.mode, after.uid, after.gid) = (before.mode, before.uid, before.gid);
         }
         if lower.ctime > started {
-            // Others have changed entries of it during the run, perhaps later than the run did.
+            // Other programs have changed its entries during the run, perhaps later than the run
+            // did.
             after.mtime = after.mtime.max(before.mtime);
             before.mtime = None;
         }
@@ -96,8 +97,8 @@ pub fn plan(layers: &Layers, left: &Left, started: Time, label: &str) -> Outcome
 }
 
 /// Makes the upper layer ready for the swaps: removes the marks of removed paths, whose places get
-/// the old files, and the overlay's notes from what comes into the folder. May be called again after
-/// an interruption.
+/// the old files, and the overlay's notes from what comes into the folder. May be called again
+/// after an interruption.
 pub fn prepare(layers: &Layers, log: &Log) -> Outcome {
     for swap in &log.swaps {
         let mut todo = vec![swap.path.0.clone()];

@@ -55,7 +55,7 @@ fn changed(file: &File) -> io::Result<Time> {
     Ok((meta.ctime(), meta.ctime_nsec() as u32))
 }
 
-/// Returns the present time of the file system that has a directory: that of a change in it.
+/// Returns the present time of the file system of a directory, which is the time of a change in it.
 fn time_in(directory: &Path) -> io::Result<Time> {
     let path = directory.join("clock");
     let time = changed(&File::create(&path)?)?;
@@ -129,8 +129,8 @@ impl Run<'_> {
         Ok(Namespace::Covered { overlay })
     }
 
-    /// Applies the run without what was left out. Unless this returns `Done`, the folder is as it
-    /// was.
+    /// Applies the run without the excluded changes. Unless this returns `Done`, the folder is
+    /// unchanged.
     pub fn apply(&self, left: &Left, label: &str, output: &Output) -> Outcome<Applied> {
         let locked = self.folder.lock()?;
         recover(self.folder, &locked, output)?;

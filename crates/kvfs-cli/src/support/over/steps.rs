@@ -1,6 +1,6 @@
-//! The steps of a log. Each is one rename, or sets the attributes of one directory, and can be told
-//! from its result: a swap by the inode numbers on both sides. So a log that was interrupted
-//! anywhere is carried out again from its beginning, in either direction.
+//! The steps of a log. Each is one rename, or sets the attributes of one directory, and its result
+//! shows whether it was done: for a swap the inode numbers on both sides. So a log that was
+//! interrupted anywhere is carried out again from its beginning, in either direction.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,16 +16,16 @@ use crate::support::terminal::output::Failure;
 /// The direction in which a log is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// The folder gets what the run has made.
+    /// The folder gets the files of the run.
     Apply,
-    /// The folder gets back what it had before.
+    /// The folder gets its earlier files back.
     TakeBack,
 }
 
 /// The reason for which not all steps were carried out.
 #[derive(Debug)]
 pub enum Stopped {
-    /// As many steps as were allowed are done.
+    /// All allowed steps are done.
     Limit,
     /// The folder has a file at this path that is neither the one of before nor that of the run, or
     /// that others have changed.

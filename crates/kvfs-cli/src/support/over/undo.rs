@@ -1,4 +1,5 @@
-//! Takes the last run back that was applied to a folder, unless others have changed its files since.
+//! Takes the last run back that was applied to a folder, unless others have changed its files
+//! since.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -30,8 +31,8 @@ pub struct Last<'a> {
 }
 
 impl Last<'_> {
-    /// Finds the last run, after what was interrupted is ended. Fails if there is none, or if others
-    /// have changed its files since.
+    /// Finds the last run, after what was interrupted is ended. Fails if there is none, or if
+    /// others have changed its files since.
     pub fn find<'a>(folder: &'a Folder, output: &Output) -> Outcome<Last<'a>> {
         let locked = folder.lock()?;
         recover(folder, &locked, output)?;

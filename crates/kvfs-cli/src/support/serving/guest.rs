@@ -48,7 +48,7 @@ pub struct Asked {
     pub branch: String,
     /// The transaction survives the mount and the server.
     pub durable: bool,
-    /// The key of an open transaction to take up, instead of beginning one.
+    /// The key of an open transaction to take over, instead of beginning one.
     pub key: Option<TransactionKey>,
 }
 
@@ -291,8 +291,8 @@ impl Guest {
         }
     }
 
-    /// Asks the server about the changes of the transaction, all of which were sent before.
-    /// `words`: those of the host, in hexadecimal digits.
+    /// Asks the server about the changes of the transaction, all of which were sent before. `words`
+    /// are the host's, in hexadecimal digits.
     fn review(&self, transaction: &ServedTransaction, words: &str) -> Value {
         let words = words.split(' ').map(|word| bytes_of(word).map(Bytes::from));
         let Some(words) = words.collect::<Option<Vec<Bytes>>>() else {
@@ -312,10 +312,10 @@ impl Guest {
         }
     }
 
-    /// Has the server take changes out of the transaction. It does that past this mount, whose
-    /// memory, and that of the kernel, have the files as they were. So the files end: programs get
-    /// ESTALE. Another mount takes the transaction up; if none does, it can still be asked about,
-    /// committed and aborted here.
+    /// Has the server take changes out of the transaction. This bypasses the mount, whose caches,
+    /// and those of the kernel, keep the old files. So the files become stale: programs get ESTALE.
+    /// Another mount takes over the transaction. If none does, it can still be reviewed, committed
+    /// and aborted here.
     fn take_out(&self, transaction: &ServedTransaction, words: &[Bytes]) -> kvfs::Result<Vec<u8>> {
         self.views.hand_over_written()?;
         let (taken_out, is_outdated) = self.fs.end_served(|| {
@@ -359,7 +359,7 @@ impl Guest {
     }
 
     /// Handles the end of the mount. The data written in a durable transaction is kept, and so is
-    /// that under a lease, which is given back; any other transaction ends.
+    /// data under a lease, which is returned; any other transaction ends.
     pub fn leave(&self) -> Outcome {
         let Some(transaction) = &self.transaction else { return Ok(()) };
         if transaction.is_lease() {
@@ -385,9 +385,9 @@ impl Guest {
         Ok(())
     }
 
-    /// Gives the lease back with all that was written under it. Fails in the same way whether the
-    /// lease was lost before, is lost now, or cannot be given back: only this tells the user what
-    /// may be lost with the mount.
+    /// Returns the lease with everything that was written under it. Fails in the same way whether
+    /// the lease was lost before, is lost now, or cannot be returned: only this error tells the
+    /// user which data may be lost with the mount.
     fn give_back(&self, lease: &ServedTransaction) -> Outcome {
         let given_back = match lease.over() {
             Some(why) => Err(format!("the lease of the main files is lost: {why}")),
@@ -490,7 +490,7 @@ fn bytes_of(digits: &str) -> Option<Vec<u8>> {
     pairs.iter().map(byte).collect::<Option<_>>().filter(|_| rest.is_empty())
 }
 
-/// Returns the command that takes up the durable transaction of a mount.
+/// Returns the command that takes over the durable transaction of a mount.
 pub fn taken_up(record: &Record, key: &str) -> String {
     let store = text::show(record.store.as_os_str().as_bytes());
     format!("kvfs mount {store} DIR --txn --key {key}")

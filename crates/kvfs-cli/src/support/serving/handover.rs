@@ -215,7 +215,7 @@ pub fn heed_signals() {
 }
 
 fn mask_signals(how: libc::c_int) {
-    // SAFETY: the set is made by the calls that are there for it, and lives until they return.
+    // SAFETY: the set is made by the calls for that purpose, and lives until they return.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut set);

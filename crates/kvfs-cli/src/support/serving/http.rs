@@ -201,8 +201,8 @@ fn accept(listener: &TcpListener, clients: &Arc<Clients>, handler: &Handler) {
             if let Err(e) = converse(&place, &client, &handler) {
                 tracing::debug!("a client of the HTTP server was not answered: {e}");
             }
-            // Drop the handler first: its resources must be released before the last client is
-            // gone.
+            // Drop the handler first: its resources must be released before the last client
+            // disconnects.
             drop(handler);
             drop(place);
         };
@@ -266,7 +266,7 @@ mod tests {
         let handler: Handler = Arc::new(|request: &Request| Response::text(200, &request.path));
         let address = "127.0.0.1:0".parse().expect("an address");
         let mut server = Listening::start(address, |_| handler).expect("it listens");
-        // Use an address at which no process listens: that of a closed listener.
+        // Use an address at which no process listens, that of a closed listener.
         server.address =
             TcpListener::bind(address).and_then(|gone| gone.local_addr()).expect("an address");
         let (done, ended) = std::sync::mpsc::channel();

@@ -8,13 +8,13 @@
 //! killed or crashes, the keeper starts another one, which continues from this state. If a daemon
 //! exits, it has unmounted or failed to start: the keeper then ends, too, with the same exit code.
 //!
-//! **Another version.** A daemon that is asked to become another program (`upgrade`) tells the
+//! **Another version.** A daemon that is asked to become another program (`upgrade`) asks the
 //! keeper to execute that from now on, and kills itself: the rest is the same as after any kill. If
 //! the new program fails to serve, the previous one is executed again. The keeper itself is not
 //! replaced.
 //!
-//! **Giving up.** Daemons that die again and again ([`Deaths`]) end the mount. Their commits are
-//! written to disk first, since the mirror is lost with the keeper.
+//! **Giving up.** Daemons that die repeatedly ([`Deaths`]) end the mount. Their commits are written
+//! to disk first, since the mirror is lost with the keeper.
 //!
 //! The daemon has one end of a pipe, through which it reports that it serves, and the program to
 //! become.
@@ -71,8 +71,8 @@ pub struct Held {
     /// The end of a pipe that, once the daemon has started, only one of its threads has
     /// ([`kvfs_fuse::live`]).
     life: Option<OwnedFd>,
-    /// The number of times that a daemon was restarted, or `None` if the keeper is of a version
-    /// that does not tell.
+    /// The number of times that a daemon was restarted, or `None` if the keeper's version does not
+    /// report it.
     begun_anew: Option<BegunAnew>,
 }
 
@@ -386,7 +386,7 @@ pub fn run(
 }
 
 /// Listens to a daemon until it has closed the pipe. Returns the program that it becomes, if it has
-/// named one. The program `before` is given up when the daemon serves.
+/// named one. The program `before` is dropped when the daemon serves.
 fn listen(lives: &PipeReader, before: &mut Option<Program>) -> Option<Program> {
     let mut next = None;
     for said in BufReader::new(lives).lines().map_while(Result::ok) {
@@ -399,7 +399,7 @@ fn listen(lives: &PipeReader, before: &mut Option<Program>) -> Option<Program> {
     next
 }
 
-/// Waits until the next daemon should start, and returns the history that it is told. `given_up`
+/// Waits until the next daemon should start, and returns the history that it gets. `given_up`
 /// writes the commits to disk if no other daemon follows.
 fn follow(
     deaths: &mut Deaths,

@@ -15,7 +15,7 @@ pub struct Network {
     pub password_file: Option<PathBuf>,
     pub tls_cert: Option<PathBuf>,
     pub tls_key: Option<PathBuf>,
-    /// The limit of connections, those of the socket included.
+    /// The limit of connections, including connections to the socket.
     pub max_clients: Option<usize>,
 }
 

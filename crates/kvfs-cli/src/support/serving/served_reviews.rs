@@ -13,8 +13,8 @@ use crate::support::serving::transactions::{OverFiles, of_store};
 
 /// Number of bytes of a file that are read at once.
 const AT_ONCE: u32 = 1 << 20;
-/// Limit of the bytes of a file of which the content is told, whatever the client asks for: a file
-/// with a hole is larger than any memory, at no cost to who makes it. A review shows no more.
+/// The largest file whose content is sent, in bytes, whatever the client asks for: a file with a
+/// hole may exceed any memory, at no cost to its author. A review shows no more.
 const LARGEST: u64 = 64 << 20;
 
 /// Returns the answer to a question about a transaction.
@@ -59,8 +59,8 @@ fn unknown() -> Error {
 /// Takes changes out of a transaction, as if they had never been made, by the command of the
 /// socket: all of them, or none. It makes no difference how often that is asked for.
 fn take_out(db: &Kvdb, views: &Views, id: TransactionId, parts: &[&[u8]]) -> Result<Reply> {
-    // The client has changed the transaction past these views. A rollback to the present state has
-    // them read again what they have in memory.
+    // The client has changed the transaction and bypassed these views. A rollback to the present
+    // state makes them read again what they have cached.
     let present = views.savepoint(id).map_err(of_store)?;
     views.rollback_to(id, &present).map_err(of_store)?;
     let (mut client, number) = (local(db, views), id.0.to_string());

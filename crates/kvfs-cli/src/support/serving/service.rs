@@ -224,7 +224,7 @@ impl Service {
         record.write().map_err(|e| {
             Failure::io(format!("cannot write a record to {}", daemons::directory().shown()), &e)
         })?;
-        // Send the first request: a program that was told "mounted" can rely on being answered.
+        // Send the first request, so that a program that read "mounted" can rely on an answer.
         let at = mounted.mount_point();
         fs::metadata(at)
             .map_err(|e| Failure::io(format!("the mount on {} does not answer", at.shown()), &e))?;

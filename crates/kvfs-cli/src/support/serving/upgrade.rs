@@ -6,7 +6,7 @@
 //! that program (`handover`), which inherits the connection and answers that it serves. A daemon
 //! with a keeper answers that another process follows it (`keeper`), whose record shows that it
 //! serves. If there is no answer, the connection ends. A daemon that is stopped (SIGSTOP) would
-//! never answer, so its state is checked now and then.
+//! never answer, so its state is checked from time to time.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -303,7 +303,7 @@ fn waiting(path: &Path, open: impl Fn() -> Outcome<Store>) -> Outcome<Store> {
                     .hint(format!("kill -CONT {pid} has it write what it holds, and end")));
             }
             if let Some(process) = record.process() {
-                // Check now and then whether the process can still end.
+                // Check from time to time whether the process can still end.
                 let look = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
                 let _ =
                     rustix::event::poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&look));
@@ -339,17 +339,17 @@ impl Store {
         self.open_files(options, in_use)
     }
 
-    /// Opens the file system to serve it to clients. One that has the lease of the main files goes
-    /// on with it.
+    /// Opens the file system to serve it to clients. One that has the lease of the main files
+    /// continues with it.
     pub fn served_file_system(&self) -> Outcome<Fs> {
         let lent = self.is_lent()?;
         self.open_files(FsOptions { lent, ..self.file_options() }, &InUse::default())
     }
 
     /// Ends the lease of the main files, if a client of a server has it, before they are replaced.
-    /// The client would go on over other files than those that it has read.
+    /// The client would continue over other files than those that it has read.
     pub fn end_lease(&self) -> Outcome {
-        // It ends where the files are opened for writing without it.
+        // The lease ends when the files are opened for writing without it.
         match self.is_lent()? {
             true => self.file_system().map(drop),
             false => Ok(()),

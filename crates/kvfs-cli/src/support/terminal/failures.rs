@@ -110,7 +110,7 @@ impl From<Error> for Failure {
 }
 
 /// Converts an error while opening or making a store's file. A store that is in use is usually
-/// mounted: the failure then tells where.
+/// mounted: the failure then names the mount point.
 pub fn of_device(path: &Path, verb: &str, error: zones::Error) -> Failure {
     if !matches!(error, zones::Error::Busy(_)) {
         return of_database(format!("cannot {verb} {}", path.shown()), error.into());

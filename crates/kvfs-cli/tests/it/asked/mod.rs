@@ -1,5 +1,5 @@
-//! A command on a terminal of its own (script(1) makes one), answered as a person answers: when the
-//! question is seen.
+//! Runs a command on a terminal of its own, which script(1) makes, and answers as a person does:
+//! when the question is visible.
 
 use std::io::{Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -45,12 +45,12 @@ impl Asked {
         Some(Asked { child, input, pieces, bytes: Vec::new(), seen: 0 })
     }
 
-    /// All that was shown so far.
+    /// All output so far.
     pub fn shown(&self) -> String {
         String::from_utf8_lossy(&self.bytes).replace('\r', "")
     }
 
-    /// Waits until this is shown, after what was waited for before.
+    /// Waits until this text is shown, after the last text that was waited for.
     #[track_caller]
     pub fn until(&mut self, text: &str) {
         let until = Instant::now() + Duration::from_secs(60);
@@ -99,7 +99,7 @@ impl Asked {
         line.is_some_and(|line| questions.iter().any(|question| line.starts_with(question)))
     }
 
-    /// All that was shown, and the exit code.
+    /// Returns all output and the exit code.
     pub fn ends(mut self) -> (String, i32) {
         let status = loop {
             match self.pieces.recv_timeout(Duration::from_secs(60)) {

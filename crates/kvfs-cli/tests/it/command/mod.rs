@@ -1,4 +1,4 @@
-//! Runs the program under test, and reads how it ends.
+//! Runs the program under test, and reads its output and exit code.
 
 use std::process::{Command, Output, Stdio};
 

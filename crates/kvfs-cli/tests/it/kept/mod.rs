@@ -52,17 +52,17 @@ impl Kept {
         self.place.dir.path().join("killed")
     }
 
-    /// The daemon is killed when it comes to the point.
+    /// The daemon is killed when it reaches the point.
     pub fn arm(&self) {
         fs::remove_file(self.marker()).expect("it is there");
     }
 
-    /// It was killed there.
+    /// The daemon was killed at that point.
     pub fn was_killed(&self) -> bool {
         self.marker().exists()
     }
 
-    /// The daemon that was begun last. One before it may take its time to end.
+    /// The daemon that was started last. An earlier one may take time to end.
     pub fn daemon(&self) -> i32 {
         let children = format!("/proc/{0}/task/{0}/children", self.keeper);
         let mut daemon = None;
@@ -74,7 +74,7 @@ impl Kept {
         daemon.expect("it was waited for")
     }
 
-    /// Kills the daemon; another one is there when this returns, and answers.
+    /// Kills the daemon. When this returns, another daemon answers.
     pub fn kill(&self) {
         let before = self.daemon();
         kill(before, Signal::KILL);

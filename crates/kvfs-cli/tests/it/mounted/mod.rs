@@ -1,5 +1,5 @@
-//! A store of its own, mounted by the `kvfs` command in a directory of its own; unmounted and gone
-//! when dropped.
+//! A new store that the `kvfs` command has mounted in a new directory. Dropping it unmounts and
+//! removes both.
 //!
 //! The daemon has to be another process than the test: a process that unmaps a file it serves
 //! itself waits for an answer while the kernel keeps it from changing its memory, which the answer
@@ -33,7 +33,7 @@ impl Mount {
         Mount::in_mode(false)
     }
 
-    /// Mounts with writes that go through, or that the kernel gathers.
+    /// Mounts with write-through, or with writes that the kernel gathers.
     pub fn in_mode(write_back: bool) -> Option<Mount> {
         Mount::below(OsStr::new(".tmp"), write_back)
     }
@@ -76,7 +76,7 @@ impl Mount {
     }
 
     #[allow(dead_code, reason = "not every test that mounts needs it")]
-    /// Unmounts and mounts again: what is there afterwards was in the store.
+    /// Unmounts and mounts again. Everything that exists afterwards was in the store.
     pub fn again(self) -> Mount {
         // A child that another test is just starting holds our files, too, until it becomes its
         // program: busy then is no fault.

@@ -1,19 +1,20 @@
-//! Every path that a command takes, and what is done there. A unit test of the program compares
-//! this with the commands that there are; `destinations.rs` walks those that are written.
+//! The list of every path that a command takes, and of what the command does there. A unit test of
+//! the program compares this list with the commands that exist; `destinations.rs` walks the paths
+//! that are written.
 
 /// The use that a command makes of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// It works on the store that is there, or on files in a mount of it.
+    /// The command works on the store at the path, or on files in a mount of it.
     Store,
-    /// It reads what is there.
+    /// The command reads the path.
     Reads,
-    /// It writes there what its user wants to have.
+    /// The command writes its output to the path.
     Writes,
 }
 use Use::{Reads, Store, Writes};
 
-/// The command, its argument, and what it is for.
+/// The command, its argument, and the use of the path.
 pub const PATHS: &[(&str, &str, Use)] = &[
     ("create", "store", Writes),
     ("mount", "store", Store),

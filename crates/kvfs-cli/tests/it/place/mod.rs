@@ -1,4 +1,5 @@
-//! A store and a directory to mount it on by the `kvfs` command, and what tests of that want.
+//! A store and a directory on which the `kvfs` command mounts it, with the operations that tests of
+//! mounts need.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -17,7 +18,7 @@ pub struct Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // Every mount a failed test left behind; dead ones, too.
+        // Every mount that a failed test has left, even dead ones.
         while mount_table().contains(self.mnt().to_str().unwrap_or("?")) {
             if kvfs(&["umount", "--force"])
                 .arg(self.mnt())
@@ -124,7 +125,7 @@ impl Place {
         command
     }
 
-    /// Mounts; the daemon's process number.
+    /// Mounts. Returns the process number of the daemon.
     #[track_caller]
     pub fn mounted(&self) -> i32 {
         let said = succeeds(self.mount(&["--json"]).stdin(Stdio::null()));
@@ -140,7 +141,7 @@ impl Place {
         stat["daemon"]["pid"].as_i64().expect("a pid") as i32
     }
 
-    /// Sends a command to the socket; its answer, of one line or one string.
+    /// Sends a command to the socket. Returns its answer of one line or one string.
     #[track_caller]
     pub fn ask(&self, words: &[&str]) -> String {
         let mut socket =

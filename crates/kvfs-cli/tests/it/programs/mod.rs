@@ -1,13 +1,13 @@
-//! Programs that use a mount while something is done to its daemon: git, SQLite, a compiler, and
-//! the usual commands for files. Each of them looks at what it has done, and ends with an error
-//! when anything fails.
+//! Programs that use a mount while its daemon is disturbed: git, SQLite, a compiler, and the usual
+//! commands for files. Each of them verifies its own results, and ends with an error when anything
+//! fails.
 
 use std::fs;
 use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// Ends a program when the test ends, however.
+/// Ends a program when the test ends, in whatever way.
 struct Ended(Child);
 
 impl Drop for Ended {
@@ -21,8 +21,8 @@ impl Drop for Ended {
 pub struct Programs(Vec<(&'static str, Ended)>);
 
 impl Programs {
-    /// Starts those that are there, each in a directory of its own below `at`. They end when there
-    /// is a file `over`.
+    /// Starts the installed programs, each in a directory of its own below `at`. They end when a
+    /// file `over` exists.
     pub fn start(at: &Path, over: &Path) -> Programs {
         let scripts = [("git", GIT), ("sqlite3", SQLITE), ("cc", BUILD), ("sh", FILES)];
         let runs = scripts.into_iter().filter(|(program, _)| {
@@ -49,7 +49,7 @@ impl Programs {
         Programs(workers.collect())
     }
 
-    /// Each of them ends when it is told to, and not before.
+    /// Each of them ends on command, and not before.
     #[track_caller]
     pub fn none_has_ended(&mut self, context: &str) {
         for (program, worker) in &mut self.0 {
@@ -63,7 +63,7 @@ impl Programs {
         }
     }
 
-    /// Has them end. None of them has seen an error, and each has done something.
+    /// Ends the programs. Fails if one of them has seen an error or done no work.
     #[track_caller]
     pub fn end(self, over: &Path, context: &str) {
         fs::write(over, b"").expect("written");
@@ -79,7 +79,7 @@ impl Programs {
     }
 }
 
-/// Commits, packs, and looks whether the repository is whole.
+/// Commits, packs, and verifies the repository.
 const GIT: &str = r#"
 git init -q .; git config user.email a@b; git config user.name a; git config gc.auto 0
 n=0

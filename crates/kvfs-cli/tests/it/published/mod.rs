@@ -1,5 +1,5 @@
-//! Mounts that publish, and mounts by address: in a directory of their own, with what `kvfs stat`
-//! says of them.
+//! Mounts that publish, and mounts by address, in a directory of their own, and the output of
+//! `kvfs stat` about them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,13 +24,13 @@ pub fn publishing(root: &Path) -> Value {
     said(root, "publishing")
 }
 
-/// Waits until a mount says so of what it publishes.
+/// Waits until a mount reports this about its publications.
 #[track_caller]
 pub fn awaited(root: &Path, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
     awaited_of(root, "publishing", what, holds)
 }
 
-/// Waits until a mount says so of the store that it follows.
+/// Waits until a mount reports this about the store that it follows.
 #[track_caller]
 pub fn awaited_following(root: &Path, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
     awaited_of(root, "following", what, holds)

@@ -1,4 +1,4 @@
-//! A store with a few files, its server, and directories to mount transactions of it on.
+//! A store with a few files, its server, and directories on which to mount its transactions.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ pub fn said(output: &Output) -> String {
 pub struct Serving(pub Child);
 
 impl Serving {
-    /// It answers when this returns.
+    /// The server answers when this returns.
     pub fn begin(store: &Path, socket: &Path) -> Serving {
         let mut listen = std::ffi::OsString::from("unix:");
         listen.push(socket);
@@ -130,7 +130,7 @@ impl Drop for Place {
     }
 }
 
-/// Waits for something.
+/// Waits for a condition.
 #[track_caller]
 pub fn awaits(what: &str, mut happens: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);

@@ -1,11 +1,11 @@
-//! A tree of files with some of everything, and whether two are the same.
+//! A tree of files that contains every kind of file, and the comparison of two trees.
 
 use std::fs;
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
 use std::process::Command;
 
-/// Makes a tree with some of everything that an archive can hold.
+/// Makes a tree with every kind of file that an archive can contain.
 pub fn make(at: &Path) {
     fs::create_dir_all(at.join("sub/empty")).expect("mkdir");
     fs::write(at.join("small"), "small").expect("write");
@@ -27,7 +27,7 @@ pub fn make(at: &Path) {
         .expect("setxattr");
 }
 
-/// Everything about a tree but what is in its files, as find(1) tells it.
+/// Everything about a tree except the content of its files, as find(1) reports it.
 fn found(at: &Path) -> Vec<String> {
     let format = "%P %y %m %U:%G %n %s %T@ %l\n";
     let out = Command::new("find")
@@ -54,7 +54,7 @@ fn found(at: &Path) -> Vec<String> {
     lines
 }
 
-/// Two trees do not differ in anything but extended attributes.
+/// Checks that two trees differ in nothing except extended attributes.
 #[track_caller]
 pub fn same(a: &Path, b: &Path) {
     assert_eq!(found(a), found(b));

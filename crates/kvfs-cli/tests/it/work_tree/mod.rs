@@ -1,4 +1,5 @@
-//! A work tree of git in a mounted store, and what git and the hook of `kvfs fsmonitor` say of it.
+//! A git work tree in a mounted store, and the reports of git and of the hook of `kvfs fsmonitor`
+//! about it.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -105,7 +106,7 @@ impl<'a> WorkTree<'a> {
         self.git(&["status", "--porcelain", "-z"]).replace('\0', "\n")
     }
 
-    /// Returns the status of git when it looks at everything and keeps nothing of it.
+    /// Returns the status of git when it examines everything and does not update its index.
     #[track_caller]
     pub fn looked(&self) -> String {
         let without = ["-c", "core.fsmonitor=false", "-c", "core.untrackedCache=false"];
@@ -128,7 +129,7 @@ impl<'a> WorkTree<'a> {
         Answer::of(&ended.stdout)
     }
 
-    /// The token of now.
+    /// The current token.
     #[track_caller]
     pub fn token(&self) -> String {
         self.hook("").token

@@ -29,7 +29,7 @@ impl Stream {
             let made = make(fs, &path, &to);
             end();
             if let Err(failure) = made {
-                // If the receiver is gone, there is no one to report it to.
+                // If the receiver has ended, nothing can receive the report.
                 let _ = to.send(Err(failure));
             }
         })?;

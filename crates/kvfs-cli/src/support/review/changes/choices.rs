@@ -229,7 +229,7 @@ impl Changes {
                 let whole = [key.dictionary.as_bytes(), b":", &differs.key].concat();
                 whole == name || text::show(&whole).as_bytes() == name
             }
-            // It is taken or left with the whole transaction.
+            // This change is taken or left with the whole transaction.
             KeyChange::Range { .. } => false,
         };
         let found = self.keys.iter().position(is_it).ok_or_else(|| {
@@ -365,11 +365,11 @@ impl Changes {
         self.tops(choices).map(|file| self.anchors.whole(&file.path).into_owned()).collect()
     }
 
-    /// Takes the choices out, in the joined transaction. One command takes all of them out that it
-    /// has room for, but for the attributes of directories that stay: if this process is killed, or
-    /// the connection ends, no path is left removed that was to be restored. A key comes back with
-    /// its elements and its deadline; if others have changed it since the transaction began, the
-    /// commit reports a conflict.
+    /// Takes the choices out, in the joined transaction. One command takes out as many as it has
+    /// room for, except the attributes of directories that stay. If this process is killed, or the
+    /// connection ends, no path that was to be restored is left removed. A key is restored with its
+    /// elements and its deadline. If others have changed it since the transaction began, the commit
+    /// reports a conflict.
     fn take_out(&self, mounted: &mut Mounted, id: u64, choices: &[Choice]) -> Outcome {
         let view = &mounted.view(id);
         let times = self.times_around(view, choices);
