@@ -1,5 +1,5 @@
-//! A case: a load and what is read after it, each phase in a child process of its own, scratch data
-//! deleted at the end.
+//! Runs a case: a load and the reads after it. Each phase has a child process of its own, and
+//! scratch data is deleted at the end.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::spec::{Kind, Read, Spec, name};
 /// for more than once.
 const WARM: u64 = 20;
 
-/// Scratch data that goes when this goes.
+/// Scratch data, deleted when this is dropped.
 struct Scratch(PathBuf);
 
 impl Drop for Scratch {
@@ -39,8 +39,8 @@ pub fn run(
     drop_caches();
     sink(child(spec)?)?;
     for &read in reads {
-        // A short range reads a hundred tuples. Warm is what comes when everything was asked for
-        // before: half of these gets are not counted.
+        // A short range reads a hundred tuples. Warm gets are counted after everything was read
+        // before, so half of these gets are not counted.
         let ops = if read.warm() { get_ops * WARM } else { get_ops };
         let ops = if read.kind() == Kind::Short { (ops / 100).max(100) } else { ops };
         let mut spec = Spec { read: Some(read), ops, series: None, ..spec.clone() };

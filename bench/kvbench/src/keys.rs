@@ -1,5 +1,5 @@
-//! Keys and values, the same for every engine, cheap to make and known again by number: tuple `i`
-//! of a data set always has the same key, so that reads need no list of what was written.
+//! Keys and values. They are the same for every engine, cheap to make, and determined by a number:
+//! tuple `i` of a data set always has the same key, so that reads need no list of the written keys.
 
 /// The paper's number of ranges for RANDOM-APPEND (§4.1).
 pub const RANGES: u64 = 2040;
@@ -36,7 +36,7 @@ pub enum Shape {
     Sequential,
     /// 16 random bytes.
     Random,
-    /// So many ranges, each ascending; tuple `i` is in range `i % ranges`.
+    /// This many ranges, each ascending. Tuple `i` is in range `i % ranges`.
     Append { ranges: u64 },
 }
 
@@ -58,8 +58,8 @@ impl Shape {
         }
     }
 
-    /// A key that lies among the others and is not there; `i` as for `key`, `count` how many tuples
-    /// there are.
+    /// A missing key that lies among the existing ones. `i` is as for `key`, and `count` is the
+    /// number of tuples.
     pub fn missing(self, i: u64, count: u64) -> Key {
         match self {
             Shape::Random => self.key(count + i),
@@ -104,7 +104,7 @@ impl Values {
         Values { noise: (0..words).flat_map(|_| dice.number().to_le_bytes()).collect(), len }
     }
 
-    /// The value of tuple `i` in its `version`-th writing.
+    /// Version `version` of the value of tuple `i`.
     pub fn of(&self, i: u64, version: u64) -> &[u8] {
         let at = (mix(i ^ version.rotate_left(48)) % Self::PLACES) as usize;
         &self.noise[at..at + self.len]

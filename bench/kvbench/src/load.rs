@@ -1,4 +1,4 @@
-//! The loads: who writes what in which order, timed put by put.
+//! The loads: the clients, the tuples that they write and their order. Each put is timed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use crate::histogram::Histogram;
 use crate::keys::{Dice, KEY_BYTES, Shape, Values, Zipf};
 use crate::spec::{Load, Spec};
 
-/// What a client counted.
+/// The counts of a client.
 #[derive(Default)]
 pub struct Tally {
     pub ops: u64,
@@ -128,7 +128,7 @@ struct Client<'a> {
 }
 
 impl Client<'_> {
-    /// Nanoseconds since the operation before: one look at the clock an operation.
+    /// Nanoseconds since the operation before, so that each operation reads the clock once.
     fn lap(&mut self) -> u64 {
         let now = Instant::now();
         let nanos = now.duration_since(self.last).as_nanos() as u64;
@@ -245,7 +245,7 @@ impl Client<'_> {
     }
 }
 
-/// What is done before the clock starts.
+/// The work before the clock starts.
 pub fn prepare(engine: &dyn Engine, spec: &Spec) -> Result<()> {
     if !matches!(spec.load, Load::Sequential | Load::Random | Load::Append | Load::WriteDeleteWrite)
     {
@@ -255,7 +255,7 @@ pub fn prepare(engine: &dyn Engine, spec: &Spec) -> Result<()> {
     Ok(())
 }
 
-/// The load, by as many threads as there are clients; `done` counts operations as they happen.
+/// Runs the load with one thread for each client. `done` counts operations as they happen.
 pub fn run(engine: &dyn Engine, spec: &Spec, done: &AtomicU64) -> Result<Tally> {
     let values = Values::new(spec.settings.value_bytes as usize);
     let inserted = AtomicU64::new(spec.count());

@@ -1,4 +1,4 @@
-//! Outcomes of all rounds, read from JSON lines and brought together: medians by load, phase and
+//! The outcomes of all rounds, read from JSON lines and combined: medians by load, phase and
 //! engine.
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use crate::engines;
 use crate::outcome::Outcome;
 
-/// What was the same for the engines that are compared.
+/// The settings that are equal for the compared engines.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Setting {
     /// Larger values first, then the loads in the order of `LOADS`.
@@ -48,7 +48,7 @@ impl Setting {
         }
     }
 
-    /// `append 4 KiB, 2048 MiB`, with what is not the default.
+    /// A text such as `append 4 KiB, 2048 MiB`, with all settings that are not the default.
     pub fn title(&self) -> String {
         let mut title = format!("{} {}, {} MiB", self.load, self.value(), self.data_mib);
         if let Some(ranges) = self.ranges.filter(|r| *r != crate::keys::RANGES) {

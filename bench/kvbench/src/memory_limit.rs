@@ -1,5 +1,5 @@
-//! A memory cgroup for one child process, so that reads cannot hide behind the page cache. Needs
-//! the right to make one (root).
+//! A memory cgroup for one child process, so that the page cache cannot serve all reads. Making one
+//! needs the right to do so (root).
 
 use std::fs;
 use std::path::{Path, PathBuf};

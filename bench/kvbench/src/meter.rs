@@ -1,5 +1,5 @@
-//! What a process has used: bytes to and from storage, processor time, memory, space, as the kernel
-//! counts them.
+//! The resources that a process has used, as the kernel counts them: bytes to and from storage,
+//! processor time, memory and space.
 
 use std::collections::HashMap;
 use std::fs;
@@ -23,7 +23,7 @@ pub struct Reading {
     pub device: Option<(u64, u64)>,
 }
 
-/// `name: value` lines; a unit behind the value is dropped.
+/// Parses `name: value` lines. A unit after the value is dropped.
 fn table(path: &str) -> HashMap<String, u64> {
     let text = fs::read_to_string(path).unwrap_or_default();
     let pair = |line: &str| {
@@ -53,8 +53,8 @@ pub fn threads_cpu_s(wanted: fn(&str) -> bool) -> f64 {
         let name =
             fs::read_to_string(task.path().join("comm")).ok().filter(|n| wanted(n.trim_end()))?;
         let stat = fs::read_to_string(task.path().join("stat")).ok()?;
-        // Behind the name, which may hold anything, the state is the first field, user and system
-        // time are the twelfth and the one behind.
+        // After the name, which may contain anything, the state is the first field, and user and
+        // system time are the twelfth and thirteenth.
         let fields = stat.get(stat.rfind(')')? + 1..).filter(|_| !name.is_empty())?;
         let number = |i: usize| fields.split_whitespace().nth(i)?.parse::<u64>().ok();
         Some((number(11)? + number(12)?) as f64 / ticks)
@@ -100,7 +100,7 @@ pub fn peak_rss() -> u64 {
     table("/proc/self/status").get("VmHWM").map_or(0, |kib| kib << 10)
 }
 
-/// What the sampler saw.
+/// The samples.
 #[derive(Clone, Debug, Default)]
 pub struct Samples {
     /// Since the start, and operations done by then.
@@ -109,7 +109,7 @@ pub struct Samples {
     pub anon_peak: u64,
 }
 
-/// A thread that looks every 100 ms; at the space less often when that takes long.
+/// A thread that samples every 100 ms, and measures the space less often if that takes long.
 pub struct Sampler {
     stop: Arc<AtomicBool>,
     samples: Arc<Mutex<Samples>>,
@@ -149,7 +149,7 @@ fn watch(dir: &Path, done: &AtomicU64, stop: &AtomicBool, samples: &Mutex<Sample
         let mut taken = 0;
         if at >= next_space || last {
             taken = space(dir);
-            // Looking takes at most one part in a hundred of the time.
+            // Measuring takes at most a hundredth of the time.
             next_space = at + EVERY.max(at.elapsed() * 100);
         }
         let anon = table("/proc/self/status").get("RssAnon").map_or(0, |kib| kib << 10);

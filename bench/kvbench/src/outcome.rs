@@ -1,4 +1,4 @@
-//! What a phase of a case found: one JSON line.
+//! The result of a phase of a case, as one JSON line.
 
 use serde::{Deserialize, Serialize};
 
@@ -34,7 +34,7 @@ pub struct Outcome {
     pub ops_per_s: f64,
     /// Keys and values, in 10^6 bytes.
     pub mb_per_s: f64,
-    /// From the last operation until the engine was quiet.
+    /// The time from the last operation until the engine was quiet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub settle_seconds: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -72,14 +72,15 @@ pub struct Outcome {
     /// Blocks of all files, settled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub space_bytes: Option<u64>,
-    /// The largest that was seen.
+    /// The largest value of all samples.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub space_peak_bytes: Option<u64>,
     pub peak_rss: u64,
     /// Largest anonymous part of it, sampled: without files that are mapped.
     pub peak_rss_anon: u64,
     pub cpu_s: f64,
-    /// Of this, seconds of the threads that merge; engines that do not name theirs leave it out.
+    /// The part of this in threads that merge, in seconds. It is absent for engines that do not
+    /// name these threads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub merge_cpu_s: Option<f64>,
     /// Read from storage by the process, per operation.

@@ -1,4 +1,5 @@
-//! One phase of a case, alone in its process: open, do, measure, wait until quiet, close.
+//! Runs one phase of a case, alone in its process: opens the store, works, measures, waits until
+//! the engine is quiet, and closes it.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -155,8 +156,8 @@ fn reading(engine: Box<dyn Engine>, spec: &Spec, read: Read, out: &mut Outcome) 
     Ok(())
 }
 
-/// Flushes and waits until the process neither writes nor computes for a second; returns how long
-/// it was at work.
+/// Flushes and waits until the process neither writes nor computes for a second. Returns the time
+/// until then.
 fn settle(engine: &dyn Engine, spec: &Spec) -> Result<f64> {
     const LOOK: Duration = Duration::from_millis(100);
     const QUIET: Duration = Duration::from_secs(1);

@@ -1,7 +1,8 @@
-//! `kvbench ranges`: what range deletes cost, and what they do to reads. Tuples in the order of
-//! their keys, every second one deleted by a range of its own, in scattered order; read before,
-//! after a thousand, ten thousand, … of them, and when all is flushed and quiet. The live tuples
-//! are the same at every stage, and each lies next to one that is dead in the end.
+//! `kvbench ranges`: measures the cost of range deletes and their effect on reads. Tuples are put
+//! in the order of their keys, and every second one is deleted by a range of its own, in scattered
+//! order. Reads are measured before, after a thousand, ten thousand, … of them, and when everything
+//! is flushed and quiet. The live tuples are the same at every stage, and each lies next to one
+//! that is dead in the end.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -46,7 +47,7 @@ struct Stage {
     engine: String,
     /// Ranges deleted so far.
     deletes: u64,
-    /// All is flushed, and the engine has nothing more to do.
+    /// Everything is flushed, and the engine has no work left.
     settled: bool,
     /// A delete of this stage; 0: none.
     delete_ns: f64,
@@ -98,7 +99,7 @@ impl Case<'_> {
     fn each(&self, mut what: impl FnMut(u64) -> Result<()>) -> Result<f64> {
         let (begun, mut n) = (Instant::now(), 0u64);
         while begun.elapsed() < self.limit {
-            // Few looks at the clock, but no more operations than that between two.
+            // The clock is read rarely, but at least once in this many operations.
             let together = if n < 64 { 1 } else { 16 };
             for _ in 0..together {
                 what(n)?;
@@ -110,7 +111,7 @@ impl Case<'_> {
 
     fn reads(&self, stage: &mut Stage) -> Result<()> {
         let mut dice = Dice::new(1);
-        // What was just written is in no cache yet.
+        // The data that was just written is in no cache yet.
         self.engine.scan(b"", u64::MAX >> 1, &mut |_, _| {})?;
         stage.get_ns = self.each(|_| match self.get(2 * dice.below(self.count))? {
             true => Ok(()),
@@ -141,7 +142,7 @@ impl Case<'_> {
         Ok(())
     }
 
-    /// Flushes, and waits until the engine says for a second that it has nothing to do.
+    /// Flushes, and waits until the engine has reported no work for a second.
     fn settle(&self) -> Result<()> {
         self.engine.flush()?;
         let (begun, mut quiet) = (Instant::now(), Instant::now());

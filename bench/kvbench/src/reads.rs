@@ -1,5 +1,5 @@
-//! What is read after a load: gets, missing keys, full scans, short ranges. Every value that is
-//! seen is compared with what was written.
+//! The reads after a load: gets, missing keys, full scans and short ranges. Every value is compared
+//! with the one that was written.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::spec::{Kind, Load, Spec};
 /// Tuples of a short range.
 const SHORT: u64 = 100;
 
-/// What a read phase counted.
+/// The counts of a read phase.
 #[derive(Default)]
 pub struct Seen {
     pub ops: u64,
@@ -23,7 +23,7 @@ pub struct Seen {
     pub elapsed: Duration,
 }
 
-/// Reads once through: `ops` operations of `kind` (a scan is one operation a tuple), no longer than
+/// Runs `ops` operations of `kind` (a scan counts one operation for each tuple), for at most
 /// `limit`.
 pub fn run(
     engine: &dyn Engine,

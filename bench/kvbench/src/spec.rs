@@ -1,4 +1,4 @@
-//! What is to be run: a load, how large, and what is read after it. Given to child processes as
+//! The work of a run: a load, its size, and the reads after it. It is passed to child processes as
 //! JSON.
 
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! One history on both sides: run, compared call by call, and the trees that it leaves compared.
+//! Runs one history on both sides, compares it call by call, and compares the resulting trees.
 
 use std::cell::Cell;
 use std::fmt;
@@ -24,20 +24,20 @@ pub enum Mode {
     Commit,
     /// Its second half is in a transaction, which is aborted.
     Abort,
-    /// The daemon is killed behind a SAVE at each `kill` and at the end.
+    /// The daemon is killed after a SAVE at each `kill` and at the end.
     Kill,
     /// The store is unmounted and mounted again at each `kill` and at the end.
     Remount,
-    /// The daemon becomes the same program anew, again and again meanwhile.
+    /// During the calls the daemon is replaced repeatedly by the same program.
     Upgrade,
-    /// The daemon is killed again and again in that time, and its keeper begins another one.
+    /// During the calls the daemon is killed repeatedly, and its keeper starts another one.
     Restart,
 }
 
 /// The first thing that the two sides did differently.
 #[derive(Clone, Debug)]
 pub struct Difference {
-    /// The step, or that behind the last where the trees differ at the end.
+    /// The step, or the number after the last one if the trees differ at the end.
     pub at: usize,
     pub what: String,
     pub subject: String,
@@ -53,7 +53,7 @@ impl fmt::Display for Difference {
 pub struct Bench {
     pub subject: PathBuf,
     pub reference: PathBuf,
-    /// Worker by worker, the user that it is.
+    /// The user of each worker.
     pub users: Vec<u32>,
     pub mounted: Option<Mounted>,
     pub mode: Mode,
@@ -61,7 +61,7 @@ pub struct Bench {
     rounds: u64,
     /// Histories that a program's time limit has ended.
     pub cut_off: Cell<u64>,
-    /// Of the subject and of the reference.
+    /// The marks of the subject and of the reference.
     marks: [&'static Marks; 2],
 }
 
@@ -91,7 +91,7 @@ impl Bench {
         })
     }
 
-    /// Whether the reference knows FALLOC_FL_ZERO_RANGE: tmpfs does not.
+    /// Returns whether the reference supports FALLOC_FL_ZERO_RANGE. tmpfs does not.
     pub fn reference_can_zero(&self) -> Outcome<bool> {
         std::fs::create_dir_all(&self.reference)
             .map_err(|e| format!("cannot make {}: {e}", self.reference.display()))?;
@@ -105,7 +105,7 @@ impl Bench {
         Ok(can)
     }
 
-    /// Runs a history in directories of its own, which it removes where both sides agree.
+    /// Runs a history in directories of its own, which it removes if both sides agree.
     pub fn run(&mut self, steps: &[Step]) -> Outcome<Option<Difference>> {
         self.rounds += 1;
         self.marks.iter().for_each(|marks| marks.clear());
@@ -196,7 +196,7 @@ impl Bench {
         Ok(None)
     }
 
-    /// Runs a part of a history with processes of its own; `last` is done while they still live.
+    /// Runs a part of a history with processes of its own. `last` runs while they still live.
     fn part(
         &self,
         root: &Path,
@@ -242,7 +242,7 @@ impl Bench {
         if cut {
             return Ok(Ended::CutOff);
         }
-        // With everything still open and mapped, and again when all is closed.
+        // Compares with everything still open and mapped, and again when all is closed.
         let (here, there) =
             both(&root.join(directory), &self.reference.join(directory), self.marks);
         if let Some(difference) =
@@ -269,8 +269,8 @@ impl Bench {
 /// How a part of a history has ended.
 enum Ended {
     Alike,
-    /// A program ran into its time limit: what it had done by then is a matter of chance. Or the
-    /// reference had no room.
+    /// A program reached its time limit, so its effect is a matter of chance, or the reference had
+    /// no space.
     CutOff,
     Different(Difference),
 }

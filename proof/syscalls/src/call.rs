@@ -1,9 +1,9 @@
 //! The calls of a history and their text: one call a line, `WORKER WORD ARGUMENT...`, which a
 //! replay reads again.
 //!
-//! A call names everything by itself: descriptors by slot, mappings by slot, names relative to the
-//! worker's directory. So any part of a history is a history, too, and shrinking is leaving lines
-//! out.
+//! A call is self-contained: it names descriptors and mappings by slot, and files relative to the
+//! worker's directory. So any part of a history is also a history, and shrinking means leaving out
+//! lines.
 
 use std::fmt;
 use std::str::FromStr;
@@ -26,8 +26,8 @@ macro_rules! numbers {
 }
 numbers!(u8, u32, i64, bool);
 
-/// A path as a history writes it: no blanks; `%255` stands for a component of 255 letters, `@3/a`
-/// is `a` below the directory that slot 3 holds.
+/// A path in the form of a history, without blanks. `%255` stands for a component of 255 letters,
+/// and `@3/a` is `a` below the directory in slot 3.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name(pub String);
 
@@ -152,8 +152,8 @@ calls! {
     /// `pwritev2` with RWF_APPEND.
     Append "append" { slot: u8, len: u32, tag: u32 }
     Seek "seek" { slot: u8, at: i64, whence: Whence }
-    /// SEEK_DATA, or SEEK_HOLE where `hole`; what is promised of the answer is checked, not the
-    /// answer itself.
+    /// SEEK_DATA, or SEEK_HOLE if `hole`. The guaranteed properties of the answer are checked, not
+    /// the answer itself.
     SeekData "seekdata" { slot: u8, at: i64, hole: bool }
     /// Walks all data of the file by SEEK_DATA and SEEK_HOLE; outside of it everything must be
     /// zeros.
@@ -215,7 +215,7 @@ calls! {
     Lock "lock" { slot: u8, kind: LockKind, at: i64, len: i64 }
     GetLock "getlock" { slot: u8, kind: LockKind, at: i64, len: i64 }
     Chdir "chdir" { path: Name }
-    /// Back to the root of the history.
+    /// Returns to the root of the history.
     Home "home" {}
     Umask "umask" { mode: Mode }
     Cp "cp" { from: Name, to: Name, sparse: bool }
@@ -224,7 +224,7 @@ calls! {
     Rsync "rsync" { from: Name, to: Name }
     /// Everything below a path.
     Tree "tree" { path: Name }
-    /// All processes and the daemon are killed behind a save; the store is mounted again.
+    /// All processes and the daemon are killed after a save, and the store is mounted again.
     Kill "kill" {}
 }
 
@@ -232,7 +232,7 @@ calls! {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
     pub worker: u8,
-    /// Which times of the files that it names does the call change? Costs a tick of the clock.
+    /// Compare which times of the named files the call changes. This costs a tick of the clock.
     pub timed: bool,
     pub call: Call,
 }
@@ -258,7 +258,7 @@ impl FromStr for Step {
     }
 }
 
-/// Reads a history; empty lines and what follows a `#` are left out.
+/// Reads a history. Empty lines and text after a `#` are ignored.
 pub fn read_history(text: &str) -> Result<Vec<Step>, String> {
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
     lines.filter(|line| !line.is_empty()).map(str::parse).collect()

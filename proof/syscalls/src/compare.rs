@@ -1,14 +1,15 @@
-//! What two file systems may do differently. Each entry stands in `differences.md` with its reason.
+//! The permitted differences between two file systems. `differences.md` has each entry with its
+//! reason.
 
 use crate::call::{Call, Step};
 
-/// Whether a subject may answer so where the reference answers otherwise.
+/// Returns whether a subject may give this answer if that of the reference differs.
 pub fn allowed(step: &Step, subject: &str, reference: &str) -> bool {
     if same(subject, reference) {
         return true;
     }
     match &step.call {
-        // Programs that fail say why in words of their own; that they fail is compared.
+        // Failing programs print messages of their own, so only the failure is compared.
         Call::Cp { .. } | Call::CpTree { .. } | Call::Tar { .. } | Call::Rsync { .. } => {
             (subject == "exit 0") == (reference == "exit 0")
         }
@@ -16,7 +17,8 @@ pub fn allowed(step: &Step, subject: &str, reference: &str) -> bool {
     }
 }
 
-/// Whether two lines say the same; `?` on either side is what cannot be compared.
+/// Returns whether two lines are equal. `?` on either side stands for something that cannot be
+/// compared.
 pub fn same(subject: &str, reference: &str) -> bool {
     let (mut these, mut those) = (subject.split(' '), reference.split(' '));
     subject == reference

@@ -6,7 +6,7 @@ use crate::flags::{AllocMode, LockKind, OpenFlags, RenameFlags, Whence, XattrFla
 use crate::random::Random;
 use crate::worker::{MAPS, SCANS, SLOTS};
 
-/// What histories are made of.
+/// The ingredients of histories.
 #[derive(Clone, Debug)]
 pub struct Taste {
     pub workers: u8,
@@ -22,7 +22,8 @@ pub struct Taste {
     pub zero_range: bool,
 }
 
-/// What a worker has open, mapped and listed, as far as it is known before the calls are made.
+/// The open files, mappings and listings of a worker, as far as they are known before the calls are
+/// made.
 struct WorkerState {
     open: [bool; SLOTS],
     mapped: [bool; MAPS],
@@ -208,7 +209,7 @@ impl Generator<'_> {
                 flags |= flag;
             }
         }
-        // A direct write behind an odd end is refused by some file systems.
+        // Some file systems refuse a direct write after an odd end.
         if flags & libc::O_APPEND != 0 {
             flags &= !libc::O_DIRECT;
         }
@@ -469,8 +470,8 @@ impl Generator<'_> {
         let len = self.random.weighted(&[(2, 0), (6, 20), (3, 300), (1, 1500)]);
         let ids = [-1, 0, 1000, 1001, 0];
         let user = self.random.of(&ids);
-        // Where neither is given, ext4 drops set-user-ID bits all the same; the kernel does not
-        // tell a FUSE file system.
+        // If neither is given, ext4 drops set-user-ID bits nevertheless, and the kernel does not
+        // notify a FUSE file system.
         let group = if user == -1 { self.random.of(&ids[1..]) } else { self.random.of(&ids) };
         let (atime, mtime, follow) = (self.time(), self.time(), self.random.one_in(2));
         match self.random.below(22) {
@@ -514,7 +515,7 @@ impl Generator<'_> {
 
     fn program(&mut self, worker: u8) -> Call {
         let (from, to) = (self.name(worker), self.name(worker));
-        // Never into itself: where a copy of itself ends depends on the order of listings.
+        // A tree is never copied into itself, since the result depends on the order of listings.
         let from_tree = Name(self.random.of(&["d0", "d0/d2"]).to_owned());
         let to_tree = Name("d1".to_owned());
         match self.random.below(5) {

@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 
-/// What the kernel refuses with.
+/// The error with which the kernel refuses a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(pub i32);
 
@@ -19,7 +19,7 @@ impl Errno {
     }
 }
 
-/// Calls a function of libc and gives its answer.
+/// Calls a function of libc and returns its answer.
 macro_rules! sys {
     ($call:expr) => {{
         // SAFETY: every pointer in these calls is to memory of the caller that outlives the call

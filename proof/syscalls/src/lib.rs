@@ -1,6 +1,6 @@
-//! The same random system calls, by several processes, on a file system under test and on one that
-//! is trusted: every result is compared, and the trees that remain. It knows nothing of the product
-//! and can be pointed at any two directories.
+//! Makes the same random system calls, by several processes, on a file system under test and on a
+//! trusted one, and compares every result and the resulting trees. It knows nothing of the product
+//! and works on any two directories.
 
 mod bench;
 mod call;

@@ -40,7 +40,7 @@ struct Args {
     /// How many calls to one history.
     #[arg(long, default_value_t = 2000)]
     round: usize,
-    /// The first history, so that a run can go on where another ended.
+    /// The first history, so that a run can continue where another ended.
     #[arg(long, default_value_t = 0)]
     from: u64,
     /// Processes; all are root's.

@@ -1,4 +1,4 @@
-//! Files of which something cannot be compared, remembered by all processes of a side.
+//! Files with properties that cannot be compared, shared by all processes of a side.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,7 +12,7 @@ pub struct Marks {
     /// the kernel has last cleaned it, which is a matter of time. So the times of files that are
     /// mapped so are not compared.
     pub mapped: Inodes,
-    /// What has been away from its directory may have been missed by a listing.
+    /// Inodes that were moved out of a directory, which a listing may have missed.
     pub moved: Inodes,
 }
 

@@ -1,5 +1,5 @@
-//! A KVFS store of the tester's own, driven by the `kvfs` command: mounted, killed, mounted again,
-//! in and out of transactions.
+//! A KVFS store of the tester, driven by the `kvfs` command: it is mounted, killed, mounted again,
+//! and used in and outside of transactions.
 
 use std::ffi::CString;
 use std::io::{Read, Write};
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::kernel::sys;
 
-/// Why something around the calls failed, in a sentence.
+/// A result whose error is a sentence about a failed step around the calls.
 pub type Outcome<T> = Result<T, String>;
 
 pub struct Mounted {
@@ -112,7 +112,7 @@ impl Mounted {
         self.mount()
     }
 
-    /// Has the daemon become the same program anew, with the mount in use.
+    /// Replaces the daemon by the same program, with the mount in use.
     pub fn upgrade(&self) -> Outcome<()> {
         self.kvfs(&["mount".as_ref(), "--upgrade".as_ref(), self.root.as_ref()]).map(drop)
     }
@@ -120,7 +120,7 @@ impl Mounted {
     /// SIGKILL of the daemon of a mount with a keeper, under the calls. Another one serves when
     /// this returns.
     pub fn restart(&self) -> Outcome<()> {
-        // Between two daemons there is none that could be asked.
+        // Between two daemons none can answer.
         let pid = || self.status("pid").ok().and_then(|pid| pid.parse::<i32>().ok());
         let mut before = pid();
         for _ in 0..2000 {
@@ -174,7 +174,7 @@ impl Mounted {
         Ok(id)
     }
 
-    /// Where the view of the transaction that was begun is seen.
+    /// The path of the view of the transaction that was begun.
     pub fn view(&self) -> PathBuf {
         self.store.with_extension("view")
     }
@@ -196,7 +196,7 @@ impl Mounted {
         }
     }
 
-    /// Unmounts and looks for damage.
+    /// Unmounts and checks the store for damage.
     pub fn finish(&self) -> Outcome<String> {
         self.kvfs(&["umount".as_ref(), self.root.as_ref()])?;
         self.kvfs(&["check".as_ref(), self.store.as_ref()])

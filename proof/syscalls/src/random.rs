@@ -30,7 +30,7 @@ impl Random {
         all[self.below(all.len() as u64) as usize]
     }
 
-    /// One of several, as often as its weight says.
+    /// Draws one of several, with a frequency given by its weight.
     pub fn weighted<T: Copy>(&mut self, all: &[(u64, T)]) -> T {
         let mut at = self.below(all.iter().map(|w| w.0).sum());
         for &(weight, what) in all {

@@ -1,5 +1,4 @@
-//! Makes a failing history small: leaves out parts of it for as long as what is left fails in the
-//! same way.
+//! Shrinks a failing history: leaves out parts of it as long as the rest fails in the same way.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +17,7 @@ pub fn shrink(
     let kind = word(&first);
     let mut best = (steps[..steps.len().min(first.at + 1)].to_vec(), first);
     let mut tries = |candidate: &[Step]| -> Outcome<Option<Difference>> {
-        // What depends on time is tried again.
+        // Failures that depend on time are tried again.
         for _ in 0..2 {
             if let Some(difference) =
                 bench.run(candidate)?.filter(|difference| word(difference) == kind)
@@ -51,7 +50,7 @@ pub fn shrink(
                 None => at += part,
             }
         }
-        // At single steps it goes on until none can be left out.
+        // With single steps it continues until none can be left out.
         if part > 1 || !smaller {
             part /= 2;
         }
@@ -64,7 +63,7 @@ pub fn shrink(
     Ok(best)
 }
 
-/// What a difference is about: the call's word.
+/// The word of the call that differs.
 fn word(difference: &Difference) -> String {
     let mut words = difference.what.split([' ', '~']).filter(|word| !word.is_empty());
     let first = words.next().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! The processes of one side: forked for a part of a history, and given their turns one after
-//! the other.
+//! The processes of one side. They are forked for a part of a history, and get their turns one
+//! after the other.
 //!
 //! Each has the whole part in its memory, so a turn is two numbers through a pipe, and its
 //! results come back as lines.
@@ -13,13 +13,13 @@ use crate::kernel::{Answer, Errno, sys};
 use crate::marks::Marks;
 use crate::worker::{Pattern, Worker};
 
-/// How long a call may take before the side counts as hung.
+/// The time after which a call counts as hung.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
 /// A worker, seen from the controller.
 struct Process {
     pid: i32,
-    /// Where it hears which steps are its own next.
+    /// The pipe on which the worker receives its next steps.
     turns: i32,
     results: i32,
 }
@@ -34,7 +34,7 @@ pub struct Side {
 // numbers.
 unsafe impl Sync for Side {}
 
-/// How a part ended before its end.
+/// The reason why a part stopped early.
 #[derive(Clone, Debug)]
 pub struct Stopped {
     pub at: usize,
@@ -57,7 +57,8 @@ impl Side {
             sys!(libc::pipe2(results.as_mut_ptr(), libc::O_CLOEXEC))?;
             let pid = sys!(libc::fork())? as i32;
             if pid == 0 {
-                // The others' ends must not stay open here, or their ends would not be seen.
+                // The pipe ends of the others must not stay open here, or their closing would not
+                // be noticed.
                 for other in &side.processes {
                     let _ = sys!(libc::close(other.turns));
                 }
@@ -77,8 +78,8 @@ impl Side {
         Ok(side)
     }
 
-    /// Gives the workers their turns until the part is done. The results, and why there are no
-    /// more of them.
+    /// Gives the workers their turns until the part is done. Returns the results, and the reason if
+    /// the part stopped early.
     pub fn run(&self, steps: &[Step]) -> (Vec<String>, Option<Stopped>) {
         let mut results = Vec::with_capacity(steps.len());
         let mut text = Vec::new();
@@ -151,7 +152,7 @@ impl Drop for Side {
         for process in &self.processes {
             let _ = sys!(libc::close(process.turns));
             let _ = sys!(libc::close(process.results));
-            // One that hangs in the kernel is left behind.
+            // A process that hangs in the kernel is abandoned.
             let end = Instant::now() + Duration::from_secs(10);
             while sys!(libc::waitpid(process.pid, std::ptr::null_mut(), libc::WNOHANG)) == Ok(0)
                 && Instant::now() < end

@@ -1,4 +1,4 @@
-//! Everything below a directory, as text: what two sides must agree on.
+//! Everything below a directory, as text, on which two sides must agree.
 
 use std::collections::HashMap;
 
@@ -13,8 +13,8 @@ pub fn show_time(seconds: i64, nanoseconds: i64) -> String {
     if seconds < PRESENT { format!("{seconds}.{nanoseconds:09}") } else { "now".to_owned() }
 }
 
-/// What `stat` says, less what two file systems may see differently: numbers of inodes and devices,
-/// sizes of directories, space taken, access times.
+/// The result of `stat` without the fields that may differ between two file systems: numbers of
+/// inodes and devices, sizes of directories, used space, and access times.
 pub fn show_stat(stat: &libc::stat, marks: &Marks) -> String {
     let kind = match stat.st_mode & libc::S_IFMT {
         libc::S_IFREG => 'f',
@@ -81,8 +81,8 @@ impl Drop for Closing {
     }
 }
 
-/// One line for everything below `start` (relative to `dir`), sorted by path: attributes, content,
-/// links, extended attributes. What this process may not see is in its line as the error.
+/// One line for each file below `start` (relative to `dir`), sorted by path: attributes, content,
+/// links, extended attributes. If this process may not see something, its line has the error.
 pub fn walk(dir: i32, start: &str, marks: &Marks) -> Vec<String> {
     let mut lines = Vec::new();
     let mut first_names = HashMap::new();

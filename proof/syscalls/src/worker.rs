@@ -31,8 +31,8 @@ pub struct Worker {
     maps: [Option<Map>; MAPS],
     scans: [Option<Scan>; SCANS],
     home: i32,
-    /// A file in memory: what comes from a mapping goes through it, so that a fault is an errno and
-    /// no signal.
+    /// A file in memory. Data from a mapping is copied through it, so that a fault is an errno and
+    /// not a signal.
     scratch: i32,
     /// Page-aligned, for direct I/O.
     buffer: *mut u8,
@@ -40,7 +40,7 @@ pub struct Worker {
     marks: &'static Marks,
 }
 
-/// The answer of a program that timeout(1) has ended, as one that copies onto a FIFO.
+/// The answer of a program that timeout(1) has ended, such as one that copies onto a FIFO.
 pub const TIMED_OUT: &str = "timed out";
 
 impl Worker {
@@ -72,7 +72,7 @@ impl Worker {
         Ok(Worker { slots: [-1; SLOTS], maps, scans, home, scratch, buffer, pattern, marks })
     }
 
-    /// Does a step and says what came of it, in one line.
+    /// Runs a step and returns its result in one line.
     pub fn step(&mut self, step: &Step) -> String {
         if let Call::Rename { .. } | Call::Unlink { .. } | Call::Rmdir { .. } = step.call {
             for name in step.call.names() {
@@ -150,7 +150,7 @@ impl Worker {
             .is_ok_and(|flags| flags as i32 & libc::O_DIRECT != 0)
     }
 
-    /// What is spliced into a FIFO are the file's pages themselves, which may change until they are
+    /// A splice into a FIFO passes the file's pages themselves, which may change until they are
     /// read.
     fn is_fifo(&self, slot: u8) -> bool {
         stat_of(self.slot(slot)).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFIFO)
@@ -238,8 +238,8 @@ impl Worker {
             Call::Holes { slot } => self.holes(slot),
             Call::Truncate { ref path, len } => {
                 let name = self.whole_path(path)?;
-                // Whether times change when the size does not is each file system's own: on ext4
-                // they do, on XFS and tmpfs not.
+                // File systems differ in whether times change if the size does not: on ext4 they
+                // do, on XFS and tmpfs not.
                 let (slot, text) = path.resolve();
                 if stat_at(self.dir(slot), &text, 0)
                     .is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFREG && stat.st_size == len)
@@ -300,8 +300,8 @@ impl Worker {
                     return Err(Errno(libc::EINVAL));
                 }
                 let (start, len) = self.map(map, map_at, len)?;
-                // Behind the end of the file a source faults; ext4 grows a target before it finds
-                // that out.
+                // A source faults after the end of the file, and ext4 extends a target before it
+                // detects that.
                 let map = self.maps.get(usize::from(map)).and_then(Option::as_ref).ok_or(Errno(libc::EBADF))?;
                 let size = stat_of(map.file.0)?.st_size;
                 let end = start as i64 - map.start as i64 + map.at + len as i64;
@@ -451,7 +451,7 @@ impl Worker {
             Call::ScanSome { scan } => {
                 let scan = self.scans[usize::from(scan) % SCANS].as_mut().ok_or(Errno(libc::EBADF))?;
                 let mut buffer = [0u8; 320];
-                // How many names fit is the file system's own matter.
+                // The number of names that fit depends on the file system.
                 entries(scan.dir.0, &mut buffer, &mut scan.seen).map(|_| "0".to_owned())
             }
             Call::ScanEnd { scan } => {

@@ -1,5 +1,5 @@
-//! The batch that engines with one writer and costly transactions collect: a transaction a put
-//! would measure the transaction.
+//! The batch that is collected for engines with one writer and costly transactions, since a
+//! transaction for each put would measure the transaction.
 
 use parking_lot::Mutex;
 
@@ -8,11 +8,11 @@ use anyhow::Result;
 /// Changes of one transaction.
 pub const BATCH: u64 = 1000;
 
-/// Bytes between two transactions that are synced: what the other engines sync when they write a
-/// memtable out.
+/// Bytes between two synced transactions. Other engines sync this amount when they write out a
+/// memtable.
 pub const SYNC_EVERY: u64 = 64 << 20;
 
-/// A change; without a value a deletion. Positions in the batch's arena.
+/// A change, as positions in the batch's arena. A change without a value is a deletion.
 struct Change {
     key: std::ops::Range<usize>,
     value: Option<std::ops::Range<usize>>,
@@ -38,7 +38,8 @@ impl Collected {
 pub struct Batcher(Mutex<Collected>);
 
 impl Batcher {
-    /// Adds a change; every `BATCH` of them go to `commit` with whether that one is to be synced.
+    /// Adds a change. Every `BATCH` changes are passed to `commit`, with whether that commit is to
+    /// be synced.
     pub fn add<F>(&self, key: &[u8], value: Option<&[u8]>, commit: F) -> Result<()>
     where
         F: FnOnce(&mut dyn Iterator<Item = (&[u8], Option<&[u8]>)>, bool) -> Result<()>,
@@ -49,7 +50,7 @@ impl Batcher {
         if c.changes.len() as u64 >= BATCH { Self::commit(&mut c, commit) } else { Ok(()) }
     }
 
-    /// Commits what waits, if anything does.
+    /// Commits the waiting changes, if there are any.
     pub fn finish<F>(&self, commit: F) -> Result<()>
     where
         F: FnOnce(&mut dyn Iterator<Item = (&[u8], Option<&[u8]>)>, bool) -> Result<()>,

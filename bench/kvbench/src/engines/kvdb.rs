@@ -11,7 +11,7 @@ use zones::FileDevice;
 
 use super::{Engine, Settings};
 
-/// A scan of up to so many tuples asks for them together; a longer one goes through a cursor.
+/// A scan of up to this many tuples requests them together, and a longer one uses a cursor.
 const TOGETHER: u64 = 256;
 
 pub struct Store {

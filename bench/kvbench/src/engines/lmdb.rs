@@ -75,7 +75,7 @@ impl Engine for Store {
 
     fn scan(&self, start: &[u8], limit: u64, seen: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {
         let transaction = self.env.read_txn()?;
-        // LMDB knows no empty key.
+        // LMDB does not support an empty key.
         let from = if start.is_empty() { Bound::Unbounded } else { Bound::Included(start) };
         let from = (from, Bound::Unbounded);
         let mut n = 0;

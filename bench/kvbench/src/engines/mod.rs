@@ -1,6 +1,6 @@
-//! The engines under test behind one small trait: what a client does, once a call, keys and values
-//! as slices. What an engine needs beyond that (a batch a transaction, a buffer of its own) is its
-//! adapter's business and is told in `batch`.
+//! The engines under test with one small trait: the calls of a client, with keys and values as
+//! slices. Anything else that an engine needs (a batch for each transaction, a buffer of its own)
+//! is in its adapter. See `batch`.
 
 mod batch;
 mod fjall;
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 pub const MIB: u64 = 1 << 20;
 
-/// How every engine is opened: the same memory, the same journal.
+/// The settings with which every engine is opened: the same memory and the same journal.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Settings {
     /// A directory of its own.
@@ -27,17 +27,18 @@ pub struct Settings {
     pub memory: u64,
     /// Bytes of one write buffer (memtable); engines keep two.
     pub write_buffer: u64,
-    /// Writes go to a journal that is not synced; off: to no journal.
+    /// If set, writes go to a journal that is not synced, otherwise to none.
     pub journal: bool,
     /// kvdb's stitching threshold, bytes; `None`: its default.
     pub stitch_at: Option<u64>,
-    /// Values of so many bytes and more lie outside of kvdb's key blocks; `None`: its default.
+    /// Values of at least this many bytes lie outside of kvdb's key blocks. `None` means its
+    /// default.
     pub separate_at: Option<u32>,
     pub value_bytes: u64,
 }
 
 impl Settings {
-    /// What the two write buffers leave for caches.
+    /// The memory that the two write buffers leave for caches.
     pub fn cache(&self) -> u64 {
         self.memory.saturating_sub(2 * self.write_buffer).max(8 * MIB)
     }
@@ -47,20 +48,20 @@ impl Settings {
 pub trait Engine: Send + Sync {
     fn put(&self, key: &[u8], value: &[u8]) -> Result<()>;
     fn delete(&self, key: &[u8]) -> Result<()>;
-    /// Deletes `[start, end)` with one command; `false`: the engine has none.
+    /// Deletes `[start, end)` with one command. Returns `false` if the engine has none.
     fn delete_range(&self, start: &[u8], end: &[u8]) -> Result<bool>;
-    /// Shows the value to `seen` where it lies; `false`: there is none.
+    /// Passes the value to `seen` in place. Returns `false` if there is none.
     fn get(&self, key: &[u8], seen: &mut dyn FnMut(&[u8])) -> Result<bool>;
-    /// Shows up to `limit` tuples from `start` on; returns how many.
+    /// Visits up to `limit` tuples from `start` on. Returns their number.
     fn scan(&self, start: &[u8], limit: u64, seen: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64>;
     /// Commits what the adapter still holds back (an unfinished batch).
     fn finish(&self) -> Result<()> {
         Ok(())
     }
-    /// Writes memtables out, if the engine can be told to.
+    /// Writes memtables out, if the engine has a command for it.
     fn flush(&self) -> Result<()>;
-    /// Whether the engine says that it works in the background. Engines that do not say are watched
-    /// from outside.
+    /// Returns whether the engine reports background work. Engines without such a report are
+    /// watched from outside.
     fn busy(&self) -> bool {
         false
     }
@@ -91,7 +92,7 @@ pub const NAMES: &[&str] = &[
     "lmdb",
 ];
 
-/// Why a case makes no sense for an engine, if so.
+/// The reason why a case is not possible for an engine, if it is not.
 pub fn unfit(name: &str, journal: bool, value_bytes: u64) -> Option<String> {
     if !NAMES.contains(&name) {
         return Some(format!("no engine is called {name}; there are {}", NAMES.join(", ")));
@@ -111,12 +112,12 @@ pub fn unfit(name: &str, journal: bool, value_bytes: u64) -> Option<String> {
     None
 }
 
-/// Whether an engine has range deletes.
+/// Returns whether an engine has range deletes.
 pub fn deletes_ranges(name: &str) -> bool {
     name == "kvdb" || name.starts_with("rocksdb")
 }
 
-/// Opens the store in `settings.dir`, made if there is none.
+/// Opens the store in `settings.dir`, and creates it if necessary.
 pub fn open(name: &str, settings: &Settings) -> Result<Box<dyn Engine>> {
     if let Some(why) = unfit(name, settings.journal, settings.value_bytes) {
         bail!("{name}: {why}");

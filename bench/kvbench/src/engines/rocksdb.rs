@@ -225,8 +225,8 @@ impl Engine for Store {
     }
 
     fn busy(&self) -> bool {
-        // "rocksdb.compaction-pending" is no help: with universal compaction it can stay set when
-        // nothing will ever be done.
+        // "rocksdb.compaction-pending" is not usable: with universal compaction it can stay set
+        // although no work will ever be done.
         [
             c"rocksdb.num-running-flushes",
             c"rocksdb.num-running-compactions",

@@ -1,6 +1,6 @@
-//! What a byte costs as the store grows: bytes written, memory, processor time and that of merges
-//! per user byte against the size of the data set, and what a straight line through the logarithm
-//! of the size says for 1 TB.
+//! Draws the cost of a byte as the store grows: bytes written, memory, processor time and merge
+//! time per user byte against the size of the data set, and the extrapolation of a straight line
+//! through the logarithm of the size to 1 TB.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ const FIGURES: &[(&str, &str, &str, Figure)] = &[
 ];
 
 pub fn draw(all: &BTreeMap<Setting, Phases>) -> Vec<Picture> {
-    // What differs in nothing but the size, by size.
+    // The outcomes that differ only in the size, by size.
     let mut families: BTreeMap<String, Vec<(&Setting, &Phases)>> = BTreeMap::new();
     for (setting, phases) in all.iter().filter(|(_, p)| p.contains_key("load")) {
         let family = Setting { data_mib: 0, ..setting.clone() };

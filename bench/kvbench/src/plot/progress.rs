@@ -30,7 +30,7 @@ fn colour_of_engine(_: usize, label: &str) -> &'static str {
     colour(label)
 }
 
-/// What tells the pictures of different settings apart.
+/// The part of the name that distinguishes pictures of different settings.
 pub fn file_name(setting: &Setting) -> String {
     let mut name = format!("{}-{}", setting.load, setting.value_bytes);
     if !setting.journal {

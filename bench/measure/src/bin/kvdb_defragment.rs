@@ -1,5 +1,6 @@
-//! Defragmentation at size, the run of VT-tree §4.4: `cargo run --release -p measure --bin
-//! kvdb_defragment -- FILE [MiB [threshold]]`. `scripts/defrag.sh` runs it for several thresholds.
+//! Measures defragmentation at size, with the run of VT-tree §4.4:
+//! `cargo run --release -p measure --bin kvdb_defragment -- FILE [MiB [threshold]]`.
+//! `scripts/defrag.sh` runs it for several thresholds.
 //!
 //! Files of 4 KiB pages are created, appended to, overwritten in places and deleted, until twice
 //! MiB were written and about MiB are left; nothing is defragmented until then. Then it is
@@ -50,7 +51,7 @@ impl Files {
         self.noise[at..at + PAGE].to_vec()
     }
 
-    /// One operation of a file server that only writes; gives the pages written.
+    /// One operation of a file server that only writes. Returns the number of pages written.
     fn operation(&mut self, db: &Kvdb) -> Outcome<u64> {
         let mut batch = Batch::new();
         let file = self.random.below(self.pages.len() as u64);
@@ -135,7 +136,7 @@ fn client(db: &Kvdb, files: &mut Files, done: &AtomicBool) -> Outcome<Latencies>
         let at = Instant::now();
         let which = (n % 2) as usize;
         match which {
-            // Only what is there is overwritten, so that the two scans read the same keys.
+            // Only existing pages are overwritten, so that the two scans read the same keys.
             0 if files.pages[file as usize] > 0 => {
                 db.put(files.dict, &key(file, page), &value, Durability::Buffered)?
             }
@@ -181,7 +182,8 @@ fn main() -> Outcome<()> {
     }
     db.flush()?;
     let load_seconds = begun.elapsed().as_secs_f64();
-    // What is dead is known once what hides it has been merged with it; values stay where they are.
+    // Data is known to be dead once it has been merged with the data that hides it. Values stay in
+    // place.
     let unmerged = db.stats().zones_reclaimable;
     db.compact(dict)?;
     let amplification = db.stats().write_amplification();

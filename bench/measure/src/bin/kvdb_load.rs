@@ -1,5 +1,6 @@
-//! A first look at speed: `cargo run --release -p measure --bin kvdb_load -- FILE [MiB [memory
-//! MiB]]`. Loads, reads and synced commits on a file, with figures for each.
+//! Measures basic speed:
+//! `cargo run --release -p measure --bin kvdb_load -- FILE [MiB [memory MiB]]`. Loads, reads and
+//! synced commits on a file, with figures for each.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! What a million range deletes do to reads: `cargo run --release -p measure --bin
-//! kvdb_range_deletes -- [tombstones [FILE]]`.
+//! Measures the effect of a million range deletes on reads:
+//! `cargo run --release -p measure --bin kvdb_range_deletes -- [tombstones [FILE]]`.
 //!
 //! A store of twice as many tuples as tombstones (16 B keys, 64 B values) is read, then the
 //! tombstones are committed one by one, then it is read again: with them in memory, in runs above
@@ -29,7 +29,7 @@ enum Pattern {
     Disjoint,
     /// Random ranges up to a thousand tuples wide, over one another, in the upper half of the keys.
     Overlapping,
-    /// Each begins where the one before ended, as a queue that is worked off.
+    /// Each begins where the one before ended, as in a queue that is consumed.
     Adjacent,
     /// For comparison: as disjoint, but deletions of single keys.
     Points,
@@ -114,7 +114,7 @@ fn reads(pattern: Pattern, count: u64, dict: &Dictionary, random: &mut Random) -
     Ok([get, missing, seek, scan(false)?, scan(true)?])
 }
 
-/// How much slower `dict` is than `base`, read by turns: the median of five ratios.
+/// The factor by which `dict` is slower than `base`, read in turn: the median of five ratios.
 fn ratios(pattern: Pattern, count: u64, base: &Dictionary, dict: &Dictionary) -> Outcome<Reads> {
     let mut rounds = Vec::new();
     for round in 0..5 {

@@ -1,6 +1,6 @@
-//! Reading, measured: `cargo run --release -p measure --bin kvdb_reads -- FILE [MiB [memory MiB
-//! [value bytes [threshold]]]]`. Loads tuples in random key order, opens the store again, and reads
-//! it cold (the host's cache dropped) and warm, with what that cost on the device.
+//! Measures reads: `cargo run --release -p measure --bin kvdb_reads -- FILE [MiB [memory MiB [value
+//! bytes [threshold]]]]`. Loads tuples in random key order, opens the store again, and reads it
+//! cold (with the host's cache dropped) and warm. Prints the cost of each on the device.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

@@ -1,11 +1,11 @@
-//! Holes of files: where they are, and that they read as zeros.
+//! Tests holes of files: their places, and that they read as zeros.
 
 use super::{LONGEST, Worker};
 use crate::kernel::{Answer, Errno, stat_of, sys};
 
 impl Worker {
-    /// What lies between `at` and the answer must be zeros when data was looked for; the answer
-    /// itself is the file system's own.
+    /// If data was sought, everything between `at` and the answer must be zeros. The answer itself
+    /// depends on the file system.
     pub(super) fn seek_data(&mut self, slot: u8, at: i64, hole: bool) -> Answer<String> {
         let fd = self.slot(slot);
         let size = stat_of(fd)?;

@@ -13,8 +13,9 @@ pub(super) struct Map {
 }
 
 impl Map {
-    /// How much of a range may be changed. What a program puts behind the end of the file into
-    /// its last page is not defined: ext4 clears it when the file grows, FUSE leaves it there.
+    /// Returns the part of a range that may be changed. Data that a program puts into the last page
+    /// after the end of the file is undefined: ext4 clears it when the file grows, and FUSE keeps
+    /// it.
     fn changeable(&self, at: usize, len: usize) -> usize {
         let size = stat_of(self.file.0).map_or(0, |stat| (stat.st_size - self.at).max(0) as usize);
         let in_last_page = at < size.next_multiple_of(PAGE) && at + len > size;

@@ -7,7 +7,8 @@ use crate::call::Name;
 use crate::kernel::{Answer, Errno};
 
 impl Worker {
-    /// A program that copies a tree, and not into itself: how deep that goes is a matter of chance.
+    /// A program that copies a tree. It does not copy a tree into itself, since the depth of the
+    /// result is a matter of chance.
     pub(super) fn tree_program(
         &self,
         script: &str,

@@ -4,7 +4,7 @@ use crate::kernel::{Answer, sys};
 use crate::marks::Marks;
 use crate::tree::{Closing, entries, kind_of, names_of};
 
-/// A listing under way: what was there before, and what it has listed.
+/// A listing in progress: the names that existed before, and the listed ones.
 pub(super) struct Scan {
     pub dir: Closing,
     pub before: Vec<(String, u8, u64)>,
@@ -17,8 +17,7 @@ pub(super) fn show_names(names: &[(String, u8, u64)]) -> String {
     shown.join(" ").replace(&"n".repeat(255), "%255")
 }
 
-/// What was there before and is there at the end, and has not been away in between, must have been
-/// listed exactly once.
+/// Every name that existed from the beginning to the end must have been listed exactly once.
 pub(super) fn end_scan(mut scan: Scan, marks: &Marks) -> Answer<String> {
     let mut buffer = [0u8; 4096];
     while entries(scan.dir.0, &mut buffer, &mut scan.seen)? {}
