@@ -33,6 +33,11 @@ mod support {
         pub mod waiting_files;
     }
     #[path = "."]
+    pub mod layered_runs {
+        #[path = "../../crates/kvfs-cli/src/support/layered_runs/inside_layer.rs"]
+        pub mod inside_layer;
+    }
+    #[path = "."]
     pub mod machine {
         #[path = "../../crates/kvfs-cli/src/support/machine/beneath.rs"]
         pub mod beneath;

@@ -85,7 +85,7 @@ fn automatic_snapshots_of_a_clone_and_of_the_store_are_kept_apart() {
     // Both are made in one second, or nearly so.
     let (of_store, of_clone) = (auto(&mount.root()), auto(&clone));
     assert!(of_store.starts_with("auto-") && of_clone.starts_with("trial-auto-"), "{of_clone}");
-    assert_eq!(names("snapshot", &clone), [of_clone.clone()]);
+    assert_eq!(names("snapshot", &clone), std::slice::from_ref(&of_clone));
     // Rules that keep one snapshot of the clone drop none of the store.
     let mut last = of_clone.clone();
     while last == of_clone {

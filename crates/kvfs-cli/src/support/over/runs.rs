@@ -1,6 +1,5 @@
 //! One run over a folder, from its empty upper layer to its end: applied, kept or thrown away.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
@@ -16,16 +15,16 @@ use crate::support::layers::layer::{Layer, Marks, Time};
 use crate::support::layers::reader::Layers;
 use crate::support::machine::sandbox::{Blocked, Namespace, Overlay, flags_above};
 use crate::support::over::conflicts::conflicts;
-use crate::support::over::folder::{Folder, Locked, remove_all};
-use crate::support::over::log::{self, Log, Name, Seen, VERSION};
+use crate::support::over::folder::{Folder, remove_all};
+use crate::support::over::log::{self, Log};
 use crate::support::over::plan::{self, Left};
 use crate::support::over::recovery::recover;
 use crate::support::over::run_folders::{
-    LOG, MADE, RUN, UPPER, cannot, drop_folder, failure, finish, keep, seen,
+    LOG, MADE, RUN, UPPER, cannot, failure, finish, keep, seen,
 };
 use crate::support::over::steps::{ALL, Check, Sides, Stopped, Way};
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
-use crate::support::terminal::text::{Shown, show};
+use crate::support::terminal::text::Shown;
 
 const WORK: &str = "work";
 

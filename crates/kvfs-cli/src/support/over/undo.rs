@@ -2,7 +2,7 @@
 //! since.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::support::layers::layer::{Attributes, Layer};
 use crate::support::machine::sandbox::Blocked;
@@ -14,9 +14,8 @@ use crate::support::over::run_folders::{
     read_noted, seen, some_paths,
 };
 use crate::support::over::steps::{ALL, Check, Sides, Way};
-use crate::support::review::proposed;
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
-use crate::support::terminal::text::{Shown, show};
+use crate::support::terminal::text::Shown;
 
 /// The last run that was applied to a folder.
 pub struct Last<'a> {
