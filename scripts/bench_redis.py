@@ -5,8 +5,8 @@
 
 Both are started for the run: redis-server with an append-only file that is synced each second, and
 KVFS with its flush interval of a second. Each round asks both for each case, in turn, unpipelined
-and pipelined by 16; the table has medians and their ratio. A second table has commands that read the
-elements of collections: the processor time of the server for one of them, on collections that
+and pipelined by 16; the table has medians and their ratio. A second table has commands that read
+the elements of collections: the processor time of the server for one of them, on collections that
 were just written, and again after a remount, which has written them to runs. `--elements` measures
 and prints that table alone; processor time says something on a busy machine, too. Needs
 redis-server, redis-benchmark, redis-cli (Debian: redis-server, redis-tools), and what a mount

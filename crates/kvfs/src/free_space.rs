@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use kvdb::{BranchLimit, DictionaryId, Scope};
+use kvdb::{DictionaryId, Scope};
 
 use crate::error::{Error, Result};
 use crate::layout::PAGE;
@@ -40,7 +40,7 @@ impl FreeSpace {
         // Adds a whole page at each end.
         let cost = cost_of(more.saturating_add(2 * PAGE));
         if !self.is_within_limit(cost, &commit)? {
-            return Err(Error::NoSpace);
+            return Err(self.over_limit());
         }
         if self.shared.spend(cost) || self.refill(cost) {
             return Ok(());
@@ -71,11 +71,28 @@ impl FreeSpace {
         Ok(fits(cost_of(self.own.dirty_bytes() as u64)))
     }
 
+    /// Returns the error that names the limit which was reached. The limit of a transaction around
+    /// this one has no name here.
+    fn over_limit(&self) -> Error {
+        let of_clone = |limit: Option<(String, kvdb::BranchLimit)>| match limit {
+            Some((branch, limit)) => kvdb::Error::CloneOverLimit { branch, limit: limit.bytes },
+            None => kvdb::Error::NoSpace,
+        };
+        Error::Store(match &self.scope {
+            Scope::Transaction(transaction) => match transaction.options().limit {
+                Some(limit) => kvdb::Error::OverLimit { id: transaction.id(), limit },
+                None => of_clone(self.store.here().ok().and_then(|db| db.limit_of(self.imap))),
+            },
+            Scope::Mainline(db) => of_clone(db.limit_of(self.imap)),
+            Scope::Frozen(_) | Scope::Served(_) => kvdb::Error::NoSpace,
+        })
+    }
+
     /// Returns the bytes that a transaction or clone may still take, or `None` if it has no limit.
     pub fn room(&self) -> Option<u64> {
         match &self.scope {
             Scope::Transaction(transaction) => transaction.room(),
-            Scope::Mainline(db) => db.limit_of(self.imap).map(BranchLimit::room),
+            Scope::Mainline(db) => db.limit_of(self.imap).map(|(_, limit)| limit.room()),
             Scope::Frozen(_) | Scope::Served(_) => None,
         }
     }

@@ -135,10 +135,13 @@ impl Kvdb {
         self.db.snapshotter.limit_branch(branch, bytes)
     }
 
-    /// Returns the limit of the clone that a dictionary belongs to, or `None` if there is none.
-    pub fn limit_of(&self, dict: DictionaryId) -> Option<BranchLimit> {
+    /// Returns the clone that a dictionary belongs to, and its limit. Returns `None` if there is no
+    /// such limit.
+    pub fn limit_of(&self, dict: DictionaryId) -> Option<(String, BranchLimit)> {
         let snapshotter = &self.db.snapshotter;
-        snapshotter.branch_limit(&snapshotter.limited_branch_of(dict)?)
+        let branch = snapshotter.limited_branch_of(dict)?;
+        let limit = snapshotter.branch_limit(&branch)?;
+        Some((branch, limit))
     }
 
     /// Makes the clone of a dictionary take less space if possible, for a caller who would exceed

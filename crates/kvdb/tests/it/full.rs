@@ -227,7 +227,7 @@ fn a_refused_commit_in_a_full_store_writes_nothing() {
         let before = written();
         (0..200).for_each(|_| refuse());
         assert_eq!(written(), before, "round {round}");
-        // What is deleted is found by the next commit.
+        // The next commit finds the space of deleted tuples.
         delete(&db, d, 0, count);
         let again = fill(&db, d, 0, 16, len);
         assert!(again > count * 3 / 4, "round {round}: {again} after {count}");

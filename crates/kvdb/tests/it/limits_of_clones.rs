@@ -72,7 +72,7 @@ fn what_would_take_more_is_refused_in_it_and_nowhere_else() {
     assert!(before.bytes == LIMIT && before.taken < 100_000, "{before:?}");
     let taken = fill(&d, "k");
     assert!((300..=(LIMIT / 10_000) as usize).contains(&taken), "{taken}");
-    let limit = db.limit_of(d.id()).expect("limited");
+    let limit = db.limit_of(d.id()).expect("limited").1;
     assert!(limit.room() < 50_000, "{limit:?}");
     // A batch is taken whole or not at all, and so is a conditional commit.
     let batch = || {

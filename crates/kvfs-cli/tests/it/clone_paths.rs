@@ -1,4 +1,4 @@
-//! By the path of a clone, commands work on the dictionaries, snapshots and clones of that clone.
+//! Commands that get the path of a clone work on the dictionaries, snapshots and clones of that clone.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -62,7 +62,7 @@ fn snapshots_are_those_of_the_clone() {
     succeeds(kvfs(&["snapshot", "rollback"]).arg(&clone).arg("tried"));
     assert_eq!(fs::read_to_string(clone.join("file")).expect("read"), "base");
     assert!(mount.path("elsewhere").exists());
-    // Those of the store are refused with the reason.
+    // Snapshots of the store are refused with the reason.
     let why = "snapshot origin is of the store";
     for words in [&["snapshot", "drop"][..], &["snapshot", "rollback"], &["send"]] {
         refused(words, &clone, &["origin"], why);

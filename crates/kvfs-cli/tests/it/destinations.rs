@@ -407,6 +407,7 @@ fn files_are_opened_to_be_written_in_one_place() {
         ("commands/run.rs", "the terminal"),
         ("support/over/log.rs", "the state folder of runs, which is this user's own"),
         ("support/over/runs.rs", "the state folder of runs, which is this user's own"),
+        ("support/over/run_folders.rs", "the state folder of runs, which is this user's own"),
         ("support/layered_runs/scratch.rs", "a new file in the directory that it makes"),
         ("support/layered_runs/in_place.rs", "files in a transaction of the store"),
         ("commands/mcp/files.rs", "files in a transaction of the store"),

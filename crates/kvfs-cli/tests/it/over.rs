@@ -276,7 +276,10 @@ fn others_see_nothing_of_it_before_the_end_and_what_still_runs_is_ended() {
     // A path that leads around the overlay shows the folder as others see it.
     let root = format!("/proc/{}/root", std::process::id());
     let outside = format!("{root}{}", lab.path("file").display());
-    let script = format!("echo new > file; cat {outside}; sleep 1000 & true");
+    let script = format!(
+        "echo new > file; cat {outside}; sleep 1000 & \
+         until [ \"$(cat /proc/$!/comm)\" = sleep ]; do :; done"
+    );
     let mut run = lab.run(&[], &script);
     let ended = run.output().expect("kvfs runs");
     assert!(ended.status.success(), "{}", text(&ended.stderr));

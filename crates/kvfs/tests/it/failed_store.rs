@@ -154,7 +154,7 @@ fn a_commit_that_finds_no_space_at_its_sync_frees_the_space_of_the_files_that_it
     device.clear();
     assert!(matches!(synced, Err(Error::Store(kvdb::Error::NotSynced(_)))), "{synced:?}");
     fails(fs.lookup(ROOT, b"f"), libc::ENOENT);
-    // What could not be removed at the commit is removed now, without another mount.
+    // The tick removes the orphan that the commit could not remove, without another mount.
     fs.tick().unwrap();
     let report = fs.verify().unwrap();
     assert_eq!((report.orphans, report.pages), (0, 0));

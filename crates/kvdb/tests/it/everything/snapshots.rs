@@ -183,7 +183,7 @@ pub fn limit(w: &mut World) -> Result<(), Dead> {
     for dict in content.keys() {
         let dict = w.db.dictionary_in(&name, dict).expect("the history has it");
         let found = w.db.limit_of(dict);
-        assert_eq!(found.map(|found| found.bytes), limit, "{}", w.what());
+        assert_eq!(found.map(|(_, found)| found.bytes), limit, "{}", w.what());
         if limited {
             let found = w.db.limit_of_files(dict);
             assert_eq!(found, files.map(|files| (name.clone(), files)), "{}", w.what());

@@ -68,8 +68,8 @@ pub fn failure(stopped: Stopped) -> Failure {
     }
 }
 
-/// Ends an apply whose steps are all done: notes what the folder has now, and makes the run the last
-/// one, in place of the one before.
+/// Ends an apply whose steps are all done: notes what the folder has now, and makes the run the
+/// last one, in place of the one before.
 pub fn finish(locked: &Locked, place: &Path, sides: &Sides<'_>, log: &Log) -> Outcome {
     let failed = cannot("end the run in", place);
     let made: Vec<Seen> = log::read(place, MADE).map_err(&failed)?.unwrap_or_default();
