@@ -233,6 +233,11 @@ impl Snapshotter {
         check()
     }
 
+    /// Notes that data of a branch was deleted, so that the next one at the limit merges.
+    pub(crate) fn note_removed(&self, branch: &str) {
+        self.limits.found.lock().entry(branch.into()).or_default().removed = true;
+    }
+
     /// Fails if `more` bytes would exceed the limit of a branch.
     pub(crate) fn check_limit(&self, branch: &str, more: u64) -> Result<()> {
         match self.branch_limit(branch) {

@@ -295,9 +295,15 @@ impl TransactionState {
         let small = in_memory.saturating_add(runs.total_bytes()) <= SMALL;
         let snapshotter = &self.registry.parts.snapshotter;
         match snapshotter.admit_runs(&self.options.branch, in_memory, &runs) {
-            Err(_) if open.removed && small => Ok(()),
-            checked => checked,
+            Err(_) if open.removed && small => {}
+            checked => checked?,
         }
+        // The next one at the limit has to find what this one deletes. A merge of the changes, which
+        // `gathered` tells of, forgets that there were deletions.
+        if open.removed || open.gathered > 0 {
+            snapshotter.note_removed(&self.options.branch);
+        }
+        Ok(())
     }
 
     /// Ends the transaction and discards its changes.

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use env::Simulated;
-use kvdb::{CreateOptions, Durability, Kvdb, OpenOptions};
+use kvdb::{CreateOptions, Kvdb, OpenOptions};
 use kvfs::{
-    Allocate, AllocateMode, Caller, Error, FileKind, Fs, FsOptions, Ino, ROOT, SetAttr, ViewId,
-    Views, XattrFlags,
+    Allocate, AllocateMode, Caller, FileKind, Fs, FsOptions, Ino, ROOT, SetAttr, ViewId, Views,
+    XattrFlags,
 };
-use zones::{Fault, FaultDevice, FaultKind, MemoryDevice, Operation, Purpose};
+use zones::{Fault, FaultDevice, FaultKind, MemoryDevice, Operation};
 
 const USER: Caller = Caller { uid: 1000, gid: 100, pid: 7 };
 
@@ -127,37 +127,6 @@ fn what_finds_no_space_at_a_sync_stays_in_its_place_and_is_written_later() {
     fs.fsync(log, true).unwrap();
     assert!(refused > 0, "it was full at a sync");
     assert!(fs.read(log, 0, expected.len() as u32).unwrap() == expected);
-}
-
-/// The commit of a transaction is made although its sync lacks space. The files that it removed are
-/// then without a name, and their space may be what the sync lacks.
-#[test]
-fn a_commit_that_finds_no_space_at_its_sync_frees_the_space_of_the_files_that_it_removed() {
-    let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
-    let env = Arc::new(Simulated::new(7));
-    // Without a journal a sync is a flush, which goes on when there is space again.
-    let options =
-        OpenOptions { memory: 16 << 20, threads: false, journal: false, ..Default::default() };
-    let create = CreateOptions { open: options, ..Default::default() };
-    let db = Kvdb::create(device.clone(), env.clone(), create).unwrap();
-    let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
-    let views = Views::new(db, fs.clone());
-    let f = file(&fs, "f", &[5; 100_000]);
-    fs.sync_all().unwrap();
-    fs.forget(f, 1);
-    let id = views.begin(Default::default()).unwrap();
-    let inside = views.fs(&ViewId::Transaction(id)).unwrap();
-    inside.unlink(ROOT, b"f").unwrap();
-    let full = Fault::always(Operation::Write, FaultKind::NoSpace);
-    device.inject(full.of(Purpose::Manifest));
-    let synced = views.commit(id, Durability::Synced);
-    device.clear();
-    assert!(matches!(synced, Err(Error::Store(kvdb::Error::NotSynced(_)))), "{synced:?}");
-    fails(fs.lookup(ROOT, b"f"), libc::ENOENT);
-    // The tick removes the orphan that the commit could not remove, without another mount.
-    fs.tick().unwrap();
-    let report = fs.verify().unwrap();
-    assert_eq!((report.orphans, report.pages), (0, 0));
 }
 
 /// Files are committed in groups. One of them whose node cannot be read at that moment is not in
