@@ -298,8 +298,8 @@ impl TransactionState {
             Err(_) if open.removed && small => {}
             checked => checked?,
         }
-        // The next one at the limit has to find what this one deletes. A merge of the changes, which
-        // `gathered` tells of, forgets that there were deletions.
+        // The next one at the limit has to find what this one deletes. A merge of the changes
+        // unsets `removed`, and `gathered` is not zero after it.
         if open.removed || open.gathered > 0 {
             snapshotter.note_removed(&self.options.branch);
         }

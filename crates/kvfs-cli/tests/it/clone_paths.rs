@@ -1,4 +1,5 @@
-//! Commands that get the path of a clone work on the dictionaries, snapshots and clones of that clone.
+//! Commands that get the path of a clone work on the dictionaries, snapshots and clones of that
+//! clone.
 
 use std::fs;
 use std::path::{Path, PathBuf};
