@@ -8,6 +8,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use crate::real::{BOTH, Real, as_nobody};
 
@@ -89,9 +90,22 @@ const WAYS: [Way; 9] = [
     }),
 ];
 
-/// The effective user that `program`, which is `id`, runs as when the user `nobody` starts it.
+/// Returns the effective user that `program`, which is `id`, runs as when the user `nobody` starts
+/// it.
+///
+/// A child that another test has just forked holds the descriptors of this process, also those that
+/// were open for writing to the program, until it executes its own program. Until then the kernel
+/// refuses to execute this one (`ETXTBSY`).
 fn effective(program: &Path) -> String {
-    let output = as_nobody(|| Command::new(program).arg("-u").output().expect("run"));
+    let limit = Instant::now() + Duration::from_secs(60);
+    let output = loop {
+        match as_nobody(|| Command::new(program).arg("-u").output()) {
+            Err(e) if e.raw_os_error() == Some(libc::ETXTBSY) && Instant::now() < limit => {
+                std::thread::yield_now();
+            }
+            ended => break ended.expect("run"),
+        }
+    };
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("UTF-8").trim().to_string()
 }
