@@ -101,8 +101,8 @@ pub fn make_directory() -> io::Result<PathBuf> {
     Ok(directory)
 }
 
-/// Removes the remains of killed daemons: sockets, empty logs, and logs and records that are a week
-/// old.
+/// Removes the remains of killed daemons: sockets, drafts of records, empty logs, and logs and
+/// records that are a week old.
 pub fn sweep(directory: &Path) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -115,7 +115,8 @@ pub fn sweep(directory: &Path) {
             .modified()
             .is_ok_and(|m| m.elapsed().is_ok_and(|age| age > Duration::from_secs(7 * 24 * 3600)));
         let useless = match path.extension().and_then(|e| e.to_str()) {
-            Some("sock") => true,
+            // A draft is a record whose writer was killed before it had its name.
+            Some("sock" | "new") => true,
             Some("log") => metadata.len() == 0 || old,
             Some("json") => old,
             _ => false,
@@ -495,7 +496,9 @@ mod tests {
         let names = [
             format!("{ended}.log"),
             format!("{ended}.sock"),
+            format!("0:45.{ended}.new"),
             format!("{alive}.log"),
+            format!("0:45.{alive}.new"),
             "0:45.json".into(),
         ];
         for name in &names {
@@ -505,7 +508,7 @@ mod tests {
             .expect("write");
         sweep(directory.path());
         let left = names.map(|name| directory.path().join(name).exists());
-        assert_eq!(left, [false, false, true, true]);
+        assert_eq!(left, [false, false, false, true, true, true]);
         assert!(directory.path().join(format!("{}.log", ended - 1)).exists());
     }
 
