@@ -92,7 +92,7 @@ impl Subscriptions {
     }
 
     /// Visits the connections that a message reaches, each with the channel or pattern that
-    /// matches. This is `None` for those whose pattern takes too long to compare.
+    /// matches. The pattern is `None` for a connection whose pattern takes too long to match.
     fn each(
         &self,
         (to, among): (To, Among<'_>),

@@ -97,8 +97,8 @@ pub fn of(
     authors
 }
 
-/// Writes the number of a commit, its label and its time in seconds since 1970, or null if there
-/// is no commit.
+/// Writes the number of a commit, its label and its time in seconds since 1970, or null if the
+/// commit is not known.
 pub fn put(author: Option<&UndoableCommit>, out: &mut Output) {
     match author {
         None => out.null(),

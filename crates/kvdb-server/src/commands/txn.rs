@@ -1,5 +1,5 @@
-//! `TXN`: transactions over keys, and over files if the store is mounted, shared by any number of
-//! connections and processes.
+//! `TXN`: transactions over keys, and over files if the store is mounted. Any number of
+//! connections and processes can share a transaction.
 
 mod begin;
 mod conflict;
@@ -115,9 +115,9 @@ pub fn joined(s: &Session) -> Result<&Transaction, Failure> {
     s.joined.as_ref().map(|(transaction, _)| transaction).ok_or_else(none)
 }
 
-/// `TXN SEAL [id]`: from here on, until this connection ends, programs that descend from its
-/// process can write only in the transactions that it begins, and in this one, and cannot end them;
-/// see [`crate::seals`].
+/// `TXN SEAL [id]`: confines the programs that descend from the client's process until this
+/// connection ends. They can write only in this transaction and in the transactions that this
+/// connection begins, and cannot end them; see [`crate::seals`].
 fn seal(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(args, 2, 3)?;
     let also = args.get(2).map(number).transpose()?;
@@ -159,7 +159,8 @@ pub fn over(s: &mut Session, id: TransactionId) {
     }
 }
 
-/// Returns the number in argument 2, or that of the joined transaction, which may have ended.
+/// Returns the number in argument 2, or the number of the joined transaction, which may have
+/// ended.
 fn id_of(s: &Session, id: Option<&[u8]>) -> Result<TransactionId, Failure> {
     match id {
         Some(id) => number(id),

@@ -12,8 +12,9 @@ pub struct Broken;
 
 const REGISTERS: usize = 16_384;
 const HEADER: usize = 16;
-/// Bits of a register in a dense representation, and the largest value.
+/// Number of bits of a register in a dense representation.
 const BITS: usize = 6;
+/// Largest value of a register in a dense representation.
 const MOST: u8 = 63;
 /// Length of a dense string, in bytes.
 pub const DENSE: usize = HEADER + REGISTERS * BITS / 8;

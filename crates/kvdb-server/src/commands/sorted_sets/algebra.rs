@@ -108,7 +108,7 @@ impl<'a> Combining<'a> {
             found.push((member, score));
             Ok(())
         })?;
-        // Zero has one representation, and NaN does not occur.
+        // The two zeros compare as equal, and NaN does not occur.
         found.sort_by(|a, b| (a.1 + 0.0).total_cmp(&(b.1 + 0.0)).then_with(|| a.0.cmp(&b.0)));
         Ok(found)
     }
@@ -143,7 +143,7 @@ impl<'a> Combining<'a> {
         }
         let smallest = (0..sources.len()).min_by_key(|i| sources[*i].len()).unwrap_or(0);
         let base = if self.how == Algebra::Difference { 0 } else { smallest };
-        // Lookups of many members are announced as one range.
+        // If many members are looked up, they are announced as one range.
         let many = sources[base].len() > FEW as i64;
         if many {
             sources.iter().filter_map(|source| source.0).try_for_each(|of| announce(seen, &of))?;
@@ -188,8 +188,8 @@ impl Source {
             _ => Ok(1.0),
         }
     }
-    /// Returns the score of a member. `announced` means that the range of all members is announced
-    /// already.
+    /// Returns the score of a member. `announced` states whether the range of all members has
+    /// already been announced.
     fn score(
         &self,
         seen: &Seen<'_>,

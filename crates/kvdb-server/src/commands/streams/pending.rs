@@ -1,4 +1,4 @@
-//! Entries that are delivered and not acknowledged: `XPENDING`, `XCLAIM`, `XAUTOCLAIM`.
+//! Entries that were delivered but not acknowledged: `XPENDING`, `XCLAIM`, `XAUTOCLAIM`.
 
 use std::collections::BTreeMap;
 
@@ -112,7 +112,8 @@ struct Claim {
     ids: Vec<Id>,
     force: bool,
     only_ids: bool,
-    /// The new delivery time: `idle` in milliseconds before now, `time` in milliseconds since 1970.
+    /// The new delivery time. `idle` is in milliseconds before now, and `time` in milliseconds
+    /// since 1970.
     idle: Option<i64>,
     time: Option<i64>,
     times: Option<u64>,
@@ -181,7 +182,7 @@ struct Claimed {
 }
 
 impl Claimed {
-    /// Notes activity of the consumer if it received an entry.
+    /// Records activity of the consumer if it has received an entry.
     fn see(
         &self,
         seen: &Seen<'_>,
@@ -201,7 +202,7 @@ impl Claimed {
 /// [JUSTID] [LASTID id]`
 pub fn xclaim(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (key, name, consumer) = (args.at(1), args.at(2), args.at(3));
-    // An error about the group takes precedence over other errors.
+    // An error that concerns the group takes precedence over other errors.
     find(&s.see()?, key, name)?;
     let idle = idle_time(args, "XCLAIM")?;
     let claim = Claim::parse(args)?;
