@@ -41,8 +41,8 @@ pub(super) fn lock(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Ou
             transaction.lock_key(space.strings, args.at(3), exclusive)?;
             if let Some(types) = space.types {
                 transaction.lock_key(types, &head_key(args.at(3)), exclusive)?;
-                // The elements are locked as well: others can change them without touching the
-                // head.
+                // The elements are locked as well, because others can change them without
+                // changing the head.
                 let live = s.see()?.live(args.at(3))?;
                 if let Some((start, end)) = live.head.and_then(|head| head.beneath()) {
                     transaction.lock_range(types, &start, &end, exclusive)?;
