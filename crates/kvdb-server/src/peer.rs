@@ -9,8 +9,8 @@ use std::os::fd::{AsFd, AsRawFd};
 pub fn user(socket: impl AsFd) -> io::Result<u32> {
     let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut size = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: `peer` is as large as `size` says, any bytes are a value of it, and both outlive the
-    // call.
+    // SAFETY: `peer` is as large as `size` says, any bytes are a valid value of it, and both
+    // outlive the call.
     let done = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),
