@@ -44,7 +44,7 @@ pub struct ServerOptions {
     pub tcp: Option<SocketAddr>,
     /// The TLS configuration of TCP connections. If it is set, unencrypted clients are refused.
     pub tls: Option<Tls>,
-    /// Whether connections start with `DURABLE yes`, so that each write is on disk before its
+    /// Set if connections start with `DURABLE yes`, so that each write is on disk before its
     /// reply.
     pub durable: bool,
     /// Limits on the resources that clients may use.
