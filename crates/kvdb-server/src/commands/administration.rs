@@ -22,7 +22,7 @@ pub fn role(_: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `MODULE LIST`
+/// Executes `MODULE LIST`.
 pub fn module(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match (args.at(1), args.len()) {
         (c, 2) if is(c, "list") => out.array(0),
@@ -152,7 +152,7 @@ fn password(bits: Option<&[u8]>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `CLUSTER`, `READONLY`, `READWRITE`, `ASKING`
+/// Executes `CLUSTER`, `READONLY`, `READWRITE`, `ASKING`.
 pub fn cluster(_: &mut Session, _: Arguments<'_>, _: &mut Output) -> Outcome {
     Err(Failure::request("This instance has cluster support disabled"))
 }

@@ -104,7 +104,7 @@ fn unit(text: Option<&[u8]>) -> Result<bool, Failure> {
     }
 }
 
-/// `BITCOUNT key [start end [BYTE|BIT]]`
+/// Executes `BITCOUNT key [start end [BYTE|BIT]]`.
 pub fn bitcount(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (key, seen) = (args.at(1), s.see()?);
     let text = seen.text(key)?.1;
@@ -145,7 +145,7 @@ fn count(value: &[u8], bits: std::ops::Range<usize>) -> i64 {
     edges + value[first..last].iter().map(|byte| i64::from(byte.count_ones())).sum::<i64>()
 }
 
-/// `BITPOS key bit [start [end [BYTE|BIT]]]`
+/// Executes `BITPOS key bit [start [end [BYTE|BIT]]]`.
 pub fn bitpos(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let bit = match integer(args.at(2)) {
         Some(bit @ 0..=1) => bit as u8,
@@ -196,7 +196,7 @@ fn first(value: &[u8], bits: std::ops::Range<usize>, bit: u8) -> Option<usize> {
     None
 }
 
-/// `BITOP AND|OR|XOR|NOT destination key ...`
+/// Executes `BITOP AND|OR|XOR|NOT destination key ...`.
 pub fn bitop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let combine: fn(u8, u8) -> u8 = match args.at(1) {
         o if is(o, "and") => |a, b| a & b,
@@ -406,7 +406,8 @@ fn run_steps(steps: &[Step], window: &mut [u8]) -> (Vec<Option<i64>>, bool) {
     (results, changed)
 }
 
-/// `BITFIELD key [GET type offset | [OVERFLOW WRAP|SAT|FAIL] SET|INCRBY type offset number ...]`
+/// Executes `BITFIELD key [GET type offset | [OVERFLOW WRAP|SAT|FAIL] SET|INCRBY type offset
+/// number ...]`.
 pub fn bitfield(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (mut steps, writes) = parse_steps(s, args)?;
     // All fields lie in these bytes. The fields that may be written end at `wanted`; the value is
@@ -450,7 +451,7 @@ pub fn bitfield(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     Ok(())
 }
 
-/// `BITFIELD_RO key [GET type offset ...]`
+/// Executes `BITFIELD_RO key [GET type offset ...]`.
 pub fn bitfield_ro(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if args.from(2).step_by(3).any(|word| !is(word, "get")) {
         return Err(Failure::request("BITFIELD_RO only supports the GET subcommand"));

@@ -217,7 +217,7 @@ fn try_turns<T>(
     Ok(None)
 }
 
-/// `BLPOP key ... timeout`
+/// Executes `BLPOP key ... timeout` or `BRPOP key ... timeout`.
 fn pop(s: &mut Session, args: Arguments<'_>, end: End, out: &mut Output) -> Outcome {
     let last = args.len() - 1;
     let at_most = timeout(args.at(last))?;
@@ -266,14 +266,14 @@ fn carry(
     Ok(())
 }
 
-/// `BLMOVE source destination LEFT|RIGHT LEFT|RIGHT timeout`
+/// Executes `BLMOVE source destination LEFT|RIGHT LEFT|RIGHT timeout`.
 pub fn blmove(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let ends = (lists::end_of(args.at(3))?, lists::end_of(args.at(4))?);
     let at_most = timeout(args.at(5))?;
     carry(s, args, ends, at_most, out)
 }
 
-/// `BRPOPLPUSH source destination timeout`
+/// Executes `BRPOPLPUSH source destination timeout`.
 pub fn brpoplpush(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let at_most = timeout(args.at(3))?;
     carry(s, args, (End::Right, End::Left), at_most, out)
@@ -304,12 +304,12 @@ impl<'a> Several<'a> {
     }
 }
 
-/// `BLMPOP timeout numkeys key ... LEFT|RIGHT [COUNT count]`
+/// Executes `BLMPOP timeout numkeys key ... LEFT|RIGHT [COUNT count]`.
 pub fn blmpop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let at_most = timeout(args.at(1))?;
     pop_several(s, Several::parse(args, 2)?, Some(at_most), out)
 }
-/// `LMPOP numkeys key ... LEFT|RIGHT [COUNT count]`
+/// Executes `LMPOP numkeys key ... LEFT|RIGHT [COUNT count]`.
 pub fn lmpop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     pop_several(s, Several::parse(args, 1)?, None, out)
 }
@@ -377,7 +377,7 @@ fn pop_scores(
     })
 }
 
-/// `BZPOPMIN key ... timeout`
+/// Executes `BZPOPMIN key ... timeout` or `BZPOPMAX key ... timeout`.
 fn pop_score(s: &mut Session, args: Arguments<'_>, backward: bool, out: &mut Output) -> Outcome {
     let last = args.len() - 1;
     let at_most = timeout(args.at(last))?;
@@ -403,12 +403,12 @@ pub fn bzpopmax(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     pop_score(s, args, true, out)
 }
 
-/// `BZMPOP timeout numkeys key ... MIN|MAX [COUNT count]`
+/// Executes `BZMPOP timeout numkeys key ... MIN|MAX [COUNT count]`.
 pub fn bzmpop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let at_most = timeout(args.at(1))?;
     pop_several_scores(s, Several::parse(args, 2)?, Some(at_most), out)
 }
-/// `ZMPOP numkeys key ... MIN|MAX [COUNT count]`
+/// Executes `ZMPOP numkeys key ... MIN|MAX [COUNT count]`.
 pub fn zmpop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     pop_several_scores(s, Several::parse(args, 1)?, None, out)
 }

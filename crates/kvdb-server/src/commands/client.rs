@@ -73,7 +73,7 @@ pub fn client(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
-/// `CLIENT SETINFO LIB-NAME|LIB-VER value`
+/// Executes `CLIENT SETINFO LIB-NAME|LIB-VER value`.
 fn set_info(s: &mut Session, args: Arguments<'_>) -> Outcome {
     let value = name(args.at(3))?;
     match args.at(2) {
@@ -101,7 +101,7 @@ fn unblock(s: &Session, args: Arguments<'_>) -> Result<bool, Failure> {
     Ok(found.is_some_and(|client| client.unblock(how)))
 }
 
-/// `CLIENT PAUSE milliseconds [WRITE|ALL]`
+/// Executes `CLIENT PAUSE milliseconds [WRITE|ALL]`.
 fn pause(s: &Session, args: Arguments<'_>) -> Outcome {
     let wrong = || Failure::request("timeout is not an integer or out of range");
     let time = integer(args.at(2)).ok_or_else(wrong)?;
@@ -213,7 +213,7 @@ fn is_of_type(client: &Connection, kind: &[u8]) -> Result<bool, Failure> {
     }
 }
 
-/// `CLIENT LIST [TYPE type] [ID id ...]`
+/// Executes `CLIENT LIST [TYPE type] [ID id ...]`.
 fn list(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     s.show(out.resp3);
     let all = s.shared.clients.all();

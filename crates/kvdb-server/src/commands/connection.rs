@@ -83,7 +83,7 @@ fn authenticate(s: &mut Session, user: &[u8], password: &[u8]) -> Outcome {
     Ok(())
 }
 
-/// `HELLO [2|3 [AUTH user password] [SETNAME name]]`
+/// Executes `HELLO [2|3 [AUTH user password] [SETNAME name]]`.
 pub fn hello(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let mut resp3 = out.resp3;
     if let Some(version) = args.get(1) {
@@ -158,7 +158,7 @@ pub fn numbered(s: &Session, number: &[u8]) -> Result<Selected, Failure> {
     Selected::choose(s.db(), n.to_string().as_bytes())
 }
 
-/// `USE name`
+/// Executes `USE name`.
 pub fn choose(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     s.dictionary = Selected::choose(s.db(), args.at(1))?;
     out.ok();

@@ -80,7 +80,7 @@ pub fn script(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
-/// `SCRIPT LOAD`
+/// Executes `SCRIPT LOAD`.
 fn load(s: &mut Session, text: &[u8], out: &mut Output) -> Outcome {
     let said = shebang::read(text).map_err(Failure::request)?;
     let until = Instant::now() + s.shared.scripts.time();

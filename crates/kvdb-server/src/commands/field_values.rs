@@ -125,13 +125,13 @@ fn take<'a>(
     Ok(())
 }
 
-/// `HGETDEL key FIELDS numfields field ...`
+/// Executes `HGETDEL key FIELDS numfields field ...`.
 pub fn hgetdel(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let fields = named(args, 2, NOT_POSITIVE)?;
     take(s, args.at(1), fields, Change::Remove, out)
 }
 
-/// `HGETEX key [EX s|PX ms|EXAT s|PXAT ms|PERSIST] FIELDS numfields field ...`
+/// Executes `HGETEX key [EX s|PX ms|EXAT s|PXAT ms|PERSIST] FIELDS numfields field ...`.
 pub fn hgetex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (change, at) = match (args.at(2), time_option(args.at(2))) {
         (_, Some(unit)) => (Change::Set(deadline(args.at(3), unit, s.now(), "hgetex")?), 4),
@@ -192,7 +192,8 @@ fn all_are<'a>(
     Ok(true)
 }
 
-/// `HSETEX key [FNX|FXX] [EX s|PX ms|EXAT s|PXAT ms|KEEPTTL] FIELDS numfields field value ...`
+/// Executes `HSETEX key [FNX|FXX] [EX s|PX ms|EXAT s|PXAT ms|KEEPTTL] FIELDS numfields field
+/// value ...`.
 pub fn hsetex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let key = args.at(1);
     let (at, only, change) = set_options(s, args)?;

@@ -80,7 +80,7 @@ pub fn hpexpireat(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Out
     set(s, args, Time::AtMillis, "hpexpireat", out)
 }
 
-/// `HEXPIRE key time [NX|XX|GT|LT] FIELDS numfields field ...`
+/// Executes `HEXPIRE key time [NX|XX|GT|LT] FIELDS numfields field ...`.
 fn set(s: &Session, args: Arguments<'_>, unit: Time, command: &str, out: &mut Output) -> Outcome {
     let key = args.at(1);
     let deadline = deadline(args.at(2), unit, s.now(), command)?;
@@ -131,7 +131,7 @@ fn set(s: &Session, args: Arguments<'_>, unit: Time, command: &str, out: &mut Ou
     reply(&answers, out)
 }
 
-/// `HPERSIST key FIELDS numfields field ...`
+/// Executes `HPERSIST key FIELDS numfields field ...`.
 pub fn hpersist(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let key = args.at(1);
     let fields = named(args, 2, NOT_POSITIVE)?;

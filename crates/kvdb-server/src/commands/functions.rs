@@ -158,7 +158,7 @@ fn register(s: &mut Session, header: &library::Header, code: &[u8]) -> Result<Li
     Library::new(&header.name, code, functions)
 }
 
-/// `FUNCTION LOAD [REPLACE] code`
+/// Executes `FUNCTION LOAD [REPLACE] code`.
 fn load(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let last = args.len() - 1;
     for option in args.from(2).take(last - 2) {
@@ -180,7 +180,7 @@ fn load(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `FUNCTION DELETE name`
+/// Executes `FUNCTION DELETE name`.
 fn delete(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let not_found = || Failure::request("Library not found");
     let name = std::str::from_utf8(args.at(2)).map_err(|_| not_found())?;
@@ -212,7 +212,7 @@ fn flush(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `FUNCTION LIST [LIBRARYNAME pattern] [WITHCODE]`
+/// Executes `FUNCTION LIST [LIBRARYNAME pattern] [WITHCODE]`.
 fn list(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (mut pattern, mut with_code) = (None, false);
     let mut options = args.from(2);
@@ -268,7 +268,7 @@ fn list(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `FUNCTION DUMP`
+/// Executes `FUNCTION DUMP`.
 fn dump(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     out.bulk(&payload::write(libraries::all(s)?.values().map(|library| &library.code[..])));
     Ok(())
@@ -282,7 +282,7 @@ enum Policy {
     Replace,
 }
 
-/// `FUNCTION RESTORE payload [FLUSH|APPEND|REPLACE]`
+/// Executes `FUNCTION RESTORE payload [FLUSH|APPEND|REPLACE]`.
 fn restore(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let policy = match (args.len(), args.at(3)) {
         (3, _) => Policy::Append,
@@ -320,7 +320,7 @@ fn restore(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `FUNCTION STATS`
+/// Executes `FUNCTION STATS`.
 fn stats(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     let all = libraries::all(s)?;
     out.map(2);
@@ -355,14 +355,14 @@ fn stats(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `FUNCTION KILL`
+/// Executes `FUNCTION KILL`.
 fn kill(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     s.shared.scripts.kill(true)?;
     out.ok();
     Ok(())
 }
 
-/// `FUNCTION HELP`
+/// Executes `FUNCTION HELP`.
 fn help(_: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     out.array(HELP.len());
     HELP.iter().for_each(|line| out.status(line));

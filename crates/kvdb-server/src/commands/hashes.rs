@@ -218,7 +218,7 @@ fn all(s: &Session, args: Arguments<'_>, out: &mut Output, fields: bool, values:
     })
 }
 
-/// `HRANDFIELD key [count [WITHVALUES]]`
+/// Executes `HRANDFIELD key [count [WITHVALUES]]`.
 pub fn hrandfield(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let values = match args.get(3) {
         None => false,

@@ -66,7 +66,7 @@ fn put(seen: &Seen<'_>, key: &[u8], live: &Live, sketch: Sketch, batch: &mut Bat
     Ok(())
 }
 
-/// `PFADD key [element ...]`
+/// Executes `PFADD key [element ...]`.
 pub fn pfadd(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let changed = change(s, &[args.at(1)], |_, sketch, new| {
         let mut changed = new;
@@ -79,7 +79,7 @@ pub fn pfadd(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     Ok(())
 }
 
-/// `PFMERGE destination [source ...]`
+/// Executes `PFMERGE destination [source ...]`.
 pub fn pfmerge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let keys: Vec<&[u8]> = args.from(1).collect();
     change(s, &keys, |seen, sketch, _| {

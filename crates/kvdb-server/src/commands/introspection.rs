@@ -68,7 +68,7 @@ pub fn command(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
     Ok(())
 }
 
-/// `COMMAND LIST [FILTERBY PATTERN pattern|ACLCAT category]`
+/// Executes `COMMAND LIST [FILTERBY PATTERN pattern|ACLCAT category]`.
 fn list(args: Arguments<'_>, out: &mut Output) -> Outcome {
     let pattern = match args.len() {
         2 => b"*",

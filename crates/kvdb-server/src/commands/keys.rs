@@ -125,7 +125,7 @@ fn put_head(types: DictionaryId, key: &[u8], head: Head, batch: &mut Batch) {
     }
 }
 
-/// `COPY source destination [DB n] [REPLACE]`
+/// Executes `COPY source destination [DB n] [REPLACE]`.
 pub fn copy(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (from, to) = (args.at(1), args.at(2));
     let (mut replace, mut other) = (false, None);
@@ -215,7 +215,7 @@ fn copy_collection(
     seen.name_again(&head, to, batch)
 }
 
-/// `OBJECT ENCODING|REFCOUNT|IDLETIME|FREQ key`
+/// Executes `OBJECT ENCODING|REFCOUNT|IDLETIME|FREQ key`.
 pub fn object(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if is(args.at(1), "help") && args.len() == 2 {
         out.array(1);

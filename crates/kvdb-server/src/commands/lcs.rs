@@ -62,7 +62,7 @@ fn trace(table: &Table, a: &[u8], b: &[u8]) -> (Vec<u8>, Vec<Match>) {
     (common, matches)
 }
 
-/// `LCS key1 key2 [LEN] [IDX] [MINMATCHLEN length] [WITHMATCHLEN]`
+/// Executes `LCS key1 key2 [LEN] [IDX] [MINMATCHLEN length] [WITHMATCHLEN]`.
 pub fn lcs(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (mut len, mut places, mut shortest, mut lengths) = (false, false, 0, false);
     let mut options = args.from(3);

@@ -340,7 +340,7 @@ pub fn lset(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `LREM key count element`
+/// Executes `LREM key count element`.
 pub fn lrem(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (key, value) = (args.at(1), args.at(3));
     let count = integer(args.at(2)).ok_or(Failure::NOT_AN_INTEGER)?;
@@ -470,7 +470,7 @@ pub fn linsert(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
     Ok(())
 }
 
-/// `LPOS key element [RANK rank] [COUNT n] [MAXLEN n]`
+/// Executes `LPOS key element [RANK rank] [COUNT n] [MAXLEN n]`.
 pub fn lpos(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (mut rank, mut count, mut most) = (1, None, 0);
     let mut options = args.from(3);

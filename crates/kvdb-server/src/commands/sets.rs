@@ -95,7 +95,7 @@ pub fn smembers(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     })
 }
 
-/// `SPOP key [count]`
+/// Executes `SPOP key [count]`.
 pub fn spop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if args.len() > 3 {
         return Err(Failure::SYNTAX);
@@ -196,7 +196,7 @@ fn pop_many(s: &Session, key: &[u8], wanted: i64) -> Result<Option<(TakenFrom, C
     })
 }
 
-/// `SRANDMEMBER key [count]`
+/// Executes `SRANDMEMBER key [count]`.
 pub fn srandmember(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if args.len() > 3 {
         return Err(Failure::SYNTAX);
@@ -507,7 +507,7 @@ pub fn limit(args: Arguments<'_>, behind: usize) -> Result<usize, Failure> {
     }
 }
 
-/// `SINTERCARD numkeys key ... [LIMIT n]`
+/// Executes `SINTERCARD numkeys key ... [LIMIT n]`.
 pub fn sintercard(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let n = key_count(args, 1)?;
     let most = limit(args, 2 + n)?;

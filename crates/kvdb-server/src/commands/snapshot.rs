@@ -293,7 +293,7 @@ fn limit(arg: &[u8]) -> Result<Option<u64>, Failure> {
     bytes.map(Some).ok_or(Failure::NOT_AN_INTEGER)
 }
 
-/// `CLONE CREATE snapshot name [LIMIT bytes] [FILES n]`
+/// Executes `CLONE CREATE snapshot name [LIMIT bytes] [FILES n]`.
 fn create_clone(s: &Session, snapshots: &dyn Snapshots, args: Arguments<'_>) -> Outcome {
     let (mut bytes, mut files) = (None, None);
     for at in (4..args.len()).step_by(2) {
@@ -310,7 +310,7 @@ fn create_clone(s: &Session, snapshots: &dyn Snapshots, args: Arguments<'_>) -> 
     Ok(())
 }
 
-/// `CLONE LIST`
+/// Executes `CLONE LIST`.
 fn list_clones(s: &Session, snapshots: &dyn Snapshots, out: &mut Output) {
     let all = s.db().branches();
     out.array(all.len());

@@ -155,7 +155,7 @@ impl Adding {
     }
 }
 
-/// `ZADD key [NX|XX] [GT|LT] [CH] [INCR] score member ...`
+/// Executes `ZADD key [NX|XX] [GT|LT] [CH] [INCR] score member ...`.
 pub fn zadd(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (adding, at) = Adding::parse(args);
     let pairs = args.len() - at;
@@ -487,7 +487,7 @@ fn send_pairs(pairs: &[(Bytes, f64)], scores: bool, out: &mut Output) {
     }
 }
 
-/// `ZRANDMEMBER key [count [WITHSCORES]]`
+/// Executes `ZRANDMEMBER key [count [WITHSCORES]]`.
 pub fn zrandmember(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let scores = match args.get(3) {
         None => false,

@@ -47,7 +47,8 @@ fn stored_form(s: &Session, args: Arguments<'_>, at: usize) -> Result<Bytes, Fai
     Ok(Bytes::from(value))
 }
 
-/// `XADD key [NOMKSTREAM] [MAXLEN|MINID [=|~] threshold [LIMIT count]] *|id field value ...`
+/// Executes `XADD key [NOMKSTREAM] [MAXLEN|MINID [=|~] threshold [LIMIT count]] *|id field value
+/// ...`.
 pub fn xadd(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let key = args.at(1);
     let options = Options::parse(args, true)?;
@@ -113,7 +114,7 @@ pub fn xlen(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `XTRIM key MAXLEN|MINID [=|~] threshold [LIMIT count]`
+/// Executes `XTRIM key MAXLEN|MINID [=|~] threshold [LIMIT count]`.
 pub fn xtrim(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let key = args.at(1);
     let options = Options::parse(args, false)?;
@@ -133,7 +134,7 @@ pub fn xtrim(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     Ok(())
 }
 
-/// `XDEL key id ...`
+/// Executes `XDEL key id ...`.
 pub fn xdel(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let key = args.at(1);
     let removed = match s.existing()? {
@@ -177,7 +178,7 @@ pub fn xdel(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `XSETID key last-id [ENTRIESADDED count] [MAXDELETEDID id]`
+/// Executes `XSETID key last-id [ENTRIESADDED count] [MAXDELETEDID id]`.
 pub fn xsetid(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let key = args.at(1);
     let last = Id::parse(args.at(2), 0)?;

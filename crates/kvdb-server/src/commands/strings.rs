@@ -97,7 +97,7 @@ impl Put {
     const PLAIN: Put = Put { when: When::Always, old_wanted: false, deadline: Deadline::Gone };
 }
 
-/// `SET key value [NX|XX] [GET] [EX s|PX ms|EXAT s|PXAT ms|KEEPTTL]`
+/// Executes `SET key value [NX|XX] [GET] [EX s|PX ms|EXAT s|PXAT ms|KEEPTTL]`.
 pub fn set(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let mut put = Put::PLAIN;
     let mut time = None;

@@ -26,7 +26,8 @@ const MOST_PREFIXES: usize = 1024;
 /// Interval at which the thread that follows commits checks whether it is still needed.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// `CLIENT TRACKING ON|OFF [REDIRECT id] [PREFIX prefix ...] [BCAST] [OPTIN] [OPTOUT] [NOLOOP]`
+/// Executes `CLIENT TRACKING ON|OFF [REDIRECT id] [PREFIX prefix ...] [BCAST] [OPTIN] [OPTOUT]
+/// [NOLOOP]`.
 pub fn tracking(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let on = match args.at(2) {
         o if is(o, "on") => true,
@@ -294,7 +295,7 @@ pub fn redirect(s: &Session) -> i64 {
     s.tracks.as_ref().map_or(-1, |tracks| tracks.redirect.unwrap_or(0) as i64)
 }
 
-/// `CLIENT TRACKINGINFO`
+/// Executes `CLIENT TRACKINGINFO`.
 pub fn info(s: &Session, out: &mut Output) {
     let none = Tracks::default();
     let tracks = s.tracks.as_ref().unwrap_or(&none);

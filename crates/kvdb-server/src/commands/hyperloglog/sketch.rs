@@ -18,7 +18,7 @@ const BITS: usize = 6;
 const MOST: u8 = 63;
 /// Length of a dense string, in bytes.
 pub const DENSE: usize = HEADER + REGISTERS * BITS / 8;
-/// Length up to which a string remains sparse, bytes.
+/// Length up to which a string remains sparse, in bytes.
 const MOST_SPARSE: usize = 3000;
 /// Largest value of a register in a sparse representation.
 const MOST_VALUE: u8 = 32;

@@ -23,7 +23,7 @@ pub fn end_of(word: &[u8]) -> Result<End, Failure> {
     }
 }
 
-/// `LMOVE source destination LEFT|RIGHT LEFT|RIGHT`
+/// Executes `LMOVE source destination LEFT|RIGHT LEFT|RIGHT`.
 pub fn lmove(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (from, to) = (end_of(args.at(3))?, end_of(args.at(4))?);
     carry(s, args, from, to, out)

@@ -270,7 +270,7 @@ pub fn zdiffstore(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Out
     combine_into(s, args, Algebra::Difference, "zdiffstore", out)
 }
 
-/// `ZINTERCARD numkeys key ... [LIMIT n]`
+/// Executes `ZINTERCARD numkeys key ... [LIMIT n]`.
 pub fn zintercard(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if integer(args.at(1)).is_some_and(|n| n < 1) {
         return Err(Failure::request("at least 1 input key is needed for 'zintercard' command"));

@@ -40,7 +40,7 @@ fn unit(name: &[u8]) -> Result<f64, Failure> {
     }
 }
 
-/// `GEOADD key [NX|XX] [CH] longitude latitude member ...`
+/// Executes `GEOADD key [NX|XX] [CH] longitude latitude member ...`.
 pub fn geoadd(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (mut adding, mut at) = (Adding::default(), 2);
     while let Some(option) = args.get(at) {
@@ -87,7 +87,7 @@ fn send_place(place: Place, out: &mut Output) {
     out.decimals(place.latitude);
 }
 
-/// `GEOPOS key [member ...]`
+/// Executes `GEOPOS key [member ...]`.
 pub fn geopos(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let found = places(s, args)?;
     out.array(found.len());
@@ -100,7 +100,7 @@ pub fn geopos(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
-/// `GEOHASH key [member ...]`
+/// Executes `GEOHASH key [member ...]`.
 pub fn geohash(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let found = places(s, args)?;
     out.array(found.len());
@@ -117,7 +117,7 @@ fn send_distance(distance: f64, out: &mut Output) {
     out.bulk(format!("{distance:.4}").as_bytes());
 }
 
-/// `GEODIST key member1 member2 [M|KM|FT|MI]`
+/// Executes `GEODIST key member1 member2 [M|KM|FT|MI]`.
 pub fn geodist(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let unit = match args.len() {
         4 => 1.0,
@@ -501,13 +501,14 @@ fn search(
     Ok(())
 }
 
-/// `GEOSEARCH key FROMMEMBER member|FROMLONLAT longitude latitude BYRADIUS radius unit|BYBOX width
-/// height unit [ASC|DESC] [COUNT count [ANY]] [WITHCOORD] [WITHDIST] [WITHHASH]`
+/// Executes `GEOSEARCH key FROMMEMBER member|FROMLONLAT longitude latitude BYRADIUS radius
+/// unit|BYBOX width height unit [ASC|DESC] [COUNT count [ANY]] [WITHCOORD] [WITHDIST]
+/// [WITHHASH]`.
 pub fn geosearch(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     search(s, args, Form::Search, None, out)
 }
 
-/// `GEOSEARCHSTORE destination source …`
+/// Executes `GEOSEARCHSTORE destination source …`.
 pub fn geosearchstore(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     search(s, args, Form::SearchStore, Some(args.at(1)), out)
 }

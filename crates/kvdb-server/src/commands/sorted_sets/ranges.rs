@@ -455,7 +455,7 @@ pub fn zrevrangebylex(s: &mut Session, args: Arguments<'_>, out: &mut Output) ->
     answer(s, args, (Some(By::Name), true), out)
 }
 
-/// `ZRANGESTORE destination source start stop …`
+/// Executes `ZRANGESTORE destination source start stop …`.
 pub fn zrangestore(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (to, from) = (args.at(1), args.at(2));
     s.check_key(to)?;

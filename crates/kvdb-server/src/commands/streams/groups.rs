@@ -300,7 +300,7 @@ fn group_options(args: Arguments<'_>, creates: bool) -> Result<(bool, Option<u64
     Ok((makes, read))
 }
 
-/// `XGROUP CREATE|SETID|DESTROY|CREATECONSUMER|DELCONSUMER key group ...`
+/// Executes `XGROUP CREATE|SETID|DESTROY|CREATECONSUMER|DELCONSUMER key group ...`.
 pub fn xgroup(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let word = args.at(1);
     let is_one = |name: &str| is(word, name);
@@ -458,7 +458,7 @@ fn delete_consumer(
     Ok(Some(count))
 }
 
-/// `XACK key group id ...`
+/// Executes `XACK key group id ...`.
 pub fn xack(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (key, group) = (args.at(1), args.at(2));
     let acknowledged = match s.existing()? {

@@ -24,7 +24,7 @@ const HELP: &[&str] = &[
 /// Number of entries and deliveries that `FULL` shows without a `COUNT`.
 const FULL: usize = 10;
 
-/// `XINFO STREAM key [FULL [COUNT count]] | GROUPS key | CONSUMERS key group`
+/// Executes `XINFO STREAM key [FULL [COUNT count]] | GROUPS key | CONSUMERS key group`.
 pub fn xinfo(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(
         args,

@@ -25,7 +25,7 @@ fn find(seen: &Seen<'_>, key: &[u8], group: &[u8]) -> Result<(Stream, Group), Fa
     Ok((stream, group))
 }
 
-/// `XPENDING key group [[IDLE min-idle-time] start end count [consumer]]`
+/// Executes `XPENDING key group [[IDLE min-idle-time] start end count [consumer]]`.
 pub fn xpending(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if args.len() == 3 {
         return summary(s, args, out);
@@ -198,8 +198,8 @@ impl Claimed {
     }
 }
 
-/// `XCLAIM key group consumer min-idle-time id ... [IDLE ms] [TIME ms] [RETRYCOUNT count] [FORCE]
-/// [JUSTID] [LASTID id]`
+/// Executes `XCLAIM key group consumer min-idle-time id ... [IDLE ms] [TIME ms] [RETRYCOUNT
+/// count] [FORCE] [JUSTID] [LASTID id]`.
 pub fn xclaim(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (key, name, consumer) = (args.at(1), args.at(2), args.at(3));
     // An error that concerns the group takes precedence over other errors.
@@ -291,7 +291,7 @@ fn auto_options(args: Arguments<'_>) -> Result<(usize, bool), Failure> {
     Ok((most, only_ids))
 }
 
-/// `XAUTOCLAIM key group consumer min-idle-time start [COUNT count] [JUSTID]`
+/// Executes `XAUTOCLAIM key group consumer min-idle-time start [COUNT count] [JUSTID]`.
 pub fn xautoclaim(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (key, name, consumer) = (args.at(1), args.at(2), args.at(3));
     let idle = idle_time(args, "XAUTOCLAIM")?;

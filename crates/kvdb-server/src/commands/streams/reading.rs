@@ -169,7 +169,7 @@ fn missing(key: &[u8], group: &[u8]) -> Failure {
     no_group(key, group, " in XREADGROUP with GROUP option")
 }
 
-/// `XREAD [COUNT count] [BLOCK milliseconds] STREAMS key ... id ...`
+/// Executes `XREAD [COUNT count] [BLOCK milliseconds] STREAMS key ... id ...`.
 pub fn xread(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let request = Request::parse(args, false)?;
     let positions = request.positions(s)?;
@@ -263,8 +263,8 @@ fn write(found: Option<Vec<Found>>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `XREADGROUP GROUP group consumer [COUNT count] [BLOCK milliseconds] [NOACK] STREAMS key ...
-/// id ...`
+/// Executes `XREADGROUP GROUP group consumer [COUNT count] [BLOCK milliseconds] [NOACK] STREAMS
+/// key ... id ...`.
 pub fn xreadgroup(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let request = Request::parse(args, true)?;
     let positions = request.positions(s)?;
