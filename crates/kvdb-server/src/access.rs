@@ -19,7 +19,7 @@ pub struct Access {
     durable: bool,
     /// Limit on the number of connections.
     most_connections: AtomicUsize,
-    /// Clients are disconnected after this many idle seconds; 0 stands for never.
+    /// The number of idle seconds after which clients are disconnected; 0 stands for never.
     idle_limit: AtomicU64,
 }
 
@@ -49,7 +49,7 @@ impl Access {
     pub fn tcp(&self) -> Option<SocketAddr> {
         self.tcp
     }
-    /// Returns whether writes of a new connection are durable before their replies.
+    /// Returns whether the writes of a new connection are durable before their replies.
     pub fn is_durable(&self) -> bool {
         self.durable
     }

@@ -65,8 +65,8 @@ impl Backlog {
         !full || self.add_piece().is_some()
     }
 
-    /// Lets `append` add bytes to a buffer, up to its capacity, and returns how many it added.
-    /// Returns `None` if there is no room for another byte.
+    /// Lets `append` add bytes to a buffer, up to its capacity, and returns the number of added
+    /// bytes. Returns `None` if there is no room for another byte.
     pub fn fill(&mut self, append: impl FnOnce(&mut Vec<u8>)) -> Option<usize> {
         if !self.has_room() {
             return None;
@@ -117,8 +117,8 @@ impl Backlog {
         }
     }
 
-    /// Moves the oldest bytes to the end of `into`, up to its capacity, and returns how many it
-    /// moved.
+    /// Moves the oldest bytes to the end of `into`, up to its capacity, and returns
+    /// their number.
     pub fn take_into(&mut self, into: &mut Vec<u8>) -> usize {
         let before = into.len();
         while into.len() < into.capacity() && !self.is_empty() {

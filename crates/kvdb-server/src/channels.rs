@@ -30,7 +30,7 @@ const OVERHEAD: usize = 128;
 /// lengths.
 const COMPARED: usize = 1 << 16;
 
-/// The kind of name that a connection subscribes to.
+/// The kind of name to which a connection subscribes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
     Channel,
@@ -40,7 +40,7 @@ pub enum By {
     Shard,
 }
 
-/// The kind of channel that a message is published on.
+/// The kind of channel on which a message is published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum To {
     Channel,
@@ -149,7 +149,7 @@ impl Subscriptions {
 /// The channels of a server, for all of its connections.
 pub struct Channels {
     state: Mutex<Subscriptions>,
-    /// Number of subscriptions, so that publishing takes no lock if there are none.
+    /// The number of subscriptions, so that a publisher takes no lock if there are none.
     subscriptions: AtomicUsize,
     /// Limit on the bytes of all subscriptions. `most_waiting` is the limit on the bytes that
     /// wait in one mailbox.

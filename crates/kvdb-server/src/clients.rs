@@ -29,7 +29,7 @@ pub struct Shown {
     pub patterns: usize,
     /// The number of subscribed shard channels.
     pub shards: usize,
-    /// The client is shown all commands.
+    /// Set if the client monitors all commands.
     pub monitors: bool,
     /// Set if the client tracks keys. The flag says whether it tracks all keys with some
     /// prefixes; the number names the connection that is notified in its place.

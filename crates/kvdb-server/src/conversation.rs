@@ -14,7 +14,7 @@ use crate::session::{Session, Shared};
 
 /// The size of the buffer between requests.
 const BUFFER: usize = 64 << 10;
-/// The least space that is offered to a read.
+/// The least free space that is passed to a read.
 const ROOM: usize = 16 << 10;
 
 pub struct Conversation {

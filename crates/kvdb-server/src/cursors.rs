@@ -21,7 +21,7 @@ pub struct Cursors {
 
 struct Table {
     entries: HashMap<u64, Entry>,
-    /// The cursor of each age, oldest first.
+    /// The cursors by their ages, oldest first.
     ages: BTreeMap<u64, u64>,
     /// Total size of the entries, in bytes.
     bytes: usize,

@@ -41,7 +41,7 @@ use crate::conversation::Conversation;
 use crate::session::Shared;
 use crate::stream::{Received, Stream};
 
-/// Time that the leader may spend at one connection before another thread takes the lead.
+/// Time for which the leader may serve one connection before another thread takes the lead.
 pub const PATIENCE: Duration = Duration::from_millis(5);
 /// Limit on the number of threads that stand by.
 const STANDING_BY: usize = 4;
@@ -50,7 +50,7 @@ const AT_ONCE: usize = 128;
 /// Limit on the number of turns of other connections for which the replies of a connection wait,
 /// so that a sleeping client is woken once for the replies of several connections.
 const TOGETHER: usize = 32;
-/// The epoll data of `wake`; connections are numbered from 1.
+/// The epoll data of `wake`. Connections are numbered from 1.
 const WAKE: u64 = 0;
 
 thread_local! {
@@ -83,7 +83,7 @@ struct LoopState {
     /// Connections whose clients have not taken all replies, each with the time at which its
     /// client is dropped.
     waiting: HashMap<u64, Instant>,
-    /// Work for the leader before it polls again.
+    /// Events that the leader must handle before it polls again.
     ready: VecDeque<(u64, Event)>,
     /// The number of the lead. It changes with each thread that takes the lead.
     lead: u64,
@@ -243,7 +243,7 @@ impl EventLoop {
         self.others.notify_all();
     }
 
-    /// Waits until all threads and connections have ended, and none of them holds the store.
+    /// Waits until all threads and connections have ended, so that none of them holds the store.
     pub fn wait_for_end(&self) {
         let mut state = self.state.lock();
         while state.threads > 0 {

@@ -9,7 +9,7 @@ use crate::files::FileError;
 /// evaluate.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// The request was wrong; the text says why, without the code `ERR`.
+    /// The request was wrong. The text contains the reason without the code `ERR`.
     #[error("{code} {0}", code = ErrorCode::Err)]
     Request(Cow<'static, str>),
     /// An error of a kind that is distinguished only by its code.
@@ -18,7 +18,7 @@ pub enum Failure {
     /// A text with its own code, which a script or a client has created.
     #[error("{0}")]
     Foreign(String),
-    /// The store has no room left (`NOSPACE`); reads and deletions still work.
+    /// The store is full (`NOSPACE`). Reads and deletions still work.
     #[error("{code} the store is full; delete something, or let the store grow", code = ErrorCode::NoSpace)]
     NoSpace,
     /// The store does not accept writes any more (`READONLY`).
@@ -31,7 +31,7 @@ pub enum Failure {
     #[error("{code} {0}; run `kvfs check` on the store", code = ErrorCode::Corrupt)]
     Corrupt(String),
     /// Another transaction has changed the same keys since this one began (`CONFLICT`). The
-    /// transaction is over, and may be retried.
+    /// transaction has ended, and may be retried.
     #[error("{code} {0}", code = ErrorCode::Conflict)]
     Conflict(String),
     /// Another transaction holds a lock that is needed, or has taken a lock that this transaction
@@ -55,7 +55,7 @@ pub enum Failure {
     /// The device failed (`IOERR`).
     #[error("{code} {0}", code = ErrorCode::Io)]
     Io(String),
-    /// A change is too large for the method that was tried first; no client sees this error.
+    /// A change is too large for the method that was tried first. Clients never see this error.
     #[error("{code} the change is too large for one step", code = ErrorCode::Limit)]
     TooLargeAtOnce,
 }

@@ -15,7 +15,7 @@ pub use walked::{EntryKind, EntryTime, WalkedEntry};
 /// The state to whose files a path refers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Whose {
-    /// The store's own files.
+    /// The files of the store itself.
     Store,
     /// The files of a transaction.
     Transaction(TransactionId),

@@ -122,17 +122,19 @@ pub struct Head {
     pub long: bool,
 }
 
-/// The version of the encoding of a head. It is 1 in general, 2 for a string in pages, 3 for a
-/// list with bounds, 4 for a hash whose fields may have deadlines, 5 for a collection that may
-/// have long names, 6 for a hash of both. An older program that does not know bounds, deadlines
-/// of fields or long names would neither heed nor update them, so it must not recognize the
-/// collection.
-/// long names would neither heed nor update them, so it must not recognize the collection.
+/// The version of the encoding of a head in general. The other versions exist because an older
+/// program that does not know bounds, deadlines of fields or long names would neither heed nor
+/// update them, so it must not recognize the collection.
 const VERSION: u8 = 1;
+/// The version of the head of a string in pages.
 const VERSION_OF_PAGES: u8 = 2;
+/// The version of the head of a list with bounds.
 const VERSION_OF_BOUNDED: u8 = 3;
+/// The version of the head of a hash whose fields may have deadlines.
 const VERSION_OF_EXPIRING: u8 = 4;
+/// The version of the head of a collection that may have long names.
 const VERSION_OF_LONG: u8 = 5;
+/// The version of the head of a hash that may have both deadlines of fields and long names.
 const VERSION_OF_LONG_AND_EXPIRING: u8 = 6;
 
 impl Head {
@@ -193,7 +195,7 @@ impl Head {
             head.id = number(10)?;
         }
         if kind == Kind::Pages {
-            // A client can address each bit by a signed number.
+            // A client addresses each bit by a signed number.
             head.len = number(18).filter(|len| *len <= i64::MAX as u64 / 8)?;
             head.mark = number(26)?;
         }

@@ -3,8 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Returns the system user of the process at the other end. Only the user is looked up: a process
-/// in another PID namespace, such as that of a container, has no number in this one, but it has a
+/// Returns the user of the process at the other end. The process id is not returned, because a
+/// process in another PID namespace, such as a container, has no id in this one, but it has a
 /// user.
 pub fn user(socket: impl AsFd) -> io::Result<u32> {
     let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };

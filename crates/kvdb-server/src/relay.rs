@@ -71,9 +71,9 @@ pub(crate) struct Relay {
     tls: Connection,
     far: TcpStream,
     near: UnixStream,
-    /// Bytes that the far side has sent and the near side has not taken yet.
+    /// The bytes that the far side has sent but the near side has not taken yet.
     inbound: Vec<u8>,
-    /// No more data is read from the far side while `inbound` has this many bytes.
+    /// The number of bytes in `inbound` at which the relay stops reading from the far side.
     ahead: usize,
     ended: Ended,
     far_ended: Arc<AtomicBool>,

@@ -153,7 +153,7 @@ pub struct Parser {
     left: Option<usize>,
     /// Length of the bulk string whose header has been read.
     bulk: Option<usize>,
-    /// Set if the request is too large; the rest of it is skipped.
+    /// Set if the request is too large, so that the rest of it is skipped.
     refused: Option<TooLarge>,
     /// The number of bytes of the current argument that are still to be skipped.
     skip: usize,

@@ -1,4 +1,4 @@
-//! The newest slow commands, for `SLOWLOG`.
+//! The newest slow commands, which `SLOWLOG` shows.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering::Relaxed};

@@ -49,12 +49,12 @@ impl FileChange {
     }
 }
 
-/// One property in which a file differs: `anchor` (of an anchor: its path), `kind`, `mode`,
+/// A property in which a file differs. It is `anchor` (the path of an anchor), `kind`, `mode`,
 /// `owner`, `device`, `content` (without values), `target`, `links` (the number of links; equal
-/// before and after if only the linked names differ), `linked-to` (another path of the same file),
-/// `below` (of a directory: the files, directories and bytes below it that are not listed, and what
-/// has moved with it), `time` (of the last change), or `xattr:` and the name of an extended
-/// attribute.
+/// before and after if only the linked names differ), `linked-to` (another path of the same
+/// file), `below` (of a directory: the files, directories and bytes below it that are not listed,
+/// and those that have moved with it), `time` (of the last change), or `xattr:` and the name of
+/// an extended attribute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileDetail {
     /// The name of the property.

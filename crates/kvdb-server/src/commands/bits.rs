@@ -1,4 +1,4 @@
-//! Strings as arrays of bits; bit 0 is the highest one of the first byte.
+//! Strings as arrays of bits. Bit 0 is the highest bit of the first byte.
 
 use kvdb::Batch;
 

@@ -1,4 +1,4 @@
-//! `CLIENT`: the settings of a connection, and the listing and control of other connections.
+//! `CLIENT`: changes the settings of a connection, and lists and controls other connections.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -87,7 +87,7 @@ fn set_info(s: &mut Session, args: Arguments<'_>) -> Outcome {
     Ok(())
 }
 
-/// `CLIENT UNBLOCK id [TIMEOUT|ERROR]`. Returns whether a client of this number was blocked.
+/// `CLIENT UNBLOCK id [TIMEOUT|ERROR]`: returns whether a client with this number was blocked.
 fn unblock(s: &Session, args: Arguments<'_>) -> Result<bool, Failure> {
     let how = match args.get(3) {
         None => Unblocked::TimedOut,

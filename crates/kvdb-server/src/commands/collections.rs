@@ -241,7 +241,7 @@ pub fn place_at(
 /// The elements that a reply sends one after another.
 #[derive(Clone, Copy)]
 pub struct Answered<'a> {
-    /// The keys `[start, end)`.
+    /// The range `[start, end)` of the keys of the elements.
     pub range: (&'a [u8], &'a [u8]),
     pub backward: bool,
     /// Number of elements to send. The caller must ensure that this many elements exist.
@@ -370,8 +370,8 @@ pub fn answer_all(
 /// number of elements that it has found.
 const PASSED: usize = 1024;
 
-/// `HSCAN`, `SSCAN`, `ZSCAN`: `key cursor [MATCH pattern] [COUNT count] [NOVALUES]`. The pages
-/// visit the elements in the order of their names.
+/// Executes `HSCAN`, `SSCAN` or `ZSCAN` with the arguments `key cursor [MATCH pattern] [COUNT
+/// count] [NOVALUES]`. The pages visit the elements in the order of their names.
 pub fn scan(
     s: &Session,
     args: Arguments<'_>,

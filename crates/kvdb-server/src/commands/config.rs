@@ -1,5 +1,4 @@
-//! `CONFIG`: the settings that clients can read, and those that they may change while the server
-//! runs.
+//! `CONFIG`: reads the settings, and changes those that may be changed while the server runs.
 
 use super::connection::yes;
 use super::{is, keys, unknown_subcommand};

@@ -1,4 +1,5 @@
-//! `DICT`: dictionaries and their options; `COMPACT`: merges the runs of a dictionary.
+//! `DICT`: lists and changes dictionaries and their options. `COMPACT`: merges the runs of a
+//! dictionary.
 
 use kvdb::{ADAPTIVE, ADAPTIVE_SEPARATION, Compression, DictionaryInfo, DictionaryOptions, Join};
 

@@ -13,7 +13,7 @@ use crate::request::Arguments;
 use crate::session::{SNAPSHOT, Session};
 use crate::slow_log::{Entry, shortened};
 
-/// Runs one request and writes its one reply, followed by the messages that have arrived.
+/// Runs one request and writes its reply, followed by the messages that have arrived.
 pub fn run(s: &mut Session, args: Arguments<'_>, out: &mut Output) {
     let index = find(args.at(0));
     let muted = s.replies.mutes_next() && !index.is_some_and(|index| COMMANDS[index].pushes);
@@ -98,8 +98,8 @@ fn answer(s: &mut Session, index: Option<usize>, args: Arguments<'_>, out: &mut 
     out.end_reply(done && (held || is_held(s)));
 }
 
-/// Runs the command at `index` of the table and writes its one reply. Returns `false` if the reply
-/// is an error.
+/// Runs the command at `index` of the table and writes its reply. Returns `false` if the reply is
+/// an error.
 pub fn run_one(s: &mut Session, index: usize, args: Arguments<'_>, out: &mut Output) -> bool {
     let started = Instant::now();
     let waited = std::mem::take(&mut s.waited);

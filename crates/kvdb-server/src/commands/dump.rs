@@ -85,7 +85,7 @@ impl Content<'_> {
                 }
                 let first = fields.iter().map(|field| field.0).filter(|at| *at > 0).min();
                 seen.name_deadline(key, &of, first.unwrap_or(0), batch)?;
-                // The currently stored head.
+                // This is the head that is currently stored.
                 if let Some(head) = &mut of.live.head {
                     head.expiring = true;
                 }
@@ -262,7 +262,7 @@ pub fn restore(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
             _ => Some(unit.deadline(args.at(2), seen.now, "restore")?),
         };
         if deadline.is_some_and(|deadline| deadline <= seen.now) {
-            // The deadline has passed already.
+            // The deadline has already passed.
             if there.exists() {
                 seen.remove(key, &there, batch);
                 seen.event(Classes::GENERIC, "del", key);

@@ -312,7 +312,7 @@ enum End {
     Done(Vec<u8>),
     Failed(Vec<u8>),
     Uncompiled(Vec<u8>),
-    /// The store failed in a command of the script.
+    /// The store failed while it executed a command of the script.
     Stopped(Failure),
     Broken(Broken),
 }
@@ -444,7 +444,7 @@ struct Asking<'a> {
     session: &'a mut Session,
     out: Output,
     script: &'a Script<'a>,
-    /// The script may have changed something.
+    /// Set if the script may have changed data.
     wrote: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Deadlines of keys: setting, reading and removing them.
+//! Sets, reads and removes the deadlines of keys.
 
 use super::is;
 use crate::failure::{Failure, Outcome};
@@ -10,10 +10,10 @@ use crate::session::Session;
 /// A unit of time and its origin. The origin is the current time, or 1970 in the `At…` variants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Time {
-    /// Relative to the current time.
+    /// Seconds relative to the current time.
     Seconds,
     Millis,
-    /// Relative to 1970.
+    /// Seconds since 1970.
     AtSeconds,
     AtMillis,
 }
@@ -67,7 +67,7 @@ pub fn pexpireat(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outc
     set(s, args, Time::AtMillis, "pexpireat", out)
 }
 
-/// The conditions under which a deadline is set.
+/// Conditions that restrict when a deadline is set.
 #[derive(Clone, Copy, Default)]
 pub struct Only {
     new: bool,

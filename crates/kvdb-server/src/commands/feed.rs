@@ -1,6 +1,6 @@
-//! `CHANGES`: the keys that were changed since a commit, in the order of the commits. The store
-//! keeps a list of the newest commits, from the first use of this command until the store is
-//! closed. A connection that works in a clone reads the list of that clone.
+//! `CHANGES`: lists the keys that were changed since a commit, in the order of the commits. The
+//! store keeps a list of the newest commits, from the first use of this command until the store
+//! is closed. A connection that works in a clone reads the list of the clone.
 //!
 //! Only keys are listed. Their values are read from the current state, which is the state after the
 //! listed commit or a newer one.

@@ -181,7 +181,8 @@ pub fn hpexpiretime(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> O
     tell(s, args, out, |at, _| at)
 }
 
-/// Replies with the deadlines of fields: `HTTL key FIELDS numfields field ...`
+/// Executes `HTTL key FIELDS numfields field ...` and its variants, which reply with the
+/// deadlines of fields.
 fn tell(
     s: &Session,
     args: Arguments<'_>,

@@ -1,4 +1,4 @@
-//! Information about the server's commands: `COMMAND` and `SLOWLOG`.
+//! `COMMAND` and `SLOWLOG`: information about the commands of the server.
 
 use super::specs::{self, Begin, Find, Keys};
 use super::{COMMANDS, Command, find, is, unknown_subcommand};
@@ -183,8 +183,8 @@ fn document(c: &Command, out: &mut Output) {
     }
 }
 
-/// `SLOWLOG GET [count]`, `LEN`, `RESET`: the newest commands that took longer than
-/// `slowlog-log-slower-than` microseconds.
+/// `SLOWLOG GET [count]`, `LEN`, `RESET`: lists, counts or removes the newest commands that took
+/// longer than `slowlog-log-slower-than` microseconds.
 pub fn slowlog(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let log = &s.shared.slow_log;
     match (args.at(1), args.len()) {

@@ -1,4 +1,4 @@
-//! Commands on keys of any type.
+//! Commands that act on keys of any type.
 
 use std::collections::HashSet;
 

@@ -1,4 +1,4 @@
-//! `LCS`: the longest common subsequence of two strings.
+//! `LCS`: finds the longest common subsequence of two strings.
 
 use super::is;
 use crate::failure::{Failure, Outcome};

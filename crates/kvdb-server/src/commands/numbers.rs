@@ -1,4 +1,4 @@
-//! Counters: values that are decimal numbers.
+//! Commands for counters, which are values that are decimal numbers.
 
 use bytes::Bytes;
 use kvdb::{Batch, Update};

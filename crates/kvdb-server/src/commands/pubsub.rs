@@ -1,4 +1,4 @@
-//! Channels: `SUBSCRIBE` and its variants, `PUBLISH`, and `PUBSUB`.
+//! `SUBSCRIBE` and its variants, `PUBLISH`, and `PUBSUB`: commands for channels.
 
 use bytes::Bytes;
 

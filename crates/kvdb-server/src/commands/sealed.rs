@@ -109,7 +109,8 @@ fn check_client(_: &Session, _: Confined, args: Arguments<'_>) -> Outcome {
     allow(!(is(args.at(1), "tracking") && redirects()))
 }
 
-/// Checks that `TXN` joins, begins, ends and reverts transactions within those of the seal.
+/// Checks that `TXN` joins, begins, ends and reverts only transactions within the transactions of
+/// the seal.
 fn check_txn(s: &Session, confined: Confined, args: Arguments<'_>) -> Outcome {
     let allowed = |id: TransactionId| s.shared.seals.allow(confined, id);
     match args.at(1) {

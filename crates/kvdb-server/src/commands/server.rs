@@ -65,7 +65,7 @@ pub fn shutdown(_: &mut Session, args: Arguments<'_>, _: &mut Output) -> Outcome
     ))
 }
 
-/// Replies with 0, since there are no replicas.
+/// Replies with 0, because there are no replicas.
 pub fn wait(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     integer(args.at(1)).and(integer(args.at(2))).ok_or(Failure::NOT_AN_INTEGER)?;
     out.integer(0);
@@ -103,7 +103,7 @@ pub fn stat(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
 }
 
 /// `KVFS.CHECK`: lets the owner of the store check its data, and replies with the faults and the
-/// amount of data checked, as JSON.
+/// amount of checked data, as JSON.
 pub fn check(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     let nothing = || Failure::request("there are no files in this store that could be checked");
     let check = s.shared.owner.check().cloned().ok_or_else(nothing)?;

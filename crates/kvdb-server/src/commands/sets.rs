@@ -494,7 +494,7 @@ pub fn key_count(args: Arguments<'_>, at: usize) -> Result<usize, Failure> {
     }
 }
 
-/// Parses `LIMIT n` after the keys; 0 means no limit.
+/// Parses `LIMIT n` after the keys. A limit of 0 means that there is none.
 pub fn limit(args: Arguments<'_>, behind: usize) -> Result<usize, Failure> {
     match (args.get(behind), args.len() - behind) {
         (None, _) => Ok(usize::MAX),

@@ -1,5 +1,5 @@
-//! `SORT` and `SORT_RO`: the elements of a list, set or sorted set, sorted by their own values or
-//! by the values of other keys that a pattern derives from them.
+//! `SORT` and `SORT_RO`: sort the elements of a list, set or sorted set by their own values, or
+//! by the values of other keys that a pattern derives from the elements.
 
 use std::cmp::Ordering;
 
@@ -19,7 +19,7 @@ pub const USAGE: &str = "key [BY pattern] [LIMIT offset count] [GET pattern ...]
 pub const RO_USAGE: &str =
     "key [BY pattern] [LIMIT offset count] [GET pattern ...] [ASC|DESC] [ALPHA]";
 
-/// The options after the key.
+/// The options of a `SORT` after the key.
 #[derive(Clone, Default)]
 struct Sorting<'a> {
     by: Option<Pattern<'a>>,
@@ -185,7 +185,7 @@ impl Weight {
     }
 }
 
-/// A pattern of `BY` or `GET`.
+/// A pattern given with `BY` or `GET`.
 #[derive(Clone, Copy)]
 enum Pattern<'a> {
     /// The pattern `#`, which stands for the element itself.
@@ -224,7 +224,7 @@ impl<'a> Pattern<'a> {
             Pattern::Same => return Ok(None),
             Pattern::Of { before, behind, field } => (before, behind, field),
         };
-        // No key is that long, and the commit would depend on each key that was looked up.
+        // A key cannot be that long, and the commit would depend on each key that was looked up.
         if before.len() + element.len() + behind.len() > kvdb::MAX_KEY {
             return Ok(None);
         }

@@ -232,7 +232,7 @@ pub fn xsetid(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
-/// `XRANGE key start end [COUNT count]`, and `XREVRANGE` with the bounds exchanged.
+/// Executes `XRANGE key start end [COUNT count]`, or `XREVRANGE` with the bounds exchanged.
 fn range(s: &Session, args: Arguments<'_>, backward: bool, out: &mut Output) -> Outcome {
     let (first, last) = if backward { (3, 2) } else { (2, 3) };
     let (from, to) = (Id::parse_start(args.at(first))?, Id::parse_end(args.at(last))?);

@@ -1,4 +1,4 @@
-//! Commands on one string or several, by key.
+//! Commands that read or write strings by their keys.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -165,7 +165,7 @@ fn put_when(
             }
         };
         if deadline.is_some_and(|at| at <= seen.now) {
-            // The deadline has passed already.
+            // The deadline has already passed.
             seen.remove(key, &live, batch);
             tell();
             seen.event(Classes::EXPIRED, "expired", key);

@@ -32,7 +32,8 @@ pub const USAGE: &str = "BEGIN [OF clone] [WITHIN id] [SI|SER] [LABEL text] [IDL
                          COMMIT [id] [SYNC] [IF state] [STAY] [ABORTNESTED] | ABORT [id] | KEEP id | SEAL [id] | LIST | STATUS [id] | STATE [id] | LOCK KEY key [SHARED] | LOCK RANGE start end [SHARED] | LOCK DIR path [SHARED] | CHANGES [id] [BEFORE] [FIELDS] | REVERT KEY key | REVERT TOGETHER [REMOVE path] [RESTORE path] [KEY dictionary key] | FILES [id] [COLLAPSED] | SAVEPOINT name | ROLLBACK name | COMMITS [number FILES [COLLAPSED]] [number CHANGES [FIELDS]] | UNDO [number] [ATTACHED] | AGAINST [id] | MERGE clone [REBASE|INTO branch|FORK place] [DRY] [OURS path] [THEIRS path] [BOTH path] [ATTACHED] | REBASE id [OURS path] [THEIRS path] [BOTH path] [ATTACHED]";
 
 pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    // The other subcommands wait for the mount, for a sync or for a lock, or read much data.
+    // The other subcommands wait for the mount, for a sync or for a lock, or read a large amount
+    // of data.
     const SHORT: [&str; 5] = ["files", "join", "leave", "list", "status"];
     if !SHORT.iter().any(|short| is(args.at(1), short)) {
         out.will_wait();
@@ -100,7 +101,7 @@ fn number(arg: &[u8]) -> Result<TransactionId, Failure> {
         .ok_or_else(|| Failure::request("a transaction is named by the number that TXN BEGIN gave"))
 }
 
-/// Returns the transaction named by argument `at`, or the joined one.
+/// Returns the transaction named by argument `at`, or otherwise the joined one.
 pub fn named(s: &Session, args: Arguments<'_>, at: usize) -> Result<Transaction, Failure> {
     match args.get(at) {
         Some(id) => Ok(s.db().transaction(number(id)?)?),

@@ -49,7 +49,7 @@ impl Identity {
         self.confined
     }
 
-    /// Returns whether the client must authenticate before anything else.
+    /// Returns whether the client must authenticate before it may run other commands.
     pub fn needs_password(&self) -> bool {
         self.needs_password
     }

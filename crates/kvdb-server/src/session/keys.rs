@@ -48,9 +48,9 @@ impl Session {
         self.shared.db.random()
     }
 
-    /// Returns the selected dictionary if it exists. In a transaction that locks its reads, both
-    /// parts are created: a key of a missing dictionary could not be locked, so others could add a
-    /// key that was read as absent.
+    /// Returns the selected dictionary if it exists. In a transaction that locks its reads, the
+    /// dictionary and its types dictionary are created, because a key of a missing dictionary
+    /// could not be locked, and others could add a key that was read as absent.
     pub fn existing(&self) -> Result<Option<Keyspace>, Failure> {
         let found = self.existing_of(&self.dictionary)?;
         if found.is_some_and(|space| space.types.is_some()) || !self.locks_what_it_reads() {

@@ -251,7 +251,7 @@ impl<'a> Seen<'a> {
             }
         }
     }
-    /// Announces a read of `[start, end)`, and returns the state to read it from.
+    /// Announces a read of `[start, end)`, and returns the state from which to read it.
     pub fn range(
         &self,
         dict: DictionaryId,

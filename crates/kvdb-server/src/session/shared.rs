@@ -45,7 +45,7 @@ pub struct Shared {
     pub transaction_states: TransactionStates,
     /// The seals of programs that may write only in some transactions.
     pub seals: Seals,
-    /// Transactions that can only be read.
+    /// The transactions that can only be read.
     pub prevented: Prevented,
     /// The cursors of `SCAN` and similar commands.
     pub cursors: Cursors,

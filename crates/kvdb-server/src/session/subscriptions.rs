@@ -71,7 +71,8 @@ impl Session {
         }
     }
 
-    /// Writes the messages that have arrived. It must not be called while a reply is in progress.
+    /// Writes the messages that have arrived. This must not be called while a reply is in
+    /// progress.
     pub fn deliver(&self, out: &mut Output) {
         while let Some(delivery) = self.connection.mailbox.next() {
             match delivery.via {

@@ -1,4 +1,4 @@
-//! Random elements of a collection: `HRANDFIELD`, `SRANDMEMBER`, `SPOP` and `ZRANDMEMBER`.
+//! Draws random elements of a collection: `HRANDFIELD`, `SRANDMEMBER`, `SPOP` and `ZRANDMEMBER`.
 
 use std::collections::HashSet;
 

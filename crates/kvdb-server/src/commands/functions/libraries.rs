@@ -23,8 +23,9 @@ use crate::session::{SNAPSHOT, Session};
 /// The name of the dictionary.
 pub const NAME: &str = ":functions";
 const VERSION: u8 = 1;
-/// Bytes of one library, and of all together.
+/// Limit on the bytes of one library.
 pub const LONGEST: usize = 4 << 20;
+/// Limit on the bytes of all libraries together.
 pub const TOGETHER: usize = 16 << 20;
 
 /// A library, with the functions that it registers.

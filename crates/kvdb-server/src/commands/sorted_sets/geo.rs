@@ -172,7 +172,7 @@ struct Query {
     with_distance: bool,
     with_hash: bool,
     with_place: bool,
-    /// The scores of the stored members are their distances.
+    /// Set if the scores of the stored members are their distances.
     store_distances: bool,
     sorted: Sorted,
     /// The largest number of members; 0 means all.
@@ -180,7 +180,7 @@ struct Query {
     any: bool,
 }
 
-/// One member that was found.
+/// A member that was found.
 struct Found {
     member: Bytes,
     score: f64,

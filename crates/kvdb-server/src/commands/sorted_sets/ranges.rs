@@ -1,4 +1,4 @@
-//! Ranges of a sorted set: by rank, by score, by name.
+//! Ranges of a sorted set by rank, by score or by name.
 
 use bytes::Bytes;
 use kvdb::Batch;

@@ -1,4 +1,4 @@
-//! `XINFO`: information about a stream, its groups and their consumers.
+//! `XINFO`: returns information about a stream, its groups and their consumers.
 
 use std::collections::HashMap;
 

@@ -104,7 +104,7 @@ fn summary(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// The options of a claim, which change a delivery.
+/// The options of a claim, which change the delivery of an entry.
 #[derive(Default)]
 struct Claim {
     /// Index of the first option in the arguments.

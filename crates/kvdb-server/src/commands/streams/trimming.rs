@@ -1,4 +1,4 @@
-//! `MAXLEN` and `MINID`: removal of the oldest entries of a stream.
+//! `MAXLEN` and `MINID`: these options remove the oldest entries of a stream.
 
 use kvdb::Batch;
 
@@ -34,7 +34,7 @@ pub struct Trim {
     limit: Option<u64>,
 }
 
-/// The options before the ID of `XADD`, or all of `XTRIM`.
+/// The options before the ID of `XADD`, or all options of `XTRIM`.
 pub struct Options {
     pub trim: Option<Trim>,
     pub only_old: bool,

@@ -130,7 +130,7 @@ fn rooms(table: &str) -> Vec<(String, String)> {
     found
 }
 
-/// The constructors of rows.
+/// The names of the constructors of rows.
 const ROWS: [&str; 7] = ["acts", "asks", "open", "pushes", "reads", "typed", "writes"];
 
 fn programs(directory: &Path, found: &mut Vec<PathBuf>) {

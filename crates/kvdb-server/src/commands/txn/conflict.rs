@@ -50,7 +50,7 @@ fn changed_by(s: &Session, since: u64, dict: DictionaryId, key: &[u8]) -> Option
     commits.retain(|commit| commit.number > since);
     commits.into_iter().rev().find_map(|commit| {
         let (before, after) = s.db().states_around(commit.number).ok()?;
-        // A state without the dictionary has no such key.
+        // A state without the dictionary does not have the key.
         let value = |state: &kvdb::View| state.get(dict, key).ok().flatten();
         if value(&before) == value(&after) {
             return None;

@@ -1,4 +1,4 @@
-//! `TXN LOCK`: locks of keys, ranges and directories that a client takes before it uses them.
+//! `TXN LOCK`: locks keys, ranges and directories for a client before it uses them.
 
 use kvdb::Isolation;
 
@@ -10,9 +10,10 @@ use crate::output::Output;
 use crate::request::Arguments;
 use crate::session::Session;
 
-/// `TXN LOCK KEY key [SHARED]`, `TXN LOCK RANGE start end [SHARED]`, `TXN LOCK DIR path [SHARED]`:
-/// locks keys, or the names of a directory, for the rest of the joined serializable transaction,
-/// against changes by others, and without `SHARED` also against their reads.
+/// Executes `TXN LOCK KEY key [SHARED]`, `TXN LOCK RANGE start end [SHARED]` or `TXN LOCK DIR
+/// path [SHARED]`. Locks keys, or the names of a directory, against changes by others for the
+/// rest of the joined serializable transaction. Without `SHARED` they are also locked against
+/// reads by others.
 pub(super) fn lock(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let keys = match args.get(2) {
         Some(c) if is(c, "key") || is(c, "dir") => 1,
