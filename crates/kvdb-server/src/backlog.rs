@@ -117,8 +117,8 @@ impl Backlog {
         }
     }
 
-    /// Moves the oldest bytes to the end of `into`, up to its capacity, and returns
-    /// their number.
+    /// Moves the oldest bytes to the end of `into`, up to its capacity, and returns their
+    /// number.
     pub fn take_into(&mut self, into: &mut Vec<u8>) -> usize {
         let before = into.len();
         while into.len() < into.capacity() && !self.is_empty() {

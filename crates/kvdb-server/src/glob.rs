@@ -11,7 +11,7 @@ pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
     matches_within(pattern, text, &mut left).unwrap_or(false)
 }
 
-/// Returns the same as [`matches`], or `None` if more than `left` bytes of the pattern would have
+/// Returns the same as `matches`, or `None` if more than `left` bytes of the pattern would have
 /// to be compared, including repeated comparisons. Subtracts the number of compared bytes from
 /// `left`.
 pub fn matches_within(pattern: &[u8], text: &[u8], left: &mut usize) -> Option<bool> {
