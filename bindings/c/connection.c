@@ -13,9 +13,11 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-/* The longest value is that of the server's replies; of a longer one it says so. */
+/* The longest value of a reply, which is also the server's limit. The server reports an error for a
+ * longer value. */
 enum { LONGEST_VALUE = 512 << 20, LINE = 4096, MOST_ITEMS = 16 << 20, DEEPEST = 4 };
-/* What the server takes of a command at most. It closes the connection on more. */
+/* The server's limit on the size of a command. The server closes the connection if a command is
+ * longer. */
 enum { LONGEST_WORD = 4 << 20, LONGEST_COMMAND = 32 << 20, MOST_WORDS = 128 << 10, FRAMING = 32 };
 
 int kvfs_fail(kvfs *store, int code, const char *format, ...) {
@@ -35,7 +37,8 @@ int kvfs_lost(kvfs *store) {
 
 /* --- where the store is --- */
 
-/* A string of a record's JSON: without escapes but `\"`, `\\` and `\/`; `%XX` stands for a byte. */
+/* Copies a string out of the JSON of a record. The only escapes are `\"`, `\\` and `\/`; `%XX`
+ * stands for a byte. */
 static int field(const char *json, const char *name, char *out, size_t size) {
     char wanted[64];
     snprintf(wanted, sizeof wanted, "\"%s\":\"", name);
@@ -64,7 +67,8 @@ static int field(const char *json, const char *name, char *out, size_t size) {
     return 0;
 }
 
-/* The record that the daemon of the mount with this device has left: its socket and mount point. */
+/* Reads the record of the daemon of the mount with this device: the path of its socket and its
+ * mount point. */
 static int record(dev_t device, char *socket_path, char *mount_point) {
     char directory[PATH_MAX], path[PATH_MAX + 64], json[4 * PATH_MAX];
     const char *runtime = getenv("XDG_RUNTIME_DIR");
@@ -99,7 +103,7 @@ static int connected(const char *path) {
     strcpy(address.sun_path, path);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) == 0) {
-        /* A server of another user is told no keys. */
+        /* A server of another user must not receive any keys. */
         struct ucred them;
         socklen_t size = sizeof them;
         if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &them, &size) == 0 &&
@@ -115,8 +119,8 @@ static int connected(const char *path) {
     return -1;
 }
 
-/* Writes to the socket. What a daemon that is gone does not take is an error, and no signal that
- * would end the program. */
+/* Writes to the socket. If the daemon has ended, the write returns an error instead of raising a
+ * signal that would end the program. */
 static ssize_t send_all(void *cookie, const char *bytes, size_t size) {
     int fd = (int)(intptr_t)cookie;
     for (size_t sent = 0; sent < size;) {
@@ -243,8 +247,8 @@ static int read_reply(kvfs *store, int depth, struct reply *reply) {
         if (count > MOST_ITEMS || depth == DEEPEST ||
             (reply->items = calloc((size_t)count + 1, sizeof *reply)) == NULL)
             return kvfs_lost(store);
-        /* An error among the replies is that of the command. All of them are read, for what is left
-         * would be taken for the reply to the next command. */
+        /* An error among the replies is the error of the command. All replies are read, because a
+         * rest would be taken for the reply to the next command. */
         while (reply->count < (size_t)count) {
             int one = read_reply(store, depth + 1, &reply->items[reply->count++]);
             if (one == KVFS_LOST)

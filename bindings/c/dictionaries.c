@@ -1,4 +1,4 @@
-/* How dictionaries keep their tuples. */
+/* Dictionaries and the options for the storage of their tuples. */
 #define _GNU_SOURCE
 #include "connection.h"
 

@@ -1,10 +1,10 @@
-/* Keys: one by one, and in ranges. */
+/* Access to keys, one by one and in ranges. */
 #define _GNU_SOURCE
 #include "connection.h"
 
 #include <stdlib.h>
 
-/* Tuples that a cursor asks for at a time, at first and at most. */
+/* Number of tuples that a cursor requests at a time: the first number and the limit. */
 enum { FIRST_PIECE = 16, LARGEST_PIECE = 1024 };
 
 int kvfs_use(kvfs *store, const char *dictionary) {
@@ -59,17 +59,17 @@ int kvfs_sync(kvfs *store) {
 struct kvfs_cursor {
     kvfs *store;
     unsigned flags;
-    /* What is left of the range behind the piece that is here; a size of 0: no bound. */
+    /* The rest of the range after the current piece. A size of 0 means that there is no bound. */
     char *from, *to;
     size_t from_size, to_size;
-    /* The piece that is here, and the next item of it. */
+    /* The current piece, and the index of its next item. */
     struct reply piece;
     size_t next;
     size_t wanted;
     int last; /* nothing follows the piece */
 };
 
-/* A copy of `size` bytes with `behind` bytes of zero behind it. */
+/* Returns a copy of `size` bytes followed by `behind` zero bytes. */
 static char *copy_of(const void *bytes, size_t size, size_t behind) {
     char *copy = calloc(size + behind + 1, 1);
     if (copy != NULL && size != 0)
@@ -106,20 +106,21 @@ void kvfs_cursor_close(kvfs_cursor *cursor) {
     free(cursor);
 }
 
-/* The range begins behind the last key of the piece, or ends before it. */
+/* Shortens the range: it then begins after the last key of the piece, or ends before that key if
+ * the cursor goes backward. */
 static int shorten(kvfs_cursor *c, const struct reply *key) {
     int reverse = (c->flags & KVFS_REVERSE) != 0;
     char *bound = copy_of(key->text, key->size, 1);
     if (bound == NULL)
         return kvfs_fail(c->store, KVFS_ERROR, "there is no memory for a key");
     if (reverse) {
-        /* Nothing is before the empty key, and a bound of no bytes would be none. */
+        /* No key comes before the empty key, and an empty bound would mean that there is none. */
         c->last = key->size == 0;
         free(c->to);
         c->to = bound;
         c->to_size = key->size;
     } else {
-        /* The smallest key behind it has a byte of zero more. */
+        /* The next possible key is the last key with a zero byte appended. */
         free(c->from);
         c->from = bound;
         c->from_size = key->size + 1;

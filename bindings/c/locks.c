@@ -1,8 +1,8 @@
-/* Locks that a serializable transaction takes before it uses what they are of. */
+/* Locks that a serializable transaction takes on keys or directories before it uses them. */
 #define _GNU_SOURCE
 #include "connection.h"
 
-/* `TXN LOCK` with what is locked, one word or two. */
+/* Sends `TXN LOCK` with the locked object, which is one word or two. */
 static int lock(kvfs *store, const char *kind, const struct word *what, size_t count,
                 unsigned flags) {
     struct word words[6] = {text("TXN"), text("LOCK"), text(kind)};

@@ -1,4 +1,4 @@
-/* Snapshots, and what differs between them. */
+/* Snapshots, and the differences between them. */
 #define _GNU_SOURCE
 #include "connection.h"
 
@@ -26,7 +26,7 @@ int kvfs_snapshot_use(kvfs *store, const char *name) {
     return kvfs_say(store, words, 2);
 }
 
-/* A size of one side of a change; nothing: -1. */
+/* Reads the size of one side of a change, which is -1 if the side has no value. */
 static int size_of(const struct reply *reply, long long *size) {
     *size = reply->kind == ':' ? reply->number : -1;
     return reply->kind == ':' || reply->kind == 0;
@@ -46,7 +46,7 @@ int kvfs_changes(kvfs *store, const char *before, const char *after, kvfs_change
     int sound = *changes != NULL;
     for (size_t i = 0; sound && i < reply.count; i++) {
         struct reply *one = reply.items[i].items;
-        /* Longer rows are of what is no string, and has no size: collections and deadlines. */
+        /* Longer rows describe collections and deadlines, which are not strings. */
         if (reply.items[i].count > 4)
             continue;
         kvfs_change *change = &(*changes)[*count];
@@ -54,7 +54,7 @@ int kvfs_changes(kvfs *store, const char *before, const char *after, kvfs_change
                 size_of(&one[2], &change->before) && size_of(&one[3], &change->after);
         if (!sound)
             break;
-        /* Both go over to the change. */
+        /* The change takes ownership of both texts. */
         change->dictionary = one[0].text;
         change->key = one[1].text;
         change->key_size = one[1].size;

@@ -1,4 +1,4 @@
-/* Transactions, and the views of the files that they have. */
+/* Transactions, and their views of the files. */
 #define _GNU_SOURCE
 #include "connection.h"
 
@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* A command of `TXN` about one transaction. */
+/* Sends a command of `TXN` that concerns one transaction. */
 static int of(kvfs *store, const char *what, kvfs_txn txn, const char *option) {
     char number[24];
     snprintf(number, sizeof number, "%llu", (unsigned long long)txn);
@@ -60,7 +60,7 @@ int kvfs_undo(kvfs *store, unsigned long long commit, kvfs_txn *txn) {
     }
     *txn = (kvfs_txn)parts[0].number;
     if (parts[3].count > 0) {
-        /* Of no use: what others have changed is named. */
+        /* The undo cannot be committed. The error names data that others have changed. */
         struct reply *first = &parts[3].items[0];
         code = kvfs_abort(store, *txn);
         if (code == KVFS_OK)
@@ -109,8 +109,8 @@ static int write_to(const char *path, const char *text) {
     return written < 0 ? -1 : 0;
 }
 
-/* A mount name space of our own: with the rights we have, or those of a user name space in which we
- * are who we were. */
+/* Creates a separate mount name space, with the rights of this process, or with the rights of a
+ * user name space in which the user and group ids stay the same. */
 static int own_mounts(kvfs *store) {
     if (store->own_mounts)
         return KVFS_OK;
@@ -137,7 +137,7 @@ static int own_mounts(kvfs *store) {
     return KVFS_OK;
 }
 
-/* Whether `path` is `directory` or lies in it. */
+/* Returns whether `path` is `directory` or lies in it. */
 static int lies_in(const char *path, const char *directory) {
     size_t length = strlen(directory);
     return strncmp(path, directory, length) == 0 && (path[length] == '\0' || path[length] == '/');
@@ -156,7 +156,7 @@ int kvfs_enter(kvfs *store, kvfs_txn txn, unsigned flags) {
         if (root < 0 || chroot(view) != 0) {
             code = kvfs_fail(store, KVFS_ERROR, "cannot make %s the root: %s", view,
                              strerror(errno));
-            /* The root is what it was, so there is no way back to go, which leads to `/`. */
+            /* The root is unchanged, so no descriptor of the old root is needed. */
             if (root >= 0)
                 close(root);
         } else {
@@ -173,7 +173,7 @@ int kvfs_enter(kvfs *store, kvfs_txn txn, unsigned flags) {
                              store->mount_point, strerror(errno));
         else
             store->bound = 1;
-        /* The same path leads to the view now. */
+        /* The same path refers to the view now. */
         if (code == KVFS_OK && here[0] != '\0' && lies_in(here, store->mount_point) &&
             chdir(here) != 0)
             code = kvfs_fail(store, KVFS_ERROR, "cannot go to %s in the view: %s", here,

@@ -1,4 +1,5 @@
-//! Stores in object storage, by their addresses: opened to be read or written, forked, published.
+//! Stores in object storage, by their addresses. They are opened for reading or writing, forked
+//! and published.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,24 +17,24 @@ use pyo3::prelude::*;
 use crate::failure::{Failure, Outcome};
 use crate::shared::{Open, Opening, Shared, There, patiently};
 
-/// Number, label, generation that it began as, when it was registered, and from when on it counts
-/// as none (seconds since 1970).
+/// The number of a fork, its label, the generation with which it began, the time of its
+/// registration, and the time from which the registration no longer counts (seconds since 1970).
 type ListedFork = (String, String, u64, f64, Option<f64>);
 
-/// How a store at an address is written.
+/// The options with which a store at an address is written.
 #[derive(Clone, Copy, Debug)]
 pub struct Writing {
-    /// Also if another machine has the store open.
+    /// Set to take the store even if another machine has it open.
     pub take: bool,
-    /// It is made if it is not there.
+    /// Set to create the store if it does not exist.
     pub make: bool,
-    /// Syncs return when the commits are in object storage, too.
+    /// Set if syncs return only when the commits are also in object storage.
     pub syncs_there: bool,
-    /// How often what was committed is published.
+    /// The interval at which commits are published.
     pub every: Duration,
 }
 
-/// The address that a word is, without a snapshot.
+/// Returns the address that a word denotes, which must not name a snapshot.
 fn newest(word: &Path) -> Outcome<Address> {
     let address = Address::required(word)?;
     match &address.snapshot {
@@ -44,8 +45,8 @@ fn newest(word: &Path) -> Outcome<Address> {
     }
 }
 
-/// Opens a store to be read: its newest state, or one of its snapshots. `follow`: what is published
-/// is looked for so often, and shown.
+/// Opens a store for reading, in its newest state or as one of its snapshots. `follow` is the
+/// interval at which new published states are looked for and shown.
 pub fn read(
     word: &Path,
     directory: Option<&Path>,
@@ -61,7 +62,7 @@ pub fn read(
     let LocalFile { device, .. } = local_copies::of(&of, directory)?;
     opening.store(opening.database(device)?, |open| {
         if let Some(name) = &of.snapshot {
-            // A snapshot that is not there is told now.
+            // A missing snapshot is reported now.
             open.db.open_snapshot(name)?;
         }
         let following = follow.map(|every| {
@@ -73,7 +74,7 @@ pub fn read(
     })
 }
 
-/// Opens a store to be written: this process has it, until it is closed.
+/// Opens a store for writing. This process owns the store until it is closed.
 pub fn write(
     word: &Path,
     directory: Option<&Path>,
@@ -96,7 +97,7 @@ pub fn write(
     })
 }
 
-/// Makes an empty store at the address, unless one is there.
+/// Creates an empty store at the address, unless one exists there.
 fn make(to: &Address, directory: Option<&Path>) -> Outcome<()> {
     let there = to.store(true)?;
     let cannot = |source| Error::Store { doing: "create", address: to.to_string(), source };
@@ -120,7 +121,7 @@ fn make(to: &Address, directory: Option<&Path>) -> Outcome<()> {
     Ok(db.close()?)
 }
 
-/// Publishes an open store, and all that its files have in memory.
+/// Publishes an open store, including everything that its files have in memory.
 pub fn push(open: &Open, word: &Path, take: bool) -> Outcome<PushStats> {
     let to = newest(word)?;
     if let Some(views) = &open.views {
@@ -141,8 +142,8 @@ pub fn push(open: &Open, word: &Path, take: bool) -> Outcome<PushStats> {
     Ok(stats)
 }
 
-/// Opens a fork to be read: where it is published, or out of its file. Its name in messages comes
-/// with it.
+/// Opens a fork for reading, from the place where it is published or from its file. Also returns
+/// the name of the fork for messages.
 pub fn forked(word: &Path, directory: Option<&Path>, opening: Opening) -> Outcome<(String, Kvdb)> {
     let opening = Opening { read_only: true, ..opening };
     let (name, device) = if Address::parse(word)?.is_some() {
@@ -161,7 +162,7 @@ fn seconds(what: &str, number: f64) -> Outcome<Duration> {
     })
 }
 
-/// A span of time that is waited for again and again.
+/// Parses a span of time that is waited for repeatedly.
 pub fn interval(what: &str, number: f64) -> Outcome<Duration> {
     match seconds(what, number)? {
         Duration::ZERO => Err(Failure::Invalid(format!("{what} is more than 0 seconds"))),
@@ -169,14 +170,15 @@ pub fn interval(what: &str, number: f64) -> Outcome<Duration> {
     }
 }
 
-/// The address in its whole length that a word is; `None`: it is a path.
+/// Returns the full address that a word denotes, or `None` if the word is a path.
 #[pyfunction]
 pub fn address(word: PathBuf) -> PyResult<Option<String>> {
     Ok(Address::parse(&word).map_err(Failure::from)?.map(|address| address.to_string()))
 }
 
-/// Makes a file that is a fork of the store at an address. Its number, the generation that it began
-/// as, and when that was published (seconds since 1970).
+/// Creates a file that is a fork of the store at an address. Returns the number of the fork, the
+/// generation with which it began, and the time at which that generation was published (seconds
+/// since 1970).
 #[pyfunction]
 #[pyo3(signature = (word, file, *, expires, label))]
 pub fn fork(
@@ -194,14 +196,14 @@ pub fn fork(
         if std::fs::symlink_metadata(&file).is_ok() {
             return Err(kvdb::Error::Exists(file.display().to_string()).into());
         }
-        // A registration that stays is seen by `forks`.
+        // A registration that is left over is listed by `forks`.
         places::fork(&source, &file, &options, || Ok(()), drop)
     })?;
     let id = made.fork.map(|id| id.to_string()).unwrap_or_default();
     Ok((id, made.generation, made.published as f64 / 1e9))
 }
 
-/// The forks that are registered of a store.
+/// Returns the registered forks of a store.
 #[pyfunction]
 pub fn forks(py: Python<'_>, word: PathBuf) -> PyResult<Vec<ListedFork>> {
     let all = py.detach(|| -> Outcome<_> {
@@ -217,7 +219,7 @@ pub fn forks(py: Python<'_>, word: PathBuf) -> PyResult<Vec<ListedFork>> {
     Ok(listed.collect())
 }
 
-/// Ends the registration of a fork; returns whether there was one.
+/// Ends the registration of a fork. Returns whether it was registered.
 #[pyfunction]
 pub fn drop_fork(py: Python<'_>, word: PathBuf, number: &str) -> PyResult<bool> {
     let dropped = py.detach(|| -> Outcome<bool> {

@@ -1,4 +1,4 @@
-//! Changes of keys as Python gives them, and what keys and values have to be.
+//! Changes of keys in the form in which Python passes them, and the checks of keys and values.
 
 use bytes::Bytes;
 use kvdb::{Batch, DictionaryId, MAX_KEY, MAX_VALUE};
@@ -7,10 +7,11 @@ use pyo3::pybacked::PyBackedStr;
 use crate::failure::{Failure, Outcome};
 use crate::octets::Octets;
 
-/// A change of a batch as Python gives it: what, dictionary, key or start, value or stop.
+/// A change of a batch in the form in which Python passes it: the kind of change, the dictionary,
+/// the key or start, and the value or stop.
 pub type Change = (PyBackedStr, PyBackedStr, Octets, Option<Octets>);
 
-/// Ahead of all else that a change would do, such as making its dictionary.
+/// Checks a key before any other effect of a change, such as the creation of its dictionary.
 pub fn check_key(key: &[u8]) -> Outcome<()> {
     if key.len() <= MAX_KEY {
         return Ok(());
@@ -18,7 +19,7 @@ pub fn check_key(key: &[u8]) -> Outcome<()> {
     Err(Failure::Invalid(format!("a key has at most {MAX_KEY} bytes, not {}", key.len())))
 }
 
-/// A longer value would end the connection.
+/// Checks the length of a value. A longer value would end the connection.
 pub fn check_value(value: &[u8]) -> Outcome<()> {
     if value.len() <= MAX_VALUE {
         return Ok(());
@@ -34,7 +35,7 @@ fn delete_range(batch: &mut Batch, dict: DictionaryId, start: &[u8], stop: Optio
         }
         Some(_) => {}
         None => {
-            // Up to the last key that there can be, and that one.
+            // This deletes the keys before the last possible key, and that key.
             let last = Bytes::from(vec![0xff; MAX_KEY]);
             batch.delete_range(dict, start, last.clone());
             batch.delete(dict, last);
@@ -60,7 +61,7 @@ pub fn add_change(
     Ok(())
 }
 
-/// The number that a value is, in decimal.
+/// Returns the number that a value represents in decimal.
 pub fn number_of(value: &[u8]) -> Option<i64> {
     std::str::from_utf8(value).ok()?.parse().ok()
 }

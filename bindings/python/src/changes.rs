@@ -1,4 +1,4 @@
-//! What differs from one state of the store to another.
+//! The differences between two states of the store.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use crate::failure::{Failure, Outcome};
 use crate::shared::{check_name, reserved};
 use crate::slot::Slot;
 
-/// Path, kind (`d`, `f`, `l`, `o`), bytes before, bytes after.
+/// The path, the kind (`d`, `f`, `l`, `o`), the bytes before, and the bytes after.
 pub type ChangedFile = (Vec<u8>, char, Option<u64>, Option<u64>);
 
-/// Bytes of paths that Python gets in one list, which is kept in memory: those of a deep tree are
-/// as long as the square of its depth.
+/// Limit on the bytes of the paths in one list for Python, which is kept in memory. The paths of
+/// a deep tree can be as long as the square of its depth.
 const MOST: usize = 256 << 20;
 
-/// Changes of the files as Python gets them, each with its whole path.
+/// Converts changes of files to the form for Python, in which each has its whole path.
 pub fn changed_files(changes: kvfs::Difference) -> Outcome<Vec<ChangedFile>> {
     let mut left = MOST;
     let one = |change: &FileChange| {
@@ -48,24 +48,24 @@ struct Changed {
     values: (Option<Bytes>, Option<Bytes>),
 }
 
-/// A comparison of keys that is under way.
+/// A comparison of keys in progress.
 pub struct Comparison {
     before: View,
     after: View,
-    /// Dictionaries still to be compared, with their numbers on both sides.
+    /// The dictionaries that are still to be compared, with their ids on both sides.
     rest: VecDeque<(String, DictionaryId, DictionaryId)>,
     current: Option<(String, Difference)>,
     values: bool,
 }
 
-/// The user's dictionaries that a state has.
+/// Returns the user's dictionaries in a state.
 fn dictionaries(state: &View) -> BTreeMap<String, DictionaryId> {
     let all = state.dictionaries().into_iter();
     all.filter(|d| !d.options.reserved && d.branch.is_empty()).map(|d| (d.name, d.id)).collect()
 }
 
 impl Comparison {
-    /// Of all dictionaries or of one; with `values` they are read.
+    /// Compares all dictionaries or only one. With `values` the values are read.
     pub fn of(before: View, after: View, only: Option<&str>, values: bool) -> Outcome<Comparison> {
         if let Some(name) = only {
             check_name(name)?;
@@ -113,7 +113,7 @@ impl Comparison {
     }
 }
 
-/// The changes, in the order of dictionaries and keys.
+/// The changes in the order of dictionaries and keys.
 #[pyclass(frozen, module = "kvfs._kvfs")]
 pub struct Changes(Arc<Slot<Comparison>>);
 
@@ -125,8 +125,8 @@ impl Changes {
 
 #[pymethods]
 impl Changes {
-    /// Up to so many changes: dictionary, key, bytes before and after, values before and after. An
-    /// empty list is the end.
+    /// Returns up to `most` changes: dictionary, key, bytes before and after, values before and
+    /// after. An empty list marks the end.
     fn take<'py>(&self, py: Python<'py>, most: usize) -> PyResult<Bound<'py, PyList>> {
         let slot = &self.0;
         let taken = py.detach(|| -> Outcome<Vec<Changed>> {

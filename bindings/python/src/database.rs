@@ -1,4 +1,4 @@
-//! A store that is open in this process, as Python calls it.
+//! A store that is open in this process, with the methods that Python calls.
 
 use std::io::BufWriter;
 use std::path::PathBuf;
@@ -21,22 +21,26 @@ use crate::scope::Scope;
 use crate::shared::{Open, Opening, Shared, open};
 use crate::stream::{Failed, PythonReader, PythonWriter};
 
-/// Name, branch, when it was made (seconds since 1970), bytes, bytes of its own.
+/// The name, the branch, the time of creation (seconds since 1970), the bytes, and the bytes that
+/// only the snapshot has.
 type ListedSnapshot = (String, String, f64, u64, u64);
 
-/// Number, label, serializable, age and idle time in seconds, changes.
+/// The number, the label, whether the transaction is serializable, its age and idle time in
+/// seconds, and the number of its changes.
 type ListedTransaction = (u64, String, bool, f64, f64, u64);
 
-/// Number, label of the transaction, when it was made (seconds since 1970), bytes kept for it.
+/// The number, the label of the transaction, the time of the commit (seconds since 1970), and the
+/// bytes that are kept for it.
 type ListedCommit = (u64, String, f64, u64);
 
-/// The memory that an open fork may take while it is merged, bytes: it is read once.
+/// Limit on the memory of an open fork while it is merged, in bytes. A merge reads it only once.
 const FORK_MEMORY: u64 = 64 << 20;
 
-/// Keys that are named where a commit cannot be undone.
+/// Limit on the number of keys that the error for a commit that cannot be undone lists.
 const NAMED: usize = 3;
 
-/// No snapshot, no key, no file: a stream may replace it without being asked.
+/// Returns whether a store has no snapshot, no key and no file, so that a stream may replace it
+/// without a request to do so.
 fn is_new(db: &Kvdb) -> kvdb::Result<bool> {
     let view = db.view();
     for dictionary in db.dictionaries() {
@@ -84,7 +88,7 @@ impl Database {
         Ok(Database(Arc::new(opened)))
     }
 
-    /// Opens a store in object storage to be read. `directory`: of local files.
+    /// Opens a store in object storage for reading. `directory` is the directory for local files.
     #[staticmethod]
     #[pyo3(signature = (address, *, directory, follow, memory, cache_size))]
     fn read(
@@ -103,7 +107,7 @@ impl Database {
         Ok(Database(Arc::new(opened)))
     }
 
-    /// Opens a store in object storage to be written. `directory`: of local files.
+    /// Opens a store in object storage for writing. `directory` is the directory for local files.
     #[staticmethod]
     #[pyo3(signature = (
         address, *, directory, make, take, syncs_there, every, memory, durable, cache_size
@@ -130,8 +134,8 @@ impl Database {
         Ok(Database(Arc::new(opened)))
     }
 
-    /// The keys and files outside of all transactions; of a store that is shown as it was in a
-    /// snapshot, those of the snapshot.
+    /// Returns the keys and files outside of all transactions. If the store is shown as it was in
+    /// a snapshot, they are the keys and files of the snapshot.
     fn mainline(&self, py: Python<'_>) -> PyResult<Scope> {
         let view = self.call(py, |open| match &open.there.snapshot {
             Some(name) => Ok(Some((name.clone(), open.db.open_snapshot(name)?))),
@@ -143,7 +147,8 @@ impl Database {
         })
     }
 
-    /// Publishes the store: generation, zones, objects, bytes, and bytes of live data.
+    /// Publishes the store. Returns the generation, zones, objects, bytes, and bytes of live
+    /// data.
     fn push(
         &self,
         py: Python<'_>,
@@ -154,8 +159,8 @@ impl Database {
         Ok((stats.generation, stats.zones, stats.objects, stats.bytes, stats.live_bytes))
     }
 
-    /// Begins a transaction with what a fork has changed, or returns the conflicts. `choices` say
-    /// whose version is taken, below paths and of keys.
+    /// Begins a transaction with the changes of a fork, or returns the conflicts. `choices` say
+    /// which version is taken for keys and below paths.
     #[pyo3(signature = (fork, *, directory, choices, label, undoable))]
     fn merge_fork(
         &self,
@@ -184,7 +189,8 @@ impl Database {
         })
     }
 
-    /// How publishing and following go, as JSON, where the store does that.
+    /// Returns the status of publishing and of following as JSON, or `None` for each that the
+    /// store does not do.
     fn there(&self, py: Python<'_>) -> PyResult<(Option<String>, Option<String>)> {
         self.call(py, |open| {
             let publishing = open.there.publishing.as_ref().and_then(|p| p.shared().upgrade());
@@ -233,14 +239,14 @@ impl Database {
         Ok(Scope::transaction(self.0.clone(), transaction, true))
     }
 
-    /// A transaction that is open already.
+    /// Joins a transaction that is already open.
     fn join(&self, py: Python<'_>, number: u64) -> PyResult<Scope> {
         let transaction =
             self.call(py, |open| Ok(open.db.transaction(TransactionId(number))?))?;
         Ok(Scope::transaction(self.0.clone(), transaction, false))
     }
 
-    /// The commits that can be undone, the oldest first.
+    /// Returns the commits that can be undone, the oldest first.
     fn commits(&self, py: Python<'_>) -> PyResult<Vec<ListedCommit>> {
         self.call(py, |open| {
             let all = open.db.undoable_commits_and_bytes().into_iter();
@@ -248,7 +254,8 @@ impl Database {
         })
     }
 
-    /// A transaction that undoes a commit when it is committed; `None`: the last one.
+    /// Begins a transaction that undoes a commit when it commits. `None` stands for the last
+    /// commit.
     fn undo(&self, py: Python<'_>, commit: Option<u64>) -> PyResult<Scope> {
         let transaction = self.call(py, |open| {
             let views = open.views()?;
@@ -316,7 +323,7 @@ impl Database {
         })
     }
 
-    /// The keys that differ from a snapshot to another, or to what there is now.
+    /// Returns the keys that differ between a snapshot and another one, or the current state.
     #[pyo3(signature = (before, after, dictionary, values))]
     fn changes(
         &self,
@@ -335,7 +342,8 @@ impl Database {
         Ok(Changes::new(self.0.slot("the list of changes", comparison)))
     }
 
-    /// The files that differ: path, kind (d, f, l, o), bytes before, bytes after.
+    /// Returns the files that differ, each with path, kind (d, f, l, o), bytes before, bytes
+    /// after.
     fn file_changes(
         &self,
         py: Python<'_>,
@@ -349,8 +357,8 @@ impl Database {
         })
     }
 
-    /// Writes a snapshot, or what has changed since another one, to a Python file object. Chunks,
-    /// tuples and bytes of the stream.
+    /// Writes a snapshot, or the changes since another one, to a Python file object. Returns the
+    /// numbers of chunks, tuples and bytes of the stream.
     fn send(
         &self,
         py: Python<'_>,
@@ -358,7 +366,7 @@ impl Database {
         base: Option<&str>,
         file: Py<PyAny>,
     ) -> PyResult<(u64, u64, u64)> {
-        // Not under the store's lock: the file may be one of the store's.
+        // The store is not locked here, because the file may be one of its own files.
         let db = self.call(py, |open| Ok(open.db.clone()))?;
         let sent = py.detach(|| {
             let failed = Failed::default();
@@ -368,8 +376,8 @@ impl Database {
         Ok((sent.chunks, sent.tuples, sent.bytes))
     }
 
-    /// Takes a stream out of a Python file object; everything that is open in the store is closed
-    /// before. The snapshot's name and its number of tuples.
+    /// Reads a stream from a Python file object. Everything that is open in the store is closed
+    /// first. Returns the name of the snapshot and the number of its tuples.
     fn receive(
         &self,
         py: Python<'_>,
@@ -397,13 +405,14 @@ impl Database {
         })
     }
 
-    /// Bytes that the store may take, and bytes that are free.
+    /// Returns the number of bytes that the store may take, and the number of bytes that are
+    /// free.
     fn space(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
         let space = self.call(py, |open| Ok(open.db.space()))?;
         Ok((space.total, space.free))
     }
 
-    /// Makes a dictionary. One that is there stays as it is, and is no other one with options.
+    /// Creates a dictionary. If it exists, it is left unchanged, and options are an error.
     fn create_dictionary(
         &self,
         py: Python<'_>,
@@ -447,13 +456,13 @@ impl Database {
         })
     }
 
-    /// Merges the runs of a dictionary, or of all that the store has.
+    /// Merges the runs of a dictionary, or of all dictionaries of the store.
     fn compact(&self, py: Python<'_>, name: Option<&str>) -> PyResult<()> {
         self.call(py, |open| {
             let Some(name) = name else {
                 for dictionary in open.db.dictionaries() {
                     match open.db.compact(dictionary.id) {
-                        // It was dropped after it was listed.
+                        // The dictionary was dropped after it was listed.
                         Err(kvdb::Error::NoDictionary(_)) => {}
                         done => done?,
                     }
@@ -465,7 +474,7 @@ impl Database {
         })
     }
 
-    /// The clones, each with the snapshot that it was made of, if that is known.
+    /// Returns the clones, each with the snapshot from which it was made, if that is known.
     fn clones(&self, py: Python<'_>) -> PyResult<Vec<(String, Option<String>)>> {
         self.call(py, |open| {
             Ok(open.db.branches().into_iter().map(|info| (info.name, info.snapshot)).collect())
@@ -493,7 +502,7 @@ impl Database {
         })
     }
 
-    /// The open transactions, the oldest first.
+    /// Returns the open transactions, the oldest first.
     fn transactions(&self, py: Python<'_>) -> PyResult<Vec<ListedTransaction>> {
         self.call(py, |open| {
             let all = open.db.transactions().into_iter();
@@ -507,7 +516,7 @@ impl Database {
         })
     }
 
-    /// A few figures.
+    /// Returns a few statistics of the store.
     fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let (space, transactions, snapshots) = self.call(py, |open| {
             let transactions = open.db.transactions().len();

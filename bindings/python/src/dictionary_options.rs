@@ -1,10 +1,10 @@
-//! The options of dictionaries, in the words that the socket and the command line have for them.
+//! The options of dictionaries, in the words of the socket and the command line.
 
 use kvdb::{ADAPTIVE, ADAPTIVE_SEPARATION, Compression, DictionaryOptions, Join};
 
 use crate::failure::{Failure, Outcome};
 
-/// Options with other values for those that are named.
+/// Returns the options with the named ones changed to other values.
 pub fn changed(
     mut options: DictionaryOptions,
     words: &[(String, String)],
@@ -22,7 +22,7 @@ pub fn changed(
             ("separate-at", "never") => options.separate_at = u32::MAX,
             ("separate-at", "adaptive") => options.separate_at = ADAPTIVE_SEPARATION,
             ("separate-at", _) => {
-                // The words are stored as the largest numbers, which are therefore refused.
+                // The words are stored as the largest numbers, so these numbers are refused.
                 let bytes = number().and_then(|n| i32::try_from(n).ok()).ok_or_else(wrong)?;
                 options.separate_at = bytes.unsigned_abs();
             }
@@ -42,7 +42,7 @@ pub fn changed(
     Ok(options)
 }
 
-/// All options, each with its value.
+/// Returns all options, each with its value.
 pub fn listed(options: &DictionaryOptions) -> Vec<(&'static str, String)> {
     let codec = |codec: Compression| match codec {
         Compression::None => "none",

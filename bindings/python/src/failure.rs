@@ -1,5 +1,5 @@
-//! Errors of the store as Python exceptions. The classes are those of `kvfs.errors`, whose `make`
-//! chooses among them by a word; the sentences are those of the crates.
+//! Errors of the store as Python exceptions. The classes are in `kvfs.errors`, whose `make`
+//! selects one of them by a word; the sentences come from the crates.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,39 +10,40 @@ use objects::ObjectsError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-/// Why a call failed.
+/// The reason why a call failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// The database says so.
+    /// The database returned the error.
     Store(kvdb::Error),
-    /// The file system says so, of this path.
+    /// The file system returned the error, for this path.
     Files(kvfs::Error, Option<Vec<u8>>),
-    /// The file of the store could not be opened or made.
+    /// The file of the store could not be opened or created.
     Device(zones::Error),
-    /// A store in object storage, its address, or its local file.
+    /// The error concerns a store in object storage, its address, or its local file.
     Places(places::Error),
-    /// The store is shown as it was in a snapshot.
+    /// The store is shown as it was in a snapshot, so it cannot be changed.
     AsItWas(String),
-    /// Another one has taken the store at this address from the one that closes it, which has this
-    /// local file.
+    /// Another writer has taken the store at this address from the object that is being closed,
+    /// which has this local file.
     Displaced(String, PathBuf),
     /// The object was closed; the text says which.
     Closed(&'static str),
-    /// A stream is being received, which replaces the store.
+    /// A stream that replaces the store is being received.
     Receiving,
-    /// The store belongs to another process, of this number: this one was forked off it.
+    /// The store belongs to another process with this number, from which this process was forked.
     Forked(u32),
     /// The transaction has ended.
     Ended(TransactionId),
-    /// There is no commit of this number that can be undone, or none at all.
+    /// There is no commit with this number that can be undone, or no such commit if the number is
+    /// `None`.
     NoCommit(Option<u64>),
-    /// A commit cannot be undone, because others have changed the same since.
+    /// A commit cannot be undone, because others have changed the same data since.
     StandsAgainst(String),
-    /// An argument makes no sense.
+    /// An argument is invalid.
     Invalid(String),
-    /// It cannot be done over a wire.
+    /// The operation is not possible over a wire.
     Unsupported(String),
-    /// The server that has the store is gone.
+    /// The server that has the store cannot be reached any more.
     Disconnected(String),
     /// Python code raised an exception.
     Raised(PyErr),
@@ -76,7 +77,7 @@ impl From<kvfs::Error> for Failure {
 }
 
 impl Failure {
-    /// With the path that it concerns.
+    /// Returns the failure with the path that it concerns.
     pub fn at(self, path: &[u8]) -> Failure {
         match self {
             Failure::Files(error, None) => Failure::Files(error, Some(path.to_vec())),
@@ -84,17 +85,17 @@ impl Failure {
         }
     }
 
-    /// Returns whether another one writes or publishes the store by now.
+    /// Returns whether another writer now writes or publishes the store.
     pub fn is_displaced(&self) -> bool {
         self.class().0 == "displaced"
     }
 
-    /// Returns whether another one has the file of the store open.
+    /// Returns whether another process or object has the file of the store open.
     pub fn is_busy(&self) -> bool {
         matches!(self, Failure::Device(zones::Error::Busy(_)))
     }
 
-    /// The word for the class, and the errno where the class has one.
+    /// Returns the word for the class, and the errno if the class has one.
     fn class(&self) -> (&'static str, i32) {
         match self {
             Failure::Store(error) => of_store(error),
@@ -208,7 +209,7 @@ fn of_store(error: &kvdb::Error) -> (&'static str, i32) {
         }
         Error::Locked(_) => ("locked", 0),
         Error::NoTransaction(_) => ("ended", 0),
-        // The call is not possible with a transaction in that state, which goes on.
+        // The call is not possible in this state of the transaction, which stays open.
         Error::Changed(_) | Error::Nested { .. } => ("invalid", 0),
         Error::Io(error) => of_io(error),
     }
@@ -247,7 +248,7 @@ fn of_places(error: &places::Error) -> (&'static str, i32) {
     }
 }
 
-/// A server that is not to be reached, or refuses.
+/// Returns the class of an error of a server that cannot be reached, or that refuses a request.
 fn of_wire(error: &kvdb_wire::Error) -> (&'static str, i32) {
     let failure = match error {
         kvdb_wire::Error::Failed(failure) => failure,
@@ -272,7 +273,7 @@ fn of_wire(error: &kvdb_wire::Error) -> (&'static str, i32) {
     }
 }
 
-/// A place that could not be opened.
+/// Returns the class of the error for a place that could not be opened.
 fn of_place(error: &ObjectsError) -> (&'static str, i32) {
     match error {
         ObjectsError::NotFound { .. } | ObjectsError::NoBucket { .. } => ("not_found", 0),

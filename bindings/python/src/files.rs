@@ -1,4 +1,4 @@
-//! The file system of a scope, by paths.
+//! The file system of a scope, accessed by paths.
 
 use std::sync::Arc;
 
@@ -16,8 +16,9 @@ use crate::open_file::OpenFile;
 use crate::paths;
 use crate::slot::Slot;
 
-/// Mode (with the type), inode, links, user, group, size, 512-byte blocks, and the times of the
-/// last access, change of content and change of attributes, of birth: nanoseconds since 1970.
+/// The mode (with the type), inode, links, user, group, size, 512-byte blocks, and the times of
+/// the last access, of the change of content, of the change of attributes, and of birth, in
+/// nanoseconds since 1970.
 pub type Stat = (u32, u64, u32, u32, u32, u64, u64, (i128, i128, i128, i128));
 
 /// The files of the store, of a transaction or of a snapshot.
@@ -29,7 +30,7 @@ pub struct Files {
     transaction: Option<TransactionId>,
 }
 
-/// The user and group of what is made.
+/// Returns the user and group of files that are created.
 pub fn caller() -> Caller {
     Caller {
         uid: rustix::process::geteuid().as_raw(),
@@ -50,7 +51,7 @@ fn type_bits(kind: FileKind) -> u32 {
     }
 }
 
-/// Attributes as Python gets them.
+/// Converts attributes to the form for Python.
 pub fn stat_of(attr: &Attr) -> Stat {
     let nanos = |t: Timestamp| i128::from(t.secs) * 1_000_000_000 + i128::from(t.nanos);
     let times = (nanos(attr.atime), nanos(attr.mtime), nanos(attr.ctime), nanos(attr.btime));
@@ -65,7 +66,7 @@ fn timestamp(nanos: i128) -> Outcome<Timestamp> {
 }
 
 impl Files {
-    /// Of a state whose file system lies in a slot of `home`.
+    /// Makes the files of a state whose file system lies in a slot of `home`.
     pub fn new(
         home: Home,
         fs: Arc<Slot<Fs>>,
@@ -93,7 +94,7 @@ impl Files {
         self.call(py, &path, |fs| Ok(stat_of(&paths::resolve(fs, &path, follow)?)))
     }
 
-    /// The names of a directory with their attributes, in order, without `.` and `..`.
+    /// Returns the names of a directory with their attributes, in order, without `.` and `..`.
     fn list<'py>(
         &self,
         py: Python<'py>,
@@ -147,7 +148,8 @@ impl Files {
         })
     }
 
-    /// Directories, other names and bytes that were removed.
+    /// Removes a tree. Returns the number of directories, other names and bytes that were
+    /// removed.
     fn remove_tree(&self, py: Python<'_>, path: Octets) -> PyResult<(u64, u64, u64)> {
         self.call(py, &path, |fs| {
             let (dir, name) = paths::parent(fs, &path)?;
@@ -156,7 +158,8 @@ impl Files {
         })
     }
 
-    /// Copies a file or a tree by reference: directories, other names, bytes.
+    /// Copies a file or a tree by reference. Returns the number of directories, other names and
+    /// bytes.
     fn clone_tree(&self, py: Python<'_>, from: Octets, to: Octets) -> PyResult<(u64, u64, u64)> {
         self.call(py, &from, |fs| {
             let from = paths::resolve(fs, &from, false)?;
@@ -220,7 +223,7 @@ impl Files {
         self.change(py, path, SetAttr { uid, gid, ..SetAttr::default() })
     }
 
-    /// Sets the times of the last access and change, ns since 1970; `None`: now.
+    /// Sets the times of the last access and change, in nanoseconds since 1970. `None` means now.
     fn utime(
         &self,
         py: Python<'_>,
@@ -267,12 +270,13 @@ impl Files {
         Ok(PyBytes::new(py, &names))
     }
 
-    /// Everything in the file system, and before it in the store, is on disk.
+    /// Makes everything in the file system, and everything that the store had before, durable.
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
         self.call(py, b"", |fs| Ok(fs.sync_all()?))
     }
 
-    /// Opens a file. `create`: it is made if it is not there; `exclusive`: it must not be there.
+    /// Opens a file. With `create` a missing file is created; with `exclusive` the file must not
+    /// exist.
     #[allow(clippy::too_many_arguments)]
     fn open(
         &self,
@@ -326,7 +330,7 @@ fn is_root(path: &[u8]) -> bool {
     path.iter().all(|b| *b == b'/')
 }
 
-/// The inode at a path, with a reference that keeps it when its name goes.
+/// Returns the inode at a path, with a reference that keeps the inode when its name is removed.
 fn open(fs: &Fs, path: &[u8], create: bool, exclusive: bool, mode: u16) -> Outcome<kvfs::Ino> {
     let mut path = path.to_vec();
     for _ in 0..40 {
@@ -341,7 +345,7 @@ fn open(fs: &Fs, path: &[u8], create: bool, exclusive: bool, mode: u16) -> Outco
             Err(Error::NotFound) if create && slash => return Err(Error::IsDirectory.into()),
             Err(Error::NotFound) if create => {
                 match fs.mknod(dir, name, FileKind::File, mode & 0o7777, 0, caller()) {
-                    // Another has made it in between.
+                    // Another caller has created the file in between.
                     Err(Error::Exists) if !exclusive => continue,
                     made => return Ok(made?.ino),
                 }

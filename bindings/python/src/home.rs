@@ -1,5 +1,5 @@
-//! The owner of a file system: a store that is open in this process, or a view of one that a server
-//! holds. Objects that work on files need not know which.
+//! The owner of a file system: a store that is open in this process, or a view of a store that a
+//! server holds. Objects that work on files do not depend on the kind of owner.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub enum Home {
 }
 
 impl Home {
-    /// Makes one call. Closing a store waits for its end.
+    /// Makes one call. A close of the store waits for the end of the call.
     pub fn call<T>(
         &self,
         transaction: Option<TransactionId>,
@@ -33,7 +33,7 @@ impl Home {
         }
     }
 
-    /// A slot that is closed with the owner.
+    /// Returns a slot that is closed together with the owner.
     pub fn slot<T: Send + 'static>(&self, what: &'static str, value: T) -> Arc<Slot<T>> {
         match self {
             Home::Store(shared) => shared.slot(what, value),

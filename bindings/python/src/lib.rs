@@ -1,5 +1,6 @@
-//! The native part of the Python package `kvfs`: an embedded store, over the crates `kvdb` and
-//! `kvfs`. What Python users see is in `python/kvfs`; this gives it objects with few, plain calls.
+//! The native part of the Python package `kvfs`: an embedded store, based on the crates `kvdb`
+//! and `kvfs`. The public interface is in `python/kvfs`; this crate provides objects with few and
+//! simple calls for it.
 //!
 //! - `database`, on `shared`: a store that is open in this process, and how it is closed;
 //! - `at_address`: stores in object storage; `merging`: of their forks;

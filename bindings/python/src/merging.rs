@@ -1,4 +1,4 @@
-//! Merges a fork: its changes come into the store that it was made of.
+//! Merges the changes of a fork into the store from which the fork was made.
 
 use kvdb::{Kvdb, Settled, TransactionId, TransactionOptions};
 use kvfs::{Choice, MergeConflict, MergeForkOptions};
@@ -6,10 +6,11 @@ use kvfs::{Choice, MergeConflict, MergeForkOptions};
 use crate::failure::{Failure, Outcome};
 use crate::shared::Open;
 
-/// Path or `dictionary:key`, whether it is a key, and what the store and the fork have done.
+/// The path or `dictionary:key`, whether it is a key, and the changes that the store and the fork
+/// have made.
 pub type Conflicting = (Vec<u8>, bool, &'static str, &'static str);
 
-/// A choice by its name.
+/// Returns the choice with this name.
 pub fn choice(name: &str) -> Outcome<Choice> {
     match name {
         "ours" => Ok(Choice::Ours),
@@ -21,7 +22,7 @@ pub fn choice(name: &str) -> Outcome<Choice> {
     }
 }
 
-/// Begins a transaction with what the fork has changed, or returns the conflicts.
+/// Begins a transaction with the changes of the fork, or returns the conflicts.
 pub fn merge(
     open: &Open,
     (name, fork): (String, Kvdb),
@@ -31,7 +32,7 @@ pub fn merge(
     let views = open.views()?;
     let options = MergeForkOptions { name, choices, dry_run: false, transaction };
     let merged = views.merge_fork(&fork, &options, &|_, _| Settled::Conflict);
-    // Its file keeps the parts that were fetched.
+    // The file of the fork keeps the parts that were fetched.
     let closed = fork.close();
     let merged = merged?;
     if merged.conflicts.is_empty() && closed.is_ok() {
@@ -42,7 +43,7 @@ pub fn merge(
     Ok(Err(merged.conflicts))
 }
 
-/// Conflicts as Python gets them.
+/// Converts conflicts to the form for Python.
 pub fn listed(conflicts: Vec<MergeConflict>) -> Vec<Conflicting> {
     let one = |c: MergeConflict| (c.path, c.key, c.ours.word(), c.theirs.word());
     conflicts.into_iter().map(one).collect()

@@ -1,12 +1,13 @@
-//! Arguments that are bytes.
+//! Arguments that consist of bytes.
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyByteArray, PyBytes, PyMemoryView};
 
-/// `bytes`, or a copy of a `bytearray` or of what a `memoryview` shows. Nothing else: a `str` has
-/// no bytes before it is encoded, and `bytes(7)` would be seven zeros.
+/// The bytes of a `bytes`, or a copy of a `bytearray` or of the content of a `memoryview`. Other
+/// types are refused: a `str` has no bytes before it is encoded, and `bytes(7)` would be seven
+/// zeros.
 #[derive(Debug)]
 pub struct Octets(PyBackedBytes);
 

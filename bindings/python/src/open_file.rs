@@ -1,4 +1,4 @@
-//! An open file: reads and writes at offsets. Buffers and positions are Python's.
+//! An open file that is read and written at offsets. Python has the buffers and the positions.
 
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ use crate::home::Home;
 use crate::octets::Octets;
 use crate::slot::Slot;
 
-/// An inode with a reference, which is given back when this is dropped: a file whose name has gone
-/// stays until then.
+/// An inode with a reference, which is released when this value is dropped. A file whose name has
+/// been removed exists until then.
 struct Held {
     fs: Fs,
     ino: Ino,
@@ -36,7 +36,7 @@ pub struct OpenFile {
 }
 
 impl OpenFile {
-    /// The inode has a reference for it.
+    /// Makes an open file of an inode, which has a reference for it.
     pub fn new(
         home: Home,
         (fs, ino): (Fs, Ino),
@@ -73,7 +73,7 @@ impl OpenFile {
 
 #[pymethods]
 impl OpenFile {
-    /// Up to so many bytes; fewer only at the end of the file.
+    /// Returns up to this many bytes, and fewer only at the end of the file.
     fn read<'py>(
         &self,
         py: Python<'py>,
@@ -84,7 +84,7 @@ impl OpenFile {
         Ok(PyBytes::new(py, &data))
     }
 
-    /// Writes all of it, at the end of the file with `append`.
+    /// Writes all of the data, at the end of the file with `append`.
     fn write(&self, py: Python<'_>, offset: u64, data: Octets, append: bool) -> PyResult<()> {
         self.call(py, |fs, ino| {
             self.writing()?;
@@ -106,7 +106,7 @@ impl OpenFile {
         self.call(py, |fs, ino| Ok(stat_of(&fs.getattr(ino)?)))
     }
 
-    /// Its data, size and name are on disk.
+    /// Makes the data, size and name of the file durable.
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
         self.call(py, |fs, ino| Ok(fs.fsync(ino, false)?))
     }

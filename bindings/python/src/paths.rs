@@ -1,13 +1,14 @@
-//! Paths of a file system: bytes with slashes, from the root, with or without one in front.
+//! Paths of a file system. A path is bytes with slashes, begins at the root, and may begin with a
+//! slash.
 
 use kvfs::{Attr, Error, FileKind, Fs, Ino};
 
 use crate::failure::{Failure, Outcome};
 
-/// Symbolic links that are followed at the end of a path.
+/// Limit on the number of symbolic links that are followed at the end of a path.
 const MOST_LINKS: usize = 40;
 
-/// A path is refused that no file system could have.
+/// Refuses a path that cannot exist in any file system.
 pub fn check(path: &[u8]) -> Outcome<()> {
     if path.contains(&0) {
         return Err(Failure::Invalid(format!(
@@ -18,7 +19,7 @@ pub fn check(path: &[u8]) -> Outcome<()> {
     Ok(())
 }
 
-/// The directory of a path and the name in it; an error for the root.
+/// Returns the directory of a path and the name in it, or an error for the root.
 fn split(path: &[u8]) -> Outcome<(&[u8], &[u8])> {
     let end = path.iter().rposition(|b| *b != b'/').map_or(0, |at| at + 1);
     let path = &path[..end];
@@ -29,16 +30,17 @@ fn split(path: &[u8]) -> Outcome<(&[u8], &[u8])> {
     }
 }
 
-/// The directory that a path's last name is in, and that name.
+/// Returns the directory that contains the last name of a path, and that name.
 pub fn parent<'p>(fs: &Fs, path: &'p [u8]) -> Outcome<(Ino, &'p [u8])> {
     check(path)?;
     let (dir, name) = split(path)?;
-    // The name behind it has a link at the end of the directory's path followed.
+    // The appended name `.` has a link at the end of the directory's path followed.
     let dir = fs.resolve(&[dir, b"/."].concat())?;
     Ok((dir.ino, name))
 }
 
-/// What a path leads to. `follow`: a symbolic link at its end is followed.
+/// Returns the attributes of the file at a path. With `follow`, a symbolic link at its end is
+/// followed.
 pub fn resolve(fs: &Fs, path: &[u8], follow: bool) -> Outcome<Attr> {
     check(path)?;
     let mut path = path.to_vec();
@@ -52,7 +54,7 @@ pub fn resolve(fs: &Fs, path: &[u8], follow: bool) -> Outcome<Attr> {
     Err(Error::TooManySymlinks.into())
 }
 
-/// A slash at the end says that it is a directory.
+/// Checks that the file is a directory if the path ends with a slash.
 fn must_be_dir(found: Attr, path: &[u8]) -> Outcome<Attr> {
     if path.ends_with(b"/") && found.kind != FileKind::Dir {
         return Err(Error::NotDirectory.into());
@@ -60,7 +62,7 @@ fn must_be_dir(found: Attr, path: &[u8]) -> Outcome<Attr> {
     Ok(found)
 }
 
-/// The path that the symbolic link at a path leads to.
+/// Returns the path to which the symbolic link at a path refers.
 pub fn behind(fs: &Fs, path: &[u8], link: Ino) -> Outcome<Vec<u8>> {
     let target = fs.readlink(link)?;
     if target.first() == Some(&b'/') {

@@ -1,6 +1,6 @@
 //! The place of a scope: a state of a store that is open in this process, or a view that a server
-//! holds. Code that depends on which it is stands here and in `served`, so that a scope need not
-//! know.
+//! holds. The code that depends on the kind of place is here and in `served`, so that a scope
+//! need not know it.
 
 use std::sync::Arc;
 
@@ -18,7 +18,8 @@ pub enum At {
     Transaction {
         slot: Arc<Slot<Transaction>>,
         id: TransactionId,
-        /// It was begun by this object, and is aborted with it.
+        /// Set if this object began the transaction, which is then aborted together with the
+        /// object.
         own: bool,
     },
     Frozen(Arc<Slot<View>>, String),
@@ -36,7 +37,7 @@ impl At {
         })
     }
 
-    /// The number of the transaction, where it is one.
+    /// Returns the number of the transaction, or `None` if the place is not a transaction.
     pub fn id(&self) -> Option<TransactionId> {
         match self {
             At::Transaction { id, .. } => Some(*id),
@@ -44,7 +45,7 @@ impl At {
         }
     }
 
-    /// The transaction, where it is one.
+    /// Returns the transaction, or an error if the place is not a transaction.
     pub fn transaction(&self) -> Outcome<(&Slot<Transaction>, TransactionId)> {
         match self {
             At::Transaction { slot, id, .. } => Ok((slot, *id)),
@@ -70,7 +71,7 @@ impl At {
     }
 }
 
-/// The state or the view that a call works on.
+/// The state or the view on which a call works.
 #[derive(Clone, Copy)]
 pub enum Place<'a> {
     /// The store is open in this process.
@@ -80,7 +81,7 @@ pub enum Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    /// The store, for what is not asked over a wire.
+    /// Returns the open store, for operations that are not available over a wire.
     pub fn here(self) -> Outcome<&'a Open> {
         match self {
             Place::Here(open, _) => Ok(open),
@@ -91,8 +92,8 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// Of writes that say nothing about it. Those over a wire are on disk with the commit of their
-    /// transaction.
+    /// Returns the durability of writes that do not specify it. Writes over a wire are on disk
+    /// with the commit of their transaction.
     pub fn durability(self) -> Durability {
         match self {
             Place::Here(open, _) => open.durability,
@@ -100,7 +101,7 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// The dictionary of that name as the scope has it.
+    /// Returns the dictionary with this name in the scope.
     pub fn existing(self, scope: &kvdb::Scope, name: &str) -> Outcome<Option<DictionaryId>> {
         match (self, scope) {
             (Place::There(view), _) => view.dictionary(name),
@@ -124,8 +125,8 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// A dictionary to be changed, which is made if there is none of that name, but not over a
-    /// wire.
+    /// Returns a dictionary that is about to be changed. It is created if it does not exist, but
+    /// not over a wire.
     pub fn dictionary_to_write(self, scope: &kvdb::Scope, name: &str) -> Outcome<DictionaryId> {
         if let Some(dict) = self.existing(scope, name)? {
             return Ok(dict);
@@ -143,7 +144,7 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// The user's dictionaries, by name.
+    /// Returns the user's dictionaries by name.
     pub fn dictionaries(self, scope: &kvdb::Scope) -> Vec<String> {
         let (all, branch) = match (self, scope) {
             (Place::There(view), _) => return view.dictionaries(),
@@ -159,7 +160,7 @@ impl<'a> Place<'a> {
         names
     }
 
-    /// The files of the same state.
+    /// Returns the files of the same state.
     pub fn files(self) -> Outcome<Fs> {
         match self {
             Place::Here(open, at) => at.files(open),

@@ -1,5 +1,5 @@
-//! An iterator over a range of keys, which gives several at a time: crossing into Python costs more
-//! than a key.
+//! An iterator over a range of keys, which returns several keys at a time, because a call from
+//! Python costs more than a key.
 
 use std::sync::Arc;
 
@@ -11,30 +11,31 @@ use pyo3::types::{PyBytes, PyList};
 use crate::failure::{Failure, Outcome};
 use crate::slot::Slot;
 
-/// Bytes of keys and values after which no more are taken at once.
+/// Number of bytes of keys and values after which no more keys are returned in one call.
 const AT_ONCE: usize = 1 << 20;
 
 enum Source {
     Tuples(Iter),
     Keys(Keys),
-    /// Of a view that a server holds, with the values if wanted.
+    /// A cursor of a view that a server holds, and whether values are requested.
     Served(ScopeCursor, bool),
 }
 
-/// A walk over a range that is under way.
+/// A walk over a range in progress.
 pub struct Walk {
     source: Source,
     reverse: bool,
 }
 
 impl Walk {
-    /// `reverse`: from the last key to the first.
+    /// Makes a walk. With `reverse` it goes from the last key to the first.
     pub fn new(iter: Iter, reverse: bool, values: bool) -> Walk {
         let source = if values { Source::Tuples(iter) } else { Source::Keys(iter.keys()) };
         Walk { source, reverse }
     }
 
-    /// Of a cursor that is at the end where the walk begins. `reverse`, `values`: as of `new`.
+    /// Makes a walk of a cursor that is at the end at which the walk begins. `reverse` and
+    /// `values` have the same meaning as in `new`.
     pub fn served(cursor: ScopeCursor, reverse: bool, values: bool) -> Walk {
         Walk { source: Source::Served(cursor, values), reverse }
     }
@@ -69,7 +70,7 @@ impl Walk {
     }
 }
 
-/// A range of keys; `None` where nothing can be in it.
+/// A range of keys, or `None` if the range must be empty.
 #[pyclass(frozen, module = "kvfs._kvfs")]
 pub struct Range(Option<Arc<Slot<Walk>>>);
 
@@ -93,7 +94,7 @@ impl Range {
 
 #[pymethods]
 impl Range {
-    /// Up to so many keys, or pairs of key and value. An empty list is the end.
+    /// Returns up to `most` keys, or pairs of key and value. An empty list marks the end.
     fn take<'py>(&self, py: Python<'py>, most: usize) -> PyResult<Bound<'py, PyList>> {
         let taken = self.walk(py, |walk| walk.take(most))?;
         let list = PyList::empty(py);
@@ -107,7 +108,7 @@ impl Range {
         Ok(list)
     }
 
-    /// Passes up to so many keys by; how many there were.
+    /// Skips up to `most` keys, and returns the number of skipped keys.
     fn skip(&self, py: Python<'_>, most: usize) -> PyResult<usize> {
         self.walk(py, |walk| {
             for done in 0..most {

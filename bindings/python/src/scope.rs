@@ -1,5 +1,5 @@
-//! Keys as one sees them: of the store, in a transaction, or in a snapshot; of a store that is open
-//! in this process, or that a server holds.
+//! The keys that a caller sees: those of the store, of a transaction, or of a snapshot. The store
+//! is open in this process, or a server holds it.
 
 use std::ops::Bound as End;
 use std::sync::Arc;
@@ -19,7 +19,8 @@ use crate::range::{Range, Walk};
 use crate::served::Served;
 use crate::shared::{Open, Shared};
 
-/// Limit of a part of a value that is written over a wire, whose changes have up to 64 KiB, bytes.
+/// Limit on a part of a value that is written over a wire, in bytes. Changes over a wire have up
+/// to 64 KiB.
 const LONGEST_PART: usize = 60 << 10;
 
 enum Of {
@@ -29,34 +30,35 @@ enum Of {
     Server(Arc<Served>),
 }
 
-/// Where reads and writes of keys go.
+/// The destination of reads and writes of keys.
 #[pyclass(frozen, module = "kvfs._kvfs")]
 pub struct Scope(Of);
 
-/// A point of a transaction to go back to.
+/// A state of a transaction to which it can be rolled back.
 #[pyclass(frozen, module = "kvfs._kvfs")]
 pub struct Savepoint(kvdb::Savepoint);
 
 impl Scope {
-    /// The keys outside of all transactions.
+    /// Returns the keys outside of all transactions.
     pub fn mainline(shared: Arc<Shared>) -> Scope {
         Scope(Of::Store(shared, At::Mainline))
     }
 
-    /// The keys as a transaction sees them. `own`: it is aborted with the object at the latest.
+    /// Returns the keys that a transaction sees. If `own` is set, the transaction is aborted
+    /// together with the object at the latest.
     pub fn transaction(shared: Arc<Shared>, transaction: Transaction, own: bool) -> Scope {
         let id = transaction.id();
         let slot = shared.slot("the transaction", transaction);
         Scope(Of::Store(shared, At::Transaction { slot, id, own }))
     }
 
-    /// The keys of a snapshot.
+    /// Returns the keys of a snapshot.
     pub fn frozen(shared: Arc<Shared>, name: String, view: View) -> Scope {
         let slot = shared.slot("the snapshot", view);
         Scope(Of::Store(shared, At::Frozen(slot, name)))
     }
 
-    /// The keys of a view that a server holds. It ends with the object.
+    /// Returns the keys of a view that a server holds. The view ends with the object.
     pub fn served(served: Served) -> Scope {
         Scope(Of::Server(Arc::new(served)))
     }
@@ -86,7 +88,7 @@ impl Scope {
         }
     }
 
-    /// The number of the transaction, where it is one.
+    /// Returns the number of the transaction, or `None` if the scope is not a transaction.
     fn id(&self) -> Option<kvdb::TransactionId> {
         match &self.0 {
             Of::Store(_, at) => at.id(),
@@ -94,7 +96,8 @@ impl Scope {
         }
     }
 
-    /// The transaction, for what only one of a store in this process has.
+    /// Returns the transaction, for operations that require a transaction of a store in this
+    /// process.
     fn with_savepoints(&self) -> Outcome<kvdb::TransactionId> {
         match &self.0 {
             Of::Store(_, at) => Ok(at.transaction()?.1),
@@ -106,8 +109,8 @@ impl Scope {
     }
 }
 
-/// The state that a scope sees of `[start, end)`, which a serializable transaction locks; an empty
-/// end is that of the dictionary.
+/// Returns the state that a scope sees of `[start, end)`, which a serializable transaction locks.
+/// An empty end is the end of the dictionary.
 fn read_range(
     scope: &kvdb::Scope,
     dict: DictionaryId,
@@ -191,7 +194,7 @@ impl Scope {
         })
     }
 
-    /// Deletes a key; whether it was there.
+    /// Deletes a key. Returns whether the key existed.
     fn delete(&self, py: Python<'_>, dictionary: &str, key: Octets) -> PyResult<bool> {
         self.call(py, |place, scope| {
             if !scope.writable() {
@@ -208,7 +211,7 @@ impl Scope {
         })
     }
 
-    /// Adds to the number that a value is, in decimal; a missing one is 0.
+    /// Adds to the number that a value represents in decimal. A missing value counts as 0.
     fn add(&self, py: Python<'_>, dictionary: &str, key: Octets, number: i64) -> PyResult<()> {
         self.call(py, |place, scope| {
             if !scope.writable() {
@@ -216,8 +219,8 @@ impl Scope {
             }
             check_key(&key)?;
             let dict = place.dictionary_to_write(&scope, dictionary)?;
-            // The update itself would take any value. Another may change it in between, and then it
-            // has its way with that.
+            // The update itself would accept any value. If another caller changes the value in
+            // between, the update is applied to the changed value.
             let known = value(&scope, dict, &key)?;
             let known = known.as_deref().map_or(Some(0), number_of);
             if known.and_then(|known| known.checked_add(number)).is_none() {
@@ -231,8 +234,8 @@ impl Scope {
         })
     }
 
-    /// Writes a part of a value without reading it: from an offset on, or `None`: at its end. Fails
-    /// if the value would be longer than one may be.
+    /// Writes a part of a value without reading it, from an offset on, or at the end of the value
+    /// for `None`. Returns an error if the value would become too long.
     fn write_part(
         &self,
         py: Python<'_>,
@@ -262,7 +265,7 @@ impl Scope {
             };
             let update = update.ok_or_else(too_long)?;
             let dict = place.dictionary_to_write(&scope, dictionary)?;
-            // The update itself would leave the value as it is, and not say so.
+            // The update itself would leave the value unchanged without an error.
             if offset.is_none() && length(&scope, dict, &key)? + data.len() > MAX_VALUE {
                 return Err(too_long());
             }
@@ -307,20 +310,20 @@ impl Scope {
         })
     }
 
-    /// Makes changes as one.
+    /// Applies all changes as one.
     fn apply(&self, py: Python<'_>, changes: Vec<Change>, sync: Option<bool>) -> PyResult<()> {
         self.call(py, |place, scope| {
             if !scope.writable() {
                 return Err(is_a_snapshot());
             }
             let mut batch = Batch::new();
-            // Changes that follow one another are mostly of one dictionary.
+            // Consecutive changes are mostly of one dictionary.
             let mut before: Option<(&str, bool, Option<DictionaryId>)> = None;
             for change in &changes {
                 let (name, deletes) = (&*change.1, change.0.starts_with("delete"));
                 let dict = match before {
                     Some((of, deleted, dict)) if of == name && deleted == deletes => dict,
-                    // Deleting makes no dictionary.
+                    // A deletion does not create a dictionary.
                     _ if deletes => place.existing(&scope, name)?,
                     _ => Some(place.dictionary_to_write(&scope, name)?),
                 };
@@ -344,8 +347,8 @@ impl Scope {
         })
     }
 
-    /// Keys and, if wanted, values of `[start, stop)`. Over a wire the walk sees what the
-    /// transaction changes before it comes there.
+    /// Returns the keys and, if requested, the values of `[start, stop)`. Over a wire the walk
+    /// sees the changes that the transaction makes ahead of it.
     #[pyo3(signature = (dictionary, start, stop, reverse, values))]
     fn range(
         &self,
@@ -376,7 +379,8 @@ impl Scope {
         Ok(Range::new(walk.map(|walk| self.home().slot("the iterator", walk))))
     }
 
-    /// Tuples of `[start, stop)`, by how many that may be off, bytes, by how many.
+    /// Estimates the number of tuples of `[start, stop)`, its maximal error, the number of bytes,
+    /// and its maximal error.
     fn estimate(
         &self,
         py: Python<'_>,
@@ -394,7 +398,7 @@ impl Scope {
         })
     }
 
-    /// How many keys come before one.
+    /// Returns the number of keys that come before a key.
     fn rank(&self, py: Python<'_>, dictionary: &str, key: Octets) -> PyResult<u64> {
         self.call(py, |place, scope| {
             let open = place.here()?;
@@ -404,7 +408,7 @@ impl Scope {
         })
     }
 
-    /// The key that so many others come before.
+    /// Returns the key that has this number of keys before it.
     fn select<'py>(
         &self,
         py: Python<'py>,
@@ -420,7 +424,7 @@ impl Scope {
         Ok(found.map(|key| PyBytes::new(py, &key)))
     }
 
-    /// How many keys `[start, stop)` has.
+    /// Returns the number of keys of `[start, stop)`.
     fn count(
         &self,
         py: Python<'_>,
@@ -437,12 +441,12 @@ impl Scope {
         })
     }
 
-    /// The user's dictionaries, by name.
+    /// Returns the user's dictionaries by name.
     fn dictionaries(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         self.call(py, |place, scope| Ok(place.dictionaries(&scope)))
     }
 
-    /// The files of the same state.
+    /// Returns the files of the same state.
     fn files(&self, py: Python<'_>) -> PyResult<Files> {
         let (fs, writes) = self.call(py, |place, scope| Ok((place.files()?, scope.writable())))?;
         let home = self.home();
@@ -465,8 +469,8 @@ impl Scope {
         }
     }
 
-    /// Commits a transaction: `None` for what the store does with every write, and over a wire for
-    /// not waiting for the disk of the server.
+    /// Commits a transaction. For `None`, the commit is as durable as every write of the store;
+    /// over a wire it then does not wait for the disk of the server.
     fn commit(&self, py: Python<'_>, sync: Option<bool>) -> PyResult<()> {
         let (slot, id) = match &self.0 {
             Of::Store(_, at) => at.transaction()?,
@@ -495,7 +499,8 @@ impl Scope {
         })
     }
 
-    /// Aborts a transaction; one that has ended stays as it is. `false`: it had ended.
+    /// Aborts a transaction. Returns `false`, and changes nothing, if the transaction had already
+    /// ended.
     fn abort(&self, py: Python<'_>) -> PyResult<bool> {
         let (shared, (slot, id)) = match &self.0 {
             Of::Store(shared, at) => (shared, at.transaction()?),
@@ -521,8 +526,8 @@ impl Scope {
         self.call(py, |place, _| Ok(place.here()?.views()?.rollback_to(id, &savepoint.0)?))
     }
 
-    /// Lets go of a snapshot that was opened, or of a view that a server holds: a transaction there
-    /// ends without a trace.
+    /// Closes a snapshot that was opened, or a view that a server holds. A transaction of such a
+    /// view is aborted.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         match &self.0 {
             Of::Store(_, At::Frozen(slot, _)) => Ok(py.detach(|| slot.take().map(drop))?),
@@ -550,14 +555,14 @@ impl Drop for Scope {
                 if let Ok(Some(_)) = slot.take()
                     && let Ok(open) = shared.open()
                 {
-                    // An object that is dropped has no one to tell.
+                    // A failure cannot be reported when an object is dropped.
                     let _ = abort(&open, *id);
                 }
             }
             Of::Store(..) => {}
             Of::Server(served) => {
-                // In a child that was forked off this does nothing. Where the interpreter has
-                // ended, its lock is none any more.
+                // In a forked child this has no effect. If the interpreter has ended, its lock
+                // need not be released.
                 let close = || drop(served.close());
                 if Python::try_attach(|py| py.detach(close)).is_none() {
                     close();
@@ -567,7 +572,7 @@ impl Drop for Scope {
     }
 }
 
-/// The transaction of a scope that takes locks.
+/// Returns the transaction of a scope that takes locks.
 fn serializable(scope: &kvdb::Scope) -> Outcome<&Transaction> {
     match scope {
         kvdb::Scope::Transaction(transaction)
@@ -603,7 +608,8 @@ fn contains(scope: &kvdb::Scope, dict: DictionaryId, key: &[u8]) -> Outcome<bool
     Ok(scope.view()?.contains(dict, key)?)
 }
 
-/// The length of a value, 0 if there is none. It is not read where the store is.
+/// Returns the length of a value, or 0 if there is none. If the store is open in this process,
+/// the value is not read.
 fn length(scope: &kvdb::Scope, dict: DictionaryId, key: &[u8]) -> Outcome<usize> {
     if let kvdb::Scope::Served(_) = scope {
         return Ok(value(scope, dict, key)?.map_or(0, |value| value.len()));
@@ -614,7 +620,8 @@ fn length(scope: &kvdb::Scope, dict: DictionaryId, key: &[u8]) -> Outcome<usize>
     Ok(scope.view()?.value_len(dict, key)?.unwrap_or(0))
 }
 
-/// A walk over `[start, stop)` of a view that a server holds; an empty stop is the end.
+/// Returns a walk over `[start, stop)` of a view that a server holds. An empty stop is the end of
+/// the dictionary.
 fn walk_there(
     scope: &kvdb::Scope,
     dict: DictionaryId,

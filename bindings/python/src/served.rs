@@ -1,6 +1,6 @@
-//! Views of a store that a server holds (`kvfs serve`): of a snapshot, or a transaction that one
-//! object alone has. Only what is read and written goes over the wire. `scope` has what is read and
-//! written; how a view is opened and ends is here.
+//! Views of a store that a server holds (`kvfs serve`). A view shows a snapshot, or a transaction
+//! that belongs to only one object. Only data that is read or written goes over the wire. `scope`
+//! has the reads and writes; this module opens and ends views.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
@@ -23,10 +23,10 @@ use crate::slot::{Closing, Slot, Slots};
 /// The file system's dictionaries, which a server lists with those of the user.
 const OF_FILES: [&str; 3] = ["dmap", "imap", "nmap"];
 
-/// Conflicts that are named.
+/// Limit on the number of conflicts that an error lists.
 const NAMED: usize = 3;
 
-/// A view that is open.
+/// An open view.
 #[derive(Clone)]
 pub struct OpenView {
     client: Arc<Client>,
@@ -49,7 +49,7 @@ impl OpenView {
         kvdb::Scope::Served(view)
     }
 
-    /// The files of the view.
+    /// Returns the files of the view.
     pub fn fs(&self) -> &Fs {
         &self.fs
     }
@@ -61,7 +61,7 @@ impl OpenView {
         }
     }
 
-    /// A dictionary of the user's, if the view has one of that name.
+    /// Returns a dictionary of the user, or `None` if the view has none with that name.
     pub fn dictionary(&self, name: &str) -> Outcome<Option<DictionaryId>> {
         check_name(name)?;
         if OF_FILES.contains(&name) {
@@ -73,7 +73,7 @@ impl OpenView {
         })
     }
 
-    /// The user's dictionaries, by name.
+    /// Returns the user's dictionaries by name.
     pub fn dictionaries(&self) -> Vec<String> {
         let mut names = match &self.state {
             State::Snapshot(view) => view.dictionary_names(),
@@ -83,7 +83,7 @@ impl OpenView {
         names
     }
 
-    /// Tells a server of a transaction that it is left, and ends its files.
+    /// Notifies the server that a transaction is abandoned, and ends its files.
     fn leave(&self) {
         if let State::Transaction(transaction) = &self.state {
             transaction.leave();
@@ -96,7 +96,7 @@ impl OpenView {
 pub struct Served {
     open: Slot<OpenView>,
     slots: Slots,
-    /// The number of the transaction in the store, where it is one.
+    /// The number of the transaction in the store, or `None` for a snapshot.
     id: Option<TransactionId>,
 }
 
@@ -111,7 +111,7 @@ impl Served {
         call(&open).map_err(|failure| self.cause(failure))
     }
 
-    /// The number of the transaction, where it is one.
+    /// Returns the number of the transaction, or `None` for a snapshot.
     pub fn id(&self) -> Option<TransactionId> {
         self.id
     }
@@ -123,7 +123,7 @@ impl Served {
         }
     }
 
-    /// A slot that is closed with the view.
+    /// Returns a slot that is closed together with the view.
     pub fn slot<T: Send + 'static>(&self, what: &'static str, value: T) -> Arc<Slot<T>> {
         let slot = Arc::new(Slot::new(what, value));
         let weak = Arc::downgrade(&slot);
@@ -131,19 +131,20 @@ impl Served {
         slot
     }
 
-    /// Why a call has failed, in words that do not depend on where the store is.
+    /// Returns the reason why a call has failed, in words that do not depend on the place of the
+    /// store.
     pub fn cause(&self, failure: Failure) -> Failure {
         match failure {
             Failure::Files(kvfs::Error::Stale(_), _) | Failure::Closed(_) if !self.is_there() => {
                 self.is_over()
             }
-            // The client has sentences of its own for a server that is gone.
+            // The client has its own messages for a server that cannot be reached.
             Failure::Store(kvdb::Error::Io(error)) => Failure::Disconnected(error.to_string()),
             other => other,
         }
     }
 
-    /// Returns whether the view is open, and not ended by its server either.
+    /// Returns whether the view is open, and has not been ended by its server.
     pub fn is_there(&self) -> bool {
         match self.open.get().map(|open| open.state) {
             Ok(State::Transaction(transaction)) => transaction.over().is_none(),
@@ -152,14 +153,15 @@ impl Served {
         }
     }
 
-    /// Lets go of what is open in the view, and then of the view. The connection ends with it.
+    /// Closes the objects that are open in the view, and then releases the view. The connection
+    /// ends with the view.
     fn end(&self) -> Outcome<Option<OpenView>> {
         let open = self.open.take()?;
         self.slots.close();
         Ok(open)
     }
 
-    /// Lets go of the view. A transaction ends without a trace.
+    /// Closes the view. A transaction is aborted.
     pub fn close(&self) -> Outcome<()> {
         if let Some(open) = self.end()? {
             open.leave();
@@ -178,8 +180,8 @@ impl Served {
                 let mut names: Vec<String> = keys.into_iter().map(|key| key.place).collect();
                 names.retain(|name| !name.is_empty());
                 names.dedup();
-                // A conflict ends a transaction, wherever its store is. Without the server the
-                // lease ends it.
+                // A conflict ends a transaction, wherever its store is. If the server cannot be
+                // reached, the lease ends the transaction.
                 if places::served::abort(&open.client, &open.fs, transaction).is_err() {
                     transaction.forget();
                     open.fs.leave_served();
@@ -194,7 +196,7 @@ impl Served {
         committed
     }
 
-    /// Aborts the transaction. `false`: it had ended.
+    /// Aborts the transaction. Returns `false` if it had already ended.
     pub fn abort(&self) -> Outcome<bool> {
         let Some(open) = self.open.lock()?.clone() else { return Ok(false) };
         let transaction = open.transaction()?;
@@ -222,7 +224,7 @@ fn conflict(what: String, mut names: Vec<String>) -> String {
     format!("conflict: others have changed {names}{more}, too: begin the transaction again")
 }
 
-/// How a view is asked for.
+/// The options with which a view is requested.
 struct Asked {
     snapshot: Option<String>,
     branch: String,
@@ -262,13 +264,14 @@ fn open(server: &Server, credentials: &Credentials, asked: Asked) -> Outcome<Ser
     Ok(Served { open: Slot::new("the view", open), slots: Slots::default(), id })
 }
 
-/// The address of a server in its whole length that a word is; `None`: it is something else.
+/// Returns the full address of a server that a word denotes, or `None` if the word denotes
+/// something else.
 #[pyfunction]
 pub fn server(word: PathBuf) -> PyResult<Option<String>> {
     Ok(Server::parse(&word).map_err(Failure::from)?.map(|server| server.to_string()))
 }
 
-/// Opens a snapshot, or begins a transaction. `timeout`: `None` for waiting for ever.
+/// Opens a snapshot, or begins a transaction. A `timeout` of `None` waits without a limit.
 #[pyfunction]
 #[pyo3(signature = (
     address, *, snapshot, branch, label, token, token_file, ca, cert, cert_key, timeout, memory

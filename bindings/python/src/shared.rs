@@ -1,4 +1,4 @@
-//! The state of a store that is open in this process, as all objects that work on it share it:
+//! The state of a store that is open in this process, shared by all objects that work on it:
 //! opening, closing, and the dictionaries by their names.
 
 use std::collections::HashMap;
@@ -22,46 +22,48 @@ use zones::FileDevice;
 use crate::failure::{Failure, Outcome};
 use crate::slot::{Closing, Owner, Slot, Slots};
 
-/// The least size of a store in bytes, that of `kvfs create`: a smaller one has room for nothing
-/// but what the store itself needs.
+/// The least size of a store in bytes, which is the same as for `kvfs create`. A smaller store
+/// has room only for its own structures.
 pub const LEAST_SIZE: u64 = 160 << 20;
 
-/// All the memory that a store takes when not told otherwise, bytes.
+/// The default limit on all memory of a store, in bytes.
 pub const MEMORY: u64 = 320 << 20;
 
 /// Longest name of a dictionary in bytes, as on the socket.
 const LONGEST_NAME: usize = 128;
 
-/// How long opening waits for a process, or a thread of this one, that is just letting go of it.
+/// Time for which opening a store waits for a process or a thread of this process that is closing
+/// it.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// An open store, as its calls see it.
+/// An open store in the form in which calls see it.
 pub struct Open {
     pub db: Kvdb,
-    /// `None`: it is read-only and has no file system.
+    /// The views of files and keys, or `None` if the store is read-only and has no file system.
     pub views: Option<Views>,
-    /// Of writes outside of transactions.
+    /// The durability of writes outside of transactions.
     pub durability: Durability,
-    /// The parts that a store at an address has in addition.
+    /// The additional parts of a store at an address.
     pub there: There,
     numbers: Mutex<HashMap<String, DictionaryId>>,
 }
 
-/// The parts that a store has which was opened by its address; a file has none of them.
+/// The additional parts of a store that was opened by its address. A store in a file has none of
+/// them.
 #[derive(Default)]
 pub struct There {
-    /// The store is shown as it was in this snapshot.
+    /// The snapshot as which the store is shown, if it is shown as a snapshot.
     pub snapshot: Option<String>,
-    /// Publishes what is committed.
+    /// The thread that publishes commits.
     pub publishing: Option<Publishing>,
-    /// The address that a store is written at, and the local file by which it is.
+    /// The address at which a store is written, and the local file through which it is written.
     pub written: Option<(String, PathBuf)>,
-    /// Shows what is published.
+    /// The thread that shows newly published states.
     pub following: Option<FollowingThread>,
 }
 
 impl Open {
-    /// The number of a dictionary of the user's, if there is one of that name.
+    /// Returns the id of a dictionary of the user, or `None` if there is none with that name.
     pub fn dictionary(&self, name: &str) -> Outcome<Option<DictionaryId>> {
         if let Some(id) = self.numbers.lock().get(name).filter(|id| self.db.has_dictionary(**id)) {
             return Ok(Some(*id));
@@ -77,7 +79,7 @@ impl Open {
         Ok(Some(info.id))
     }
 
-    /// The number of a dictionary, which is made if there is none of that name.
+    /// Returns the id of a dictionary, which is created if it does not exist.
     pub fn dictionary_to_write(&self, name: &str) -> Outcome<DictionaryId> {
         if let Some(id) = self.dictionary(name)? {
             return Ok(id);
@@ -86,7 +88,7 @@ impl Open {
         self.dictionary(name)?.ok_or_else(|| kvdb::Error::NoDictionary(name.into()).into())
     }
 
-    /// Keys in words that users know, each once.
+    /// Returns the names of keys in the user's terms, without duplicates.
     pub fn names(&self, keys: &[(DictionaryId, Bytes)]) -> Vec<String> {
         let dictionaries = self.db.dictionaries();
         let mut names = Vec::new();
@@ -105,8 +107,9 @@ impl Open {
         names
     }
 
-    /// Why a call in a transaction has failed: one that was ended for an older one may be begun
-    /// again, which an error that only says that it has ended does not tell.
+    /// Returns the reason why a call in a transaction has failed. A transaction that was ended in
+    /// favour of an older one may be begun again; an error that only says that the transaction
+    /// has ended does not show this.
     pub fn cause(&self, transaction: Option<TransactionId>, failure: Failure) -> Failure {
         let over = matches!(
             failure,
@@ -120,7 +123,7 @@ impl Open {
         }
     }
 
-    /// The views of files and keys.
+    /// Returns the views of files and keys.
     pub fn views(&self) -> Outcome<&Views> {
         self.views
             .as_ref()
@@ -128,7 +131,7 @@ impl Open {
     }
 }
 
-/// What is wrong with the name of a dictionary, if anything is.
+/// Returns an error if the name of a dictionary is invalid.
 pub fn check_name(name: &str) -> Outcome<()> {
     let wrong = match name {
         _ if name.is_empty() || name.len() > LONGEST_NAME => {
@@ -140,7 +143,7 @@ pub fn check_name(name: &str) -> Outcome<()> {
     Err(Failure::Invalid(format!("the name of a dictionary {wrong}: {name:?}")))
 }
 
-/// The user has no business in the file system's dictionaries.
+/// Returns the error for a dictionary of the file system, which users cannot access.
 pub fn reserved(name: &str) -> Failure {
     Failure::Invalid(format!("dictionary '{name}' is reserved for the file system"))
 }
@@ -160,10 +163,10 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// The open store, for one call: closing waits for its end.
+    /// Returns the open store for one call. A close of the store waits for the end of the call.
     pub fn open(&self) -> Outcome<impl std::ops::Deref<Target = Open> + '_> {
         self.owner.check()?;
-        // Calls of one thread lie in one another when a stream is written into a file of the store.
+        // Calls of one thread are nested when a stream is written into a file of the store.
         let state = self.state.read_recursive();
         match &*state {
             State::Open(_) => Ok(RwLockReadGuard::map(state, |state| match state {
@@ -175,7 +178,7 @@ impl Shared {
         }
     }
 
-    /// A slot that is closed with the store.
+    /// Returns a slot that is closed together with the store.
     pub fn slot<T: Send + 'static>(&self, what: &'static str, value: T) -> Arc<Slot<T>> {
         let slot = Arc::new(Slot::new(what, value));
         let weak = Arc::downgrade(&slot);
@@ -183,14 +186,14 @@ impl Shared {
         slot
     }
 
-    /// Ends all transactions first, so that calls which wait for their locks come back.
+    /// Ends all transactions first, so that calls that wait for their locks return.
     pub fn end_transactions(&self) {
         let Ok(open) = self.open() else { return };
         for transaction in open.db.transactions() {
             if transaction.durable {
                 continue;
             }
-            // It may have ended by itself.
+            // The transaction may have ended by itself.
             let _ = match &open.views {
                 Some(views) => views.abort(transaction.id).map_err(drop),
                 None => open.db.transaction(transaction.id).map(|t| t.abort()).map_err(drop),
@@ -198,7 +201,7 @@ impl Shared {
         }
     }
 
-    /// Makes everything durable and lets go of the store.
+    /// Makes everything durable and closes the store.
     pub fn close(&self) -> Outcome<()> {
         self.owner.check()?;
         self.end_transactions();
@@ -216,8 +219,9 @@ impl Shared {
 }
 
 impl Shared {
-    /// Has `replace` change what the store consists of, with all that was open in it closed before
-    /// and the file system opened anew behind it. Other calls fail for so long.
+    /// Lets `replace` change the content of the store. Everything that was open in the store is
+    /// closed before, and the file system is opened again afterwards. Other calls fail in the
+    /// meantime.
     pub fn replacing<T>(&self, replace: impl FnOnce(&Kvdb) -> T) -> Outcome<T> {
         if self.open()?.there.is_some() {
             let what = "a store that is open by its address is not replaced: receive the stream \
@@ -246,7 +250,7 @@ impl Shared {
                 }
             }
         };
-        // No lock is held: Python code may run in it.
+        // No lock is held, because `replace` may run Python code.
         let done = replace(&db);
         let opened = with_files(db, durability, &self.file_options);
         let mut state = self.state.write();
@@ -267,8 +271,8 @@ impl Drop for Shared {
         if self.owner.is_another() {
             std::mem::forget(state);
         } else if let State::Open(open) = state {
-            // It cannot tell of errors; `close` does. Where the interpreter has ended, its lock is
-            // none any more.
+            // Errors cannot be reported here; `close` reports them. If the interpreter has ended,
+            // its lock need not be released.
             let mut open = Some(open);
             let mut close = || open.take().map_or(Ok(()), |open| let_go(*open));
             if Python::try_attach(|py| py.detach(&mut close)).is_none() {
@@ -278,18 +282,18 @@ impl Drop for Shared {
     }
 }
 
-/// Makes everything durable, here and where the store is published, and lets go of it. Of several
-/// failures the first is told.
+/// Makes everything durable, here and in the place where the store is published, and closes it.
+/// If there are several failures, the first one is returned.
 fn let_go(open: Open) -> Outcome<()> {
     let There { snapshot: _, publishing, written, following } = open.there;
     drop(following);
-    // No one waits for a sync any more; the last commits are published below.
+    // No caller waits for a sync any more; the last commits are published below.
     publishing.iter().for_each(Publishing::sync_here);
     let files = put_to_rest(open.views);
     let published = publishing.map_or(Ok(()), |publishing| publishing.finish());
     let closed = open.db.close();
     match (published.map_err(Failure::from), written) {
-        // The others follow from it.
+        // The other failures follow from this one.
         (Err(failure), Some((address, file))) if failure.is_displaced() => {
             Err(Failure::Displaced(address, file))
         }
@@ -297,7 +301,7 @@ fn let_go(open: Open) -> Outcome<()> {
     }
 }
 
-/// Commits what waits in the memory of the file system, and ends its threads.
+/// Commits the data that waits in the memory of the file system, and ends its threads.
 fn put_to_rest(views: Option<Views>) -> Outcome<()> {
     match views {
         Some(views) => Ok(views.shutdown().and(views.mainline().shutdown())?),
@@ -321,7 +325,7 @@ impl There {
     }
 }
 
-/// Tries it again for a moment while another one is letting go of the file.
+/// Retries for a moment while another process or thread is closing the file.
 pub fn patiently<T>(mut open: impl FnMut() -> Outcome<T>) -> Outcome<T> {
     let begun = Instant::now();
     loop {
@@ -334,8 +338,8 @@ pub fn patiently<T>(mut open: impl FnMut() -> Outcome<T>) -> Outcome<T> {
     }
 }
 
-/// Opens the file of a store. Into one whose zones lie in object storage readers write what they
-/// fetch.
+/// Opens the file of a store. If the zones of the store lie in object storage, readers write the
+/// parts that they fetch into the file.
 pub fn device(path: &Path, read_only: bool) -> Outcome<Arc<FileDevice>> {
     let open = |read_only| {
         patiently(|| FileDevice::open(path, read_only).map_err(Failure::Device)).map(Arc::new)
@@ -357,20 +361,20 @@ pub fn device(path: &Path, read_only: bool) -> Outcome<Arc<FileDevice>> {
     }
 }
 
-/// How a store is opened.
+/// The options with which a store is opened.
 #[derive(Clone, Copy, Debug)]
 pub struct Opening {
     pub read_only: bool,
-    /// For buffers and caches, bytes; `None`: what is usual.
+    /// The limit on buffers and caches, in bytes; `None` stands for the default.
     pub memory: Option<u64>,
-    /// Every write is durable when its call returns.
+    /// Set if every write is durable when its call returns.
     pub durable: bool,
-    /// Bytes of the disk that parts fetched from object storage may take.
+    /// The number of bytes on disk that parts fetched from object storage may take.
     pub cache_size: Option<u64>,
 }
 
 impl Opening {
-    /// For the data of files that is not committed yet, for inodes, and for the database.
+    /// Divides the memory among the uncommitted data of files, the inodes, and the database.
     fn shares(&self) -> [usize; 3] {
         let memory = self.memory.unwrap_or(MEMORY);
         let write_buffer = (memory / 5).clamp(1 << 20, 1 << 30);
@@ -384,7 +388,7 @@ impl Opening {
         OpenOptions { read_only: self.read_only, memory, ..OpenOptions::default() }
     }
 
-    /// The database alone, whose zones are found where the file says.
+    /// Opens only the database. Its zones are found in the place that the file names.
     pub fn database(&self, device: Arc<FileDevice>) -> Outcome<Kvdb> {
         let mut remote = places::zones_of(&*device)?;
         if let (Some(zones), Some(bytes)) = (&mut remote, self.cache_size) {
@@ -394,7 +398,7 @@ impl Opening {
         Ok(Kvdb::open(device, Arc::new(Machine::default()), options)?.0)
     }
 
-    /// The store, with its files. `there` returns what goes with it.
+    /// Opens the store with its files. `there` returns the additional parts.
     pub fn store(&self, db: Kvdb, there: impl FnOnce(&Open) -> Outcome<There>) -> Outcome<Shared> {
         let [write_buffer, inode_memory, _] = self.shares();
         let file_options = FsOptions {
@@ -423,7 +427,7 @@ impl Opening {
     }
 }
 
-/// Opens a store in a file, or makes it.
+/// Opens a store in a file, or creates it.
 pub fn open(path: PathBuf, make: bool, size: Option<u64>, opening: Opening) -> Outcome<Shared> {
     if let Some(size) = size.filter(|size| *size < LEAST_SIZE) {
         return Err(Failure::Invalid(format!(

@@ -1,11 +1,11 @@
-//! What hangs on an open store. A transaction, a snapshot, an iterator and an open file each lie in
-//! a slot. It is emptied when the object is closed, and when the store is, so that nothing of a
-//! closed store keeps its file locked.
+//! Slots for objects that depend on an open store. A transaction, a snapshot, an iterator and an
+//! open file each lie in a slot. The slot is emptied when the object or the store is closed, so
+//! that no object of a closed store keeps its file locked.
 //!
-//! A child that was forked off has a copy of everything but the threads, and its locks are as they
-//! were at that moment, perhaps held for ever. It must neither use the store nor let go of it,
-//! which would write to the file that the parent still works on. So each use looks at the process
-//! first, and in a child what lies in a slot is forgotten instead of dropped.
+//! A forked child has a copy of everything except the threads, and its locks are in the state
+//! that they had at the fork, perhaps held forever. The child must neither use the store nor
+//! close it, because closing would write to the file on which the parent still works. So each use
+//! checks the process first, and in a child the content of a slot is leaked instead of dropped.
 
 use std::sync::Weak;
 
@@ -13,28 +13,28 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::failure::{Failure, Outcome};
 
-/// The process that an object belongs to.
+/// The process to which an object belongs.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner(u32);
 
 impl Owner {
-    /// This process.
+    /// Returns this process as the owner.
     pub fn current() -> Owner {
         Owner(std::process::id())
     }
 
-    /// Whether this process was forked off the one that the object belongs to.
+    /// Returns whether this process was forked from the process to which the object belongs.
     pub fn is_another(self) -> bool {
         std::process::id() != self.0
     }
 
-    /// Fails in a child that was forked off.
+    /// Returns an error in a forked child.
     pub fn check(self) -> Outcome<()> {
         if self.is_another() { Err(Failure::Forked(self.0)) } else { Ok(()) }
     }
 }
 
-/// A value that ends with the store.
+/// A value that is dropped when the store is closed.
 pub struct Slot<T> {
     owner: Owner,
     what: &'static str,
@@ -42,18 +42,18 @@ pub struct Slot<T> {
 }
 
 impl<T> Slot<T> {
-    /// `what` is how an error names it, as in "the iterator".
+    /// Makes a slot. `what` is the name of the value in errors, as in "the iterator".
     pub fn new(what: &'static str, value: T) -> Slot<T> {
         Slot { owner: Owner::current(), what, value: Mutex::new(Some(value)) }
     }
 
-    /// What lies in it, `None` once it was closed.
+    /// Locks the value, which is `None` once the slot has been closed.
     pub fn lock(&self) -> Outcome<MutexGuard<'_, Option<T>>> {
         self.owner.check()?;
         Ok(self.value.lock())
     }
 
-    /// A copy of what lies in it.
+    /// Returns a copy of the value.
     pub fn get(&self) -> Outcome<T>
     where
         T: Clone,
@@ -61,12 +61,12 @@ impl<T> Slot<T> {
         self.lock()?.clone().ok_or(Failure::Closed(self.what))
     }
 
-    /// What lay in it, which is closed from here on.
+    /// Takes the value. The slot is closed afterwards.
     pub fn take(&self) -> Outcome<Option<T>> {
         Ok(self.lock()?.take())
     }
 
-    /// Whether something lies in it.
+    /// Returns whether the slot has a value.
     pub fn is_open(&self) -> bool {
         !self.owner.is_another() && self.value.lock().is_some()
     }
@@ -80,15 +80,15 @@ impl<T> Drop for Slot<T> {
     }
 }
 
-/// A slot of any type, as the store closes it.
+/// A slot of any type, in the form in which the store closes it.
 pub trait Closing: Send + Sync {
-    /// Lets go of what lies in it.
+    /// Drops the value of the slot.
     fn close(&self);
 }
 
 impl<T: Send> Closing for Slot<T> {
     fn close(&self) {
-        // Dropped behind the lock, not under it.
+        // The value is dropped after the lock has been released.
         drop(self.take());
     }
 }
@@ -98,7 +98,7 @@ impl<T: Send> Closing for Slot<T> {
 pub struct Slots(Mutex<(Vec<Weak<dyn Closing>>, usize)>);
 
 impl Slots {
-    /// Has a slot closed with the store.
+    /// Registers a slot that is closed together with the store.
     pub fn add(&self, slot: Weak<dyn Closing>) {
         let mut slots = self.0.lock();
         let (all, limit) = &mut *slots;
@@ -109,7 +109,7 @@ impl Slots {
         all.push(slot);
     }
 
-    /// Closes all of them.
+    /// Closes all slots.
     pub fn close(&self) {
         let all = std::mem::take(&mut self.0.lock().0);
         all.iter().filter_map(Weak::upgrade).for_each(|slot| slot.close());

@@ -1,6 +1,6 @@
-//! Python's file objects as readers and writers. They are called with the interpreter's lock, which
-//! the store's own work does without; an exception that they raise ends the stream, and is the one
-//! that the caller sees.
+//! Python's file objects as readers and writers. They are called while the interpreter's lock is
+//! held, which the store's own work does not need. An exception that a file object raises ends
+//! the stream, and is the exception that the caller sees.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use pyo3::types::PyBytes;
 
 use crate::failure::{Failure, Outcome};
 
-/// The exception that a file object has raised, for the caller.
+/// The exception that a file object has raised, which is passed to the caller.
 #[derive(Clone, Default)]
 pub struct Failed(Arc<Mutex<Option<PyErr>>>);
 
@@ -24,7 +24,7 @@ impl Failed {
         io::Error::other(text)
     }
 
-    /// The outcome, with the exception in place of the error that it led to.
+    /// Returns the outcome, with the exception in place of the error that it caused.
     pub fn or<T>(&self, outcome: kvdb::Result<T>) -> Outcome<T> {
         match (outcome, self.0.lock().take()) {
             (Ok(done), None) => Ok(done),
@@ -51,7 +51,7 @@ impl Write for PythonWriter {
         let written = Python::attach(|py| -> PyResult<usize> {
             py.check_signals()?;
             let done = self.file.bind(py).call_method1("write", (PyBytes::new(py, bytes),))?;
-            // Some objects that are like files return nothing, and have taken everything.
+            // Some file-like objects return nothing, although they have written everything.
             let written = if done.is_none() { bytes.len() } else { done.extract()? };
             if written > bytes.len() {
                 return Err(PyValueError::new_err(format!(
@@ -69,11 +69,11 @@ impl Write for PythonWriter {
     }
 }
 
-/// Bytes that are asked for at once.
+/// Number of bytes that are requested at once.
 const AT_ONCE: usize = 1 << 20;
 
-/// Reads from the `read` of a Python object, never more than the stream needs for its next frame:
-/// another one may follow it.
+/// Reads from the `read` of a Python object, never more than the stream needs for its next frame,
+/// because another stream may follow.
 pub struct PythonReader {
     file: Py<PyAny>,
     failed: Failed,

@@ -1,5 +1,5 @@
-//! The ways to the server: where it listens, the password that it wants, and the number of
-//! connections that it takes.
+//! Access to the server: the addresses at which it listens, the password that it requires, and
+//! the limit on the number of connections.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -8,18 +8,18 @@ use std::time::Duration;
 use crate::descriptors;
 use crate::password::Password;
 
-/// The ways to the server.
+/// Settings that govern access to the server.
 pub struct Access {
     socket: String,
     tcp: Option<SocketAddr>,
-    /// Connections to that address are encrypted, each by a relay.
+    /// Connections to the TCP address are encrypted; a relay serves each of them.
     relayed: bool,
     password: Password,
-    /// Connections start with `DURABLE yes`.
+    /// New connections start with `DURABLE yes`.
     durable: bool,
     /// Limit on the number of connections.
     most_connections: AtomicUsize,
-    /// Clients are disconnected after this many idle seconds; 0 stands for never.
+    /// The number of idle seconds after which clients are disconnected; 0 stands for never.
     idle_limit: AtomicU64,
 }
 
@@ -41,15 +41,15 @@ impl Access {
     pub fn listen(&mut self, socket: String, tcp: Option<SocketAddr>, encrypted: bool) {
         (self.socket, self.tcp, self.relayed) = (socket, tcp, tcp.is_some() && encrypted);
     }
-    /// Returns the path of the Unix socket; empty if there is none.
+    /// Returns the path of the Unix socket, or an empty string if there is none.
     pub fn socket(&self) -> &str {
         &self.socket
     }
-    /// Returns the TCP address, with the port that it has got.
+    /// Returns the TCP address, with the port that was actually bound.
     pub fn tcp(&self) -> Option<SocketAddr> {
         self.tcp
     }
-    /// Returns whether writes of a new connection are durable before their replies.
+    /// Returns whether the writes of a new connection are durable before their replies.
     pub fn is_durable(&self) -> bool {
         self.durable
     }
@@ -58,8 +58,8 @@ impl Access {
         &self.password
     }
 
-    /// Sets the limit on connections, if the process can have enough descriptors. Otherwise returns
-    /// how many connections are possible, and changes nothing.
+    /// Sets the limit on connections if the process can have enough file descriptors. Otherwise
+    /// changes nothing, and returns the number of connections that are possible.
     pub fn allow_connections(&self, wanted: usize) -> Result<(), usize> {
         match descriptors::provide(wanted, self.relayed) {
             possible if possible < wanted => Err(possible),
@@ -69,7 +69,7 @@ impl Access {
             }
         }
     }
-    /// Sets the limit on connections to as many as are possible, up to `wanted`.
+    /// Sets the limit on connections to `wanted`, or to the largest number that is possible.
     pub fn allow_possible(&self, wanted: usize) {
         if let Err(possible) = self.allow_connections(wanted) {
             tracing::info!(
@@ -86,7 +86,7 @@ impl Access {
     pub fn set_idle_limit(&self, seconds: u64) {
         self.idle_limit.store(seconds, Relaxed);
     }
-    /// Returns the time after which idle clients are disconnected, if they are.
+    /// Returns the time after which idle clients are disconnected, or `None` if they never are.
     pub fn idle_limit(&self) -> Option<Duration> {
         Some(self.idle_limit.load(Relaxed)).filter(|limit| *limit > 0).map(Duration::from_secs)
     }

@@ -11,15 +11,15 @@ use std::sync::Arc;
 
 use crate::output::Budget;
 
-/// Size of one allocation, bytes.
+/// Size of one allocation, in bytes.
 const PIECE: usize = 16 << 10;
-/// Bytes that a connection may hold without asking the budget.
+/// Number of bytes that a connection may hold without charging the budget.
 const FREE: usize = PIECE;
 
 /// A queue of bytes.
 pub struct Backlog {
     pieces: VecDeque<Vec<u8>>,
-    /// Bytes of the first piece that are consumed already.
+    /// Number of bytes of the first piece that have been consumed.
     gone: usize,
     len: usize,
     /// Limit on the number of pieces.
@@ -42,7 +42,7 @@ impl Backlog {
         self.len
     }
 
-    /// Takes as many of these bytes as there is room for, and returns how many that is.
+    /// Appends as many of the bytes as there is room for, and returns their number.
     pub fn push(&mut self, bytes: &[u8]) -> usize {
         let mut taken = 0;
         while taken < bytes.len() {
@@ -65,8 +65,8 @@ impl Backlog {
         !full || self.add_piece().is_some()
     }
 
-    /// Lets `append` add bytes to a buffer, up to its capacity, and returns how many it added.
-    /// Returns `None` if there is no room for another byte.
+    /// Lets `append` add bytes to a buffer, up to its capacity, and returns the number of added
+    /// bytes. Returns `None` if there is no room for another byte.
     pub fn fill(&mut self, append: impl FnOnce(&mut Vec<u8>)) -> Option<usize> {
         if !self.has_room() {
             return None;
@@ -92,12 +92,13 @@ impl Backlog {
         Some(())
     }
 
-    /// Returns the oldest bytes, as many as are contiguous; an empty slice if there are none.
+    /// Returns the oldest bytes that are contiguous in memory, or an empty slice if there are
+    /// none.
     pub fn front(&self) -> &[u8] {
         self.pieces.front().map_or(&[], |piece| &piece[self.gone..])
     }
 
-    /// Drops that many of the oldest bytes, at most the length of [`Backlog::front`].
+    /// Drops the oldest `bytes` bytes; at most the length of [`Backlog::front`] may be dropped.
     pub fn consume(&mut self, bytes: usize) {
         self.gone += bytes;
         self.len -= bytes;
@@ -116,8 +117,8 @@ impl Backlog {
         }
     }
 
-    /// Moves the oldest bytes to the end of `into`, up to its capacity, and returns how many it
-    /// moved.
+    /// Moves the oldest bytes to the end of `into`, up to its capacity, and returns their
+    /// number.
     pub fn take_into(&mut self, into: &mut Vec<u8>) -> usize {
         let before = into.len();
         while into.len() < into.capacity() && !self.is_empty() {

@@ -14,9 +14,10 @@ use rustix::event::EventfdFlags;
 pub struct Bell {
     rung: Mutex<bool>,
     heard: Condvar,
-    /// Readable when the bell has rung, for a thread that waits for a socket as well.
+    /// A descriptor that is readable once the bell has rung, for a thread that also waits for a
+    /// socket.
     descriptor: OnceLock<OwnedFd>,
-    /// Called at each ring, for a connection that no thread waits for.
+    /// A function that is called at each ring, for a connection that no thread waits for.
     listener: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
@@ -36,8 +37,8 @@ impl Bell {
     pub fn has_listener(&self) -> bool {
         self.listener.get().is_some()
     }
-    /// Calls `listener` at each ring from now on, under whatever locks the ringing thread holds.
-    /// Only the first listener counts.
+    /// Calls `listener` at each ring from now on. The call holds all locks that the ringing
+    /// thread holds. Only the first listener takes effect.
     pub fn set_listener(&self, listener: Box<dyn Fn() + Send + Sync>) {
         let _ = self.listener.set(listener);
     }
@@ -50,7 +51,7 @@ impl Bell {
         std::mem::take(&mut *self.rung.lock())
     }
 
-    /// Waits until the bell rings, or until `at_most` is over; `None` waits without a limit.
+    /// Waits until the bell rings, or until `at_most` has elapsed. `None` waits without a limit.
     pub fn wait(&self, at_most: Option<Duration>) {
         let mut rung = self.rung.lock();
         if !*rung {
@@ -63,12 +64,14 @@ impl Bell {
         }
     }
 
-    /// Returns a descriptor that is readable once the bell has rung. Call [`Bell::take`] between
-    /// this and a wait: the bell may have rung before the descriptor was made.
+    /// Returns a descriptor that is readable once the bell has rung. Call [`Bell::take`] after
+    /// this call and before a wait, because the bell may have rung before the descriptor was
+    /// created.
     pub fn descriptor(&self) -> std::io::Result<BorrowedFd<'_>> {
         if self.descriptor.get().is_none() {
             let made = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-            // Only the thread of the connection waits, so no other thread has made one.
+            // Only the thread of the connection waits, so no other thread has created a
+            // descriptor.
             let _ = self.descriptor.set(made);
         }
         self.descriptor.get().map(AsFd::as_fd).ok_or_else(|| std::io::ErrorKind::NotFound.into())

@@ -5,9 +5,9 @@
 //! commands and while it waits: no message interrupts a reply, and no publisher waits for a
 //! subscriber. A mailbox is bounded; a connection whose mailbox overflows is closed, as in Redis.
 //!
-//! A message reaches all who have subscribed to its channel. An event of a key belongs to a branch:
-//! it reaches only the connections that subscribed while they worked in that branch, since the keys
-//! of a clone have the same names as those of the store.
+//! A message reaches every subscriber of its channel. An event of a key belongs to a branch. It
+//! reaches only the connections that subscribed while they worked in that branch, because the
+//! keys of a clone have the same names as the keys of the store.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,15 +21,16 @@ use crate::failure::{Failure, Outcome};
 use crate::glob;
 use crate::mailbox::{Delivery, Via};
 
-/// Approximate size of a subscription in addition to its name, bytes.
+/// Approximate size of a subscription in addition to its name, in bytes.
 const OVERHEAD: usize = 128;
 
-/// The bytes of a pattern that may be compared with one channel, repeated comparisons included, in
-/// addition to some for each byte of both. A message is compared with all patterns under the lock,
-/// so the cost of a pattern must not be the product of its length and the channel's.
+/// Limit on the bytes that a match of a pattern against one channel may compare, including
+/// repeated comparisons, in addition to an allowance for each byte of both. A message is matched
+/// against all patterns under the lock, so the cost of a match must not be the product of the two
+/// lengths.
 const COMPARED: usize = 1 << 16;
 
-/// The kind of name that a connection subscribes to.
+/// The kind of name to which a connection subscribes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
     Channel,
@@ -39,7 +40,7 @@ pub enum By {
     Shard,
 }
 
-/// The kind of channel that a message is published on.
+/// The kind of channel on which a message is published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum To {
     Channel,
@@ -54,7 +55,7 @@ pub enum Among<'a> {
     Branch(&'a str),
 }
 
-/// A connection, and the branch that it worked in when it subscribed.
+/// A connection, and the branch in which it worked when it subscribed.
 struct Subscriber {
     connection: Arc<Connection>,
     branch: Arc<str>,
@@ -77,7 +78,7 @@ struct Subscriptions {
     channels: Subscribers,
     patterns: Subscribers,
     shards: Subscribers,
-    /// Total size of all subscriptions, bytes.
+    /// Total size of all subscriptions, in bytes.
     bytes: usize,
 }
 
@@ -91,7 +92,7 @@ impl Subscriptions {
     }
 
     /// Visits the connections that a message reaches, each with the channel or pattern that
-    /// matches. This is `None` for those whose pattern takes too long to compare.
+    /// matches. The pattern is `None` for a connection whose pattern takes too long to match.
     fn each(
         &self,
         (to, among): (To, Among<'_>),
@@ -148,10 +149,10 @@ impl Subscriptions {
 /// The channels of a server, for all of its connections.
 pub struct Channels {
     state: Mutex<Subscriptions>,
-    /// Number of subscriptions, so that publishing takes no lock if there are none.
+    /// The number of subscriptions, so that a publisher takes no lock if there are none.
     subscriptions: AtomicUsize,
-    /// Limit on the bytes of all subscriptions. `most_waiting` is the limit on those of one
-    /// mailbox.
+    /// Limit on the bytes of all subscriptions. `most_waiting` is the limit on the bytes that
+    /// wait in one mailbox.
     most: usize,
     most_waiting: usize,
 }
@@ -189,7 +190,7 @@ impl Channels {
         Ok(())
     }
 
-    /// Ends a subscription. Messages that wait in the mailbox already are still delivered.
+    /// Ends a subscription. Messages that already wait in the mailbox are still delivered.
     pub fn unsubscribe(&self, by: By, name: &[u8], connection: u64) {
         let mut state = self.state.lock();
         let Some(subscribers) = state.of(by).get_mut(name) else { return };
@@ -208,14 +209,15 @@ impl Channels {
         self.subscriptions.load(Relaxed) > 0
     }
 
-    /// Puts a message into the mailboxes of all subscribers, and returns their number. A subscriber
-    /// whose pattern takes too long to compare is disconnected, as one whose mailbox overflows: it
-    /// may have missed the message.
+    /// Puts a message into the mailboxes of all subscribers, and returns their number. A
+    /// subscriber whose pattern takes too long to match is disconnected, like a subscriber whose
+    /// mailbox overflows, because it may have missed the message.
     pub fn publish(&self, to: To, channel: &Bytes, payload: &Bytes) -> usize {
         self.publish_among((to, Among::All), channel, payload)
     }
 
-    /// Puts an event of a branch into the mailboxes of the connections that have subscribed there.
+    /// Puts an event of a branch into the mailboxes of the connections that subscribed in that
+    /// branch.
     pub fn publish_event(&self, branch: &str, channel: &Bytes, payload: &Bytes) {
         self.publish_among((To::Channel, Among::Branch(branch)), channel, payload);
     }
@@ -235,9 +237,9 @@ impl Channels {
         receivers
     }
 
-    /// Publishes the same payload on every channel in `[start, end)`: a subscriber to one of them
-    /// receives it on that channel, a subscriber whose pattern may match one of them on channel
-    /// `start`.
+    /// Publishes the same payload on every channel in `[start, end)`. A subscriber to one of the
+    /// channels receives the payload on that channel; a subscriber whose pattern may match one of
+    /// them receives it on channel `start`.
     pub fn publish_within(&self, branch: &str, (start, end): (&Bytes, &Bytes), payload: &Bytes) {
         if self.are_used() && start < end {
             let among = Among::Branch(branch);
@@ -252,7 +254,7 @@ impl Channels {
         connection.send(delivery, self.most_waiting);
     }
 
-    /// Returns how many subscribers a message would reach now.
+    /// Returns the number of subscribers that a message would reach now.
     pub fn receivers(&self, to: To, channel: &[u8]) -> usize {
         let mut receivers = 0;
         if self.are_used() {
@@ -268,11 +270,11 @@ impl Channels {
     pub fn names(&self, by: By) -> Vec<Bytes> {
         self.state.lock().of(by).keys().cloned().collect()
     }
-    /// Returns how many connections have subscribed to a channel by its name.
+    /// Returns the number of connections that have subscribed to a channel by its name.
     pub fn subscribers(&self, by: By, channel: &[u8]) -> usize {
         self.state.lock().of(by).get(channel).map_or(0, BTreeMap::len)
     }
-    /// Returns how many names have subscribers.
+    /// Returns the number of names that have subscribers.
     pub fn count(&self, by: By) -> usize {
         self.state.lock().of(by).len()
     }

@@ -1,5 +1,5 @@
-//! A small client: commands and replies as bytes, over a server's socket or directly on a store in
-//! this process.
+//! A small client that sends commands and receives replies as bytes, over the socket of a server
+//! or directly on a store in this process.
 //!
 //! On a store in this process a request runs through the same code as over a socket, so that both
 //! behave the same in every detail.
@@ -26,7 +26,7 @@ use crate::scripts::Scripts;
 use crate::session::Shared;
 use crate::transactions::Transactions;
 
-/// Arguments of one command of a client over another host.
+/// The largest number of arguments in one command of a client over another host.
 const MOST_WORDS: usize = 4 << 20;
 
 enum Transport {
@@ -49,9 +49,9 @@ impl Sink for LocalReplies {
 }
 
 impl Client {
-    /// Connects to the server whose socket is at `path`. The server must run as the same user or as
-    /// root (root may connect to any user's), so that no other user can put a socket in its place
-    /// and receive the keys.
+    /// Connects to the server whose socket is at `path`. The server must run as the same user or
+    /// as root (root may connect to the server of any user), so that no other user can put a
+    /// socket in its place and receive the keys.
     pub fn connect(path: &Path) -> io::Result<Client> {
         let stream = UnixStream::connect(path)?;
         let (us, them) = (rustix::process::geteuid().as_raw(), peer::user(&stream)?);
@@ -75,9 +75,10 @@ impl Client {
         Client::of(Arc::new(shared))
     }
 
-    /// Makes a client of `db` in this process with another host of transactions and files, and with
-    /// a function that describes keys. A request may have as many arguments as fit into its bytes:
-    /// a client elsewhere takes any number of paths out of its transaction at once.
+    /// Makes a client of `db` in this process with another host of transactions and files, and
+    /// with a function that describes keys. The number of arguments of a request is limited only
+    /// by its bytes, because a remote client may take any number of paths out of its transaction
+    /// at once.
     pub fn local_over<H>(db: Kvdb, host: Arc<H>, describe: Describe) -> Client
     where
         H: Transactions + Files + 'static,
@@ -115,8 +116,8 @@ impl Client {
         }
     }
 
-    /// Sends one command over a socket and, unless its reply is an error, the bytes that `write`
-    /// writes. Returns the reply to all of it.
+    /// Sends one command over a socket. Unless the reply is an error, sends the bytes that
+    /// `write` writes, and returns the reply to the command and the bytes.
     pub fn send_stream(
         mut self,
         args: &[&[u8]],
@@ -132,7 +133,8 @@ impl Client {
         if let Reply::Error(_) = reply {
             return Ok(reply);
         }
-        // A server that refuses the rest says why, and closes; its answer takes precedence.
+        // A server that refuses the rest replies with the reason and closes the connection; its
+        // reply takes precedence.
         let written = write(stream.get_mut());
         let shut = stream.get_mut().shutdown(Shutdown::Write);
         match read_reply(&mut stream, 0) {
@@ -141,8 +143,9 @@ impl Client {
         }
     }
 
-    /// Sends one command over a socket; its reply is received later, in the order of the commands.
-    /// As long as few replies are outstanding, the two sides cannot deadlock.
+    /// Sends one command over a socket. [`Client::receive`] receives the replies later, in the
+    /// order of the commands. While few replies are outstanding, client and server cannot
+    /// deadlock.
     pub fn send(&mut self, args: &[&[u8]]) -> io::Result<()> {
         match &mut self.transport {
             Transport::Socket(stream) => write_request(stream.get_mut(), args),
@@ -153,7 +156,7 @@ impl Client {
         }
     }
 
-    /// Waits for the reply to the oldest command that has none yet.
+    /// Waits for the reply to the oldest command that has not been answered yet.
     pub fn receive(&mut self) -> io::Result<Reply> {
         match &mut self.transport {
             Transport::Socket(stream) => read_reply(stream, 0),
@@ -170,8 +173,8 @@ impl Client {
         let request = encoded(args);
         match &mut self.transport {
             Transport::Socket(stream) => {
-                // A server that refuses the request answers and closes while the client still
-                // writes; its answer takes precedence.
+                // A server that refuses the request replies and closes the connection while the
+                // client still writes; its reply takes precedence.
                 let written = stream.get_mut().write_all(&request);
                 match read_reply(stream, 0) {
                     Err(error) => Err(written.err().unwrap_or(error)),
@@ -184,8 +187,8 @@ impl Client {
         }
     }
 
-    /// Runs one command on a store in this process, and returns its reply, or its error reply, as
-    /// the bytes of RESP2. So a long reply is in memory once, where one that is parsed takes many
+    /// Runs one command on a store in this process, and returns its reply or error reply as the
+    /// bytes of RESP2. A long reply is in memory once in this form; a parsed reply takes many
     /// times its bytes.
     pub fn call_unparsed(&mut self, args: &[&[u8]]) -> io::Result<Vec<u8>> {
         match &mut self.transport {
@@ -212,7 +215,7 @@ fn run(
     Ok(std::mem::take(&mut *replies.lock()))
 }
 
-/// Longest argument that is copied into the request's buffer, bytes.
+/// Longest argument that is copied into the request's buffer, in bytes.
 const COPIED: usize = 64 << 10;
 
 /// Writes one command.
@@ -246,7 +249,7 @@ fn encoded(args: &[&[u8]]) -> Vec<u8> {
     request
 }
 
-/// Longest string that a reply may announce, bytes.
+/// Longest string that a reply may announce, in bytes.
 const LONGEST: u64 = 512 << 20;
 
 fn wrong(what: &str) -> io::Error {
@@ -254,7 +257,7 @@ fn wrong(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// Reads a string of this length, and the end of its line.
+/// Reads a string of `len` bytes, and the end of its line.
 fn read_string(from: &mut impl BufRead, len: u64) -> io::Result<Vec<u8>> {
     if len > LONGEST {
         return Err(wrong("a string that is too long"));
@@ -268,7 +271,7 @@ fn read_string(from: &mut impl BufRead, len: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads one reply, RESP2 or RESP3.
+/// Reads one reply in RESP2 or RESP3.
 pub fn read_reply(from: &mut impl BufRead, depth: u8) -> io::Result<Reply> {
     if depth > 8 {
         return Err(wrong("nested too deep"));

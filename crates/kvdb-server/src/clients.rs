@@ -1,5 +1,5 @@
-//! The part of a connection that other connections use: its row in `CLIENT LIST`, its mailbox, its
-//! bell, and the way to close it.
+//! The part of a connection that other connections use: its row in `CLIENT LIST`, its mailbox,
+//! its bell, and a function that closes it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,27 +12,27 @@ use env::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use crate::bell::Bell;
 use crate::mailbox::{Delivery, Mailbox, Put};
 
-/// Closes a connection from another thread: reads and waits of the connection end.
+/// Closes a connection from another thread. All reads and waits of the connection then end.
 pub type Closer = Box<dyn Fn() + Send + Sync>;
 
 /// Settings and state of a connection that `CLIENT LIST` shows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shown {
     pub name: String,
-    /// The client's library: name and version.
+    /// The name and the version of the client's library.
     pub library: (String, String),
     pub dictionary: String,
     pub resp3: bool,
-    /// Commands between `MULTI` and `EXEC`.
+    /// The number of commands queued since `MULTI`, or `None` outside of `MULTI`.
     pub queued: Option<usize>,
     pub channels: usize,
     pub patterns: usize,
-    /// Shard channels.
+    /// The number of subscribed shard channels.
     pub shards: usize,
-    /// The client is shown all commands.
+    /// Set if the client monitors all commands.
     pub monitors: bool,
-    /// The client tracks keys: whether all with some prefixes, and which connection is notified
-    /// instead.
+    /// Set if the client tracks keys. The flag says whether it tracks all keys with some
+    /// prefixes; the number names the connection that is notified in its place.
     pub tracks: Option<(bool, Option<u64>)>,
 }
 
@@ -45,7 +45,7 @@ pub enum Unblocked {
     Refused,
 }
 
-/// A connection as others see it.
+/// A connection as other connections see it.
 pub struct Connection {
     pub id: u64,
     pub address: String,
@@ -54,16 +54,18 @@ pub struct Connection {
     pub mailbox: Mailbox,
     pub shown: Mutex<Shown>,
     closer: Option<Closer>,
-    /// Index of its last command in the table of commands; `usize::MAX` if there was none.
+    /// Index of the connection's last command in the table of commands, or `usize::MAX` if there
+    /// was none.
     command: AtomicUsize,
-    /// Arrival of that command, milliseconds after `since`.
+    /// Arrival of the last command, in milliseconds after `since`.
     active: AtomicU64,
-    /// State of its wait for a key: [`FREE`], [`WAITS`], [`TIMED_OUT`] or [`REFUSED`]. It is one
-    /// word, so that a request to end one wait never ends the next one.
+    /// State of the connection's wait for a key: [`FREE`], [`WAITS`], [`TIMED_OUT`] or
+    /// [`REFUSED`]. The state is one word, so that a request to end one wait never ends the next
+    /// one.
     wait: AtomicU64,
 }
 
-/// The connection waits for no key.
+/// The connection does not wait for a key.
 const FREE: u64 = 0;
 /// The connection waits for a key.
 const WAITS: u64 = 1;
@@ -73,7 +75,8 @@ const TIMED_OUT: u64 = 2;
 const REFUSED: u64 = 3;
 
 impl Connection {
-    /// Returns whether the client has asked for messages: only then are any taken from its mailbox.
+    /// Returns whether the client has requested messages. Its mailbox is emptied only in this
+    /// case.
     pub fn takes_messages(&self) -> bool {
         let shown = self.shown.lock();
         let subscribed = shown.channels + shown.patterns + shown.shards > 0;
@@ -95,7 +98,8 @@ impl Connection {
         }
     }
 
-    /// Closes the connection: its thread finds it at its end, even while it reads or waits.
+    /// Closes the connection. Its thread finds the connection at its end, even while it reads or
+    /// waits.
     pub fn close(&self) {
         if let Some(close) = &self.closer {
             close();
@@ -113,13 +117,13 @@ impl Connection {
         }
     }
 
-    /// Records the connection's last command, by its index in the table.
+    /// Records the connection's last command by its index in the table.
     pub fn does(&self, command: usize, at: Instant) {
         self.command.store(command, Relaxed);
         let after = at.saturating_duration_since(self.since).as_millis();
         self.active.store(u64::try_from(after).unwrap_or(u64::MAX), Relaxed);
     }
-    /// Returns the index of the last command in the table.
+    /// Returns the index of the connection's last command in the table.
     pub fn command(&self) -> Option<usize> {
         Some(self.command.load(Relaxed)).filter(|command| *command != usize::MAX)
     }
@@ -141,12 +145,13 @@ impl Connection {
     pub fn begin_wait(&self) {
         self.wait.store(WAITS, SeqCst);
     }
-    /// Marks the end of the wait, and returns whether and how another connection has ended it.
+    /// Marks the end of the wait, and returns how another connection has ended it, or `None` if
+    /// none has.
     pub fn end_wait(&self) -> Option<Unblocked> {
         unblocked(self.wait.swap(FREE, SeqCst))
     }
-    /// Ends the wait of the connection. Returns `false` if it does not wait, or if its wait was
-    /// ended already.
+    /// Ends the wait of the connection. Returns `false` if the connection does not wait, or if
+    /// its wait has already been ended.
     pub fn unblock(&self, how: Unblocked) -> bool {
         let how = if how == Unblocked::TimedOut { TIMED_OUT } else { REFUSED };
         let waited = self.wait.compare_exchange(WAITS, how, SeqCst, SeqCst).is_ok();
@@ -155,7 +160,7 @@ impl Connection {
         }
         waited
     }
-    /// Returns whether and how another connection has ended the wait.
+    /// Returns how another connection has ended the wait, or `None` if none has.
     pub fn unblocked(&self) -> Option<Unblocked> {
         unblocked(self.wait.load(SeqCst))
     }
@@ -202,8 +207,8 @@ mod tests {
 
     use super::*;
 
-    /// One connection waits repeatedly, and another one ends the waits: each end that was reported
-    /// must belong to exactly one wait. A late end would end a wait for which it was not meant.
+    /// One connection waits repeatedly, and another connection ends the waits. Each end that was
+    /// reported must belong to exactly one wait; a late end would end a later wait.
     #[test]
     fn what_ends_a_wait_never_meets_the_next_one_whatever_the_schedule() {
         let mut all = 0;

@@ -1,5 +1,5 @@
-//! The commands. Each is one row of `table`, whose fields (`row`) are all that the rest of the
-//! server knows of it. Each family of handlers has a file of its own.
+//! The commands. Each command is one row of `table`; the fields of the row (`row`) are all that
+//! the rest of the server knows about the command. Each family of handlers has its own file.
 
 use crate::failure::Failure;
 use crate::metrics::Metrics;
@@ -68,10 +68,10 @@ pub use dump::is_sound as is_sound_payload;
 pub use row::Command;
 pub use table::COMMANDS;
 
-/// A name as two integers, so that two names are compared in few instructions.
+/// A name as two integers, so that two names can be compared in few instructions.
 type Name = (u128, u64);
 
-/// Longest name that has this form.
+/// Longest name that fits into this form.
 const NAME: usize = 24;
 
 const fn packed(name: &[u8; NAME]) -> Name {
@@ -87,7 +87,7 @@ const fn packed(name: &[u8; NAME]) -> Name {
     (u128::from_be_bytes(first), u64::from_be_bytes(second))
 }
 
-/// The names of the commands, in the same order.
+/// The names of the commands, in the order of `COMMANDS`.
 const NAMES: [Name; COMMANDS.len()] = {
     let mut names = [(0, 0); COMMANDS.len()];
     let mut i = 0;
@@ -108,13 +108,13 @@ const NAMES: [Name; COMMANDS.len()] = {
     names
 };
 
-/// Returns the index in `COMMANDS` of the command of this name, in any case.
+/// Returns the index in `COMMANDS` of the command with this name; case is ignored.
 pub fn find(name: &[u8]) -> Option<usize> {
     let mut lower = [0; NAME];
     lower.get_mut(..name.len())?.copy_from_slice(name);
     lower.make_ascii_lowercase();
     let place = NAMES.binary_search(&packed(&lower)).ok()?;
-    // A name with trailing zero bytes is another name.
+    // A name with trailing zero bytes is a different name.
     (COMMANDS[place].name.len() == name.len()).then_some(place)
 }
 
@@ -123,9 +123,9 @@ pub fn metrics() -> Metrics {
     Metrics::new(COMMANDS.iter().map(|command| command.name))
 }
 
-/// Returns whether a command may need the types dictionary, so that `EXEC` creates it before it
-/// begins. Strings longer than `tuple` bytes need it, which `APPEND` and others can build from
-/// shorter arguments.
+/// Returns whether a command may need the types dictionary; `EXEC` then creates the dictionary
+/// before it begins. Strings longer than `tuple` bytes need it, and `APPEND` and other commands
+/// can build such strings from shorter arguments.
 fn may_need_types(args: Arguments<'_>, tuple: usize) -> bool {
     let long = || args.from(1).any(|arg| arg.len() > tuple);
     find(args.at(0))
@@ -133,7 +133,7 @@ fn may_need_types(args: Arguments<'_>, tuple: usize) -> bool {
         .is_some_and(|command| command.needs_types(args) || command.writes && long())
 }
 
-/// Returns the error for a first argument that is not a subcommand of `command`, or has the wrong
+/// Returns the error for a first argument that is not a subcommand of `command`, or for a wrong
 /// number of arguments.
 fn unknown_subcommand(args: Arguments<'_>, command: &str) -> Failure {
     let given = args.at(1);
@@ -147,7 +147,7 @@ fn wrong_arity(name: &str) -> Failure {
     Failure::request(format!("wrong number of arguments for '{name}' command"))
 }
 
-/// Returns whether `arg` is the option `name`, in any case.
+/// Returns whether `arg` is the option `name`; case is ignored.
 fn is(arg: &[u8], name: &str) -> bool {
     arg.eq_ignore_ascii_case(name.as_bytes())
 }

@@ -1,5 +1,5 @@
-//! The byte stream of one client: takes complete requests from an input buffer, runs them in order,
-//! and sends their replies in one write.
+//! The byte stream of one client. A conversation takes complete requests from an input buffer,
+//! runs them in order, and sends their replies in one write.
 
 use std::io;
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use crate::output::{Output, Sink};
 use crate::request::{Parser, Progress};
 use crate::session::{Session, Shared};
 
-/// The buffer's size between requests.
+/// The size of the buffer between requests.
 const BUFFER: usize = 64 << 10;
-/// The least space that is offered to a read.
+/// The least free space that is passed to a read.
 const ROOM: usize = 16 << 10;
 
 pub struct Conversation {
@@ -22,7 +22,7 @@ pub struct Conversation {
     parser: Parser,
     out: Output,
     input: Vec<u8>,
-    /// The part of `input`'s capacity that is charged to [`Shared::memory`].
+    /// The part of the capacity of `input` that is charged to [`Shared::memory`].
     charged: usize,
     /// The end of the last turn in which the client sent something.
     heard: Instant,
@@ -45,7 +45,7 @@ impl Conversation {
         Conversation { session, parser, out, input: Vec::new(), charged: 0, heard }
     }
 
-    /// Sets the system user and the process of the client.
+    /// Sets the user and the process id of the client.
     pub fn with(mut self, user: Option<u32>, process: Option<i32>) -> Self {
         let confined = self.session.shared.seals.confine(process);
         self.session.identity.reveal(user, process, confined);
@@ -56,8 +56,9 @@ impl Conversation {
         self.session.id
     }
 
-    /// Returns the bell that rings when messages arrive for this connection. Returns `None` if it
-    /// has no subscriptions: then only the client's next bytes matter.
+    /// Returns the bell that rings when messages arrive for this connection. Returns `None` if
+    /// the connection has no subscriptions, because then only the next bytes of the client
+    /// matter.
     pub fn bell(&self) -> Option<&Bell> {
         self.session.listens().then_some(&self.session.connection.bell)
     }
@@ -69,13 +70,14 @@ impl Conversation {
         self.send()
     }
 
-    /// Returns the buffer to which the client's next bytes are to be appended, with room for some.
-    /// Returns `None` if there is no memory for a request as large as the incoming one. The client
-    /// has got an error, and the conversation is over.
+    /// Returns the buffer to which the next bytes of the client must be appended. The buffer has
+    /// room for at least some bytes. Returns `None` if there is no memory for a request as large
+    /// as the incoming one. In this case the client has received an error, and the conversation
+    /// is over.
     pub fn input(&mut self) -> Option<&mut Vec<u8>> {
         if self.input.capacity() - self.input.len() < ROOM {
-            // The capacity is doubled, so that it follows the bytes that have arrived, never the
-            // announced length.
+            // The capacity is doubled, so that it follows the number of bytes that have arrived,
+            // never the announced length.
             let capacity = (self.input.len() * 2).max(BUFFER);
             let charge = capacity.saturating_sub(BUFFER).saturating_sub(self.charged);
             if !self.session.shared.memory.take_for_requests(charge) {
@@ -95,8 +97,8 @@ impl Conversation {
         self.run() && self.send()
     }
 
-    /// Runs every complete request, including those that were read ahead. Returns `false` if the
-    /// conversation is over; otherwise its replies may still have to be sent. See
+    /// Runs every complete request, including requests that were read ahead. Returns `false` if
+    /// the conversation is over. Otherwise some replies may still have to be sent; see
     /// [`Conversation::is_unsent`].
     pub fn run(&mut self) -> bool {
         self.out.heard();
@@ -108,8 +110,8 @@ impl Conversation {
         open
     }
 
-    /// Takes some of the bytes that were read ahead. Returns `false` if there is no memory for the
-    /// request. The client has got an error, and the conversation is over.
+    /// Takes some of the bytes that were read ahead. Returns `false` if there is no memory for
+    /// the request. In this case the client has received an error, and the conversation is over.
     fn take_ahead(&mut self) -> bool {
         if self.input().is_none() {
             return false;
@@ -160,13 +162,13 @@ impl Conversation {
         }
     }
 
-    /// Returns whether replies are still to be sent by [`Conversation::send`].
+    /// Returns whether [`Conversation::send`] still has to send replies.
     pub fn is_unsent(&self) -> bool {
         !self.out.is_empty()
     }
 
-    /// Sends the replies, and runs the requests that the client sent while the replies waited for
-    /// it. Returns `false` if the conversation is over.
+    /// Sends the replies, and runs the requests that have arrived while the replies waited for
+    /// the client. Returns `false` if the conversation is over.
     pub fn send(&mut self) -> bool {
         self.flush() && (!self.out.has_ahead() || self.run())
     }
@@ -189,17 +191,19 @@ impl Conversation {
         }
     }
 
-    /// Returns the time at which the server drops the client, unless it takes or sends data before.
+    /// Returns the time at which the server drops the client if the client neither takes nor
+    /// sends data before.
     pub fn deadline(&self) -> Option<Instant> {
         self.out.deadline()
     }
-    /// Returns whether the server still waits for the client. If not, the conversation is over.
+    /// Returns whether the server still waits for the client. If it does not, the conversation is
+    /// over.
     pub fn is_patient(&self) -> bool {
         self.out.check().inspect_err(|error| self.say(error)).is_ok()
     }
-    /// Returns whether the client has sent nothing for `limit`, and nothing is lost if it is
-    /// disconnected: it has no transaction, no work on files under way and no seal, it waits for no
-    /// messages, and it has taken all replies.
+    /// Returns whether the client has sent nothing for `limit`, and can be disconnected without a
+    /// loss: it has no transaction, no work on files in progress and no seal, does not wait for
+    /// messages, and has taken all replies.
     pub fn is_idle(&self, limit: Duration) -> bool {
         let session = &self.session;
         let holds = session.is_joined()
@@ -209,8 +213,8 @@ impl Conversation {
         let owed = self.is_unsent() || self.deadline().is_some();
         self.heard.elapsed() >= limit && !holds && !owed && !session.connection.takes_messages()
     }
-    /// Waits until the client has received its last replies, or is dropped. No more requests
-    /// follow.
+    /// Waits until the client has received its last replies, or is dropped. No further requests
+    /// are accepted.
     pub fn finish(&mut self) {
         self.out.finish();
     }
@@ -241,14 +245,14 @@ mod tests {
             self.0.lock().extend_from_slice(bytes);
             Ok(())
         }
-        // A command that waits finds its client gone.
+        // A command that waits finds that its client has disconnected.
         fn wait(&mut self, _: &Bell, _: Option<Duration>) {}
         fn is_gone(&self) -> bool {
             true
         }
     }
 
-    /// Returns all replies to `pieces`, which arrive one after the other, on a fresh store.
+    /// Returns all replies to `pieces`, which arrive one after another, on a fresh store.
     fn replies<'a>(pieces: impl IntoIterator<Item = &'a [u8]>, needs_password: bool) -> Vec<u8> {
         let limits = Limits {
             arguments: 64,
@@ -261,7 +265,7 @@ mod tests {
             ..Limits::default()
         };
         let password = needs_password.then(|| "secret".to_string());
-        // Time stands still, and random numbers are drawn from a seed.
+        // The clock stands still, and random numbers are drawn from a seed.
         let db = Kvdb::create(
             Arc::new(zones::MemoryDevice::new()),
             Arc::new(env::Simulated::new(1)),
@@ -320,7 +324,7 @@ mod tests {
         assert_eq!(replies(SAMPLE.chunks(1), false), whole);
     }
 
-    /// Generates pieces that are likely to get past the parser.
+    /// Generates pieces that the parser is likely to accept.
     fn fragment() -> impl Strategy<Value = Vec<u8>> {
         let names: Vec<&'static str> = crate::commands::COMMANDS
             .iter()
@@ -357,8 +361,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 5000, ..ProptestConfig::default() })]
-        /// Any bytes, in any pieces, cause no panic, only well-formed replies, and the same replies
-        /// for each division into pieces.
+        /// Checks that arbitrary bytes in arbitrary pieces cause no panic and only well-formed
+        /// replies, and that the replies do not depend on the division into pieces.
         #[test]
         fn any_bytes_in_any_pieces(
             fragments in prop::collection::vec(fragment(), 0..30),

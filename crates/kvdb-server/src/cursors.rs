@@ -1,10 +1,11 @@
-//! Cursors of `SCAN`: opaque numbers, each of which stands for the key at which a scan continues.
+//! Cursors of `SCAN`. A cursor is an opaque number that represents the key at which a scan
+//! continues.
 //!
-//! Keys are arbitrary bytes, so a number cannot hold one; a table maps cursors to keys. The table
-//! is bounded. A client that asks for the page after a cursor has read the page before it, so the
-//! predecessor of that cursor is dropped: a live scan holds two entries, and a page may be
-//! requested twice. If the table is full, the least recently used entries are evicted; their
-//! cursors become an error, never a scan that silently misses keys.
+//! Keys are arbitrary bytes, so a number cannot contain a key; a table maps cursors to keys. The
+//! table is bounded. A client that requests the page after a cursor has read the preceding page,
+//! so the predecessor of that cursor is dropped. A live scan therefore holds two entries, and a
+//! page may be requested twice. If the table is full, the least recently used entries are
+//! evicted. Their cursors then cause an error, never a scan that silently misses keys.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
@@ -14,15 +15,15 @@ use env::sync::Mutex;
 pub struct Cursors {
     table: Mutex<Table>,
     capacity: usize,
-    /// Limit on the bytes of keys and names of all entries.
+    /// Limit on the bytes of the keys and names of all entries.
     most: usize,
 }
 
 struct Table {
     entries: HashMap<u64, Entry>,
-    /// The cursor of each age, oldest first.
+    /// The cursors by their ages, oldest first.
     ages: BTreeMap<u64, u64>,
-    /// Total size of the entries.
+    /// Total size of the entries, in bytes.
     bytes: usize,
     clock: u64,
     next: u64,
@@ -30,7 +31,7 @@ struct Table {
 
 struct Entry {
     dictionary: String,
-    /// The scan continues at the first key that is at least this one.
+    /// The scan continues at the first key that is not less than this key.
     from: Vec<u8>,
     predecessor: Option<u64>,
     age: u64,
@@ -57,7 +58,8 @@ impl Table {
 impl Cursors {
     pub fn new(capacity: usize, most: usize) -> Self {
         // Numbers start at a random place, so that a cursor of an earlier server is not mistaken
-        // for one of this server, and stay below 2^53, which every client can hold.
+        // for a cursor of this server. They stay below 2^53, so that every client can represent
+        // them.
         let start = (RandomState::new().hash_one(0u8) >> 44) << 32 | 1;
         let table = Table {
             entries: HashMap::new(),
@@ -69,8 +71,8 @@ impl Cursors {
         Cursors { table: Mutex::new(table), capacity: capacity.max(2), most }
     }
 
-    /// Returns the key at which the scan of `cursor` continues. Returns `None` if the cursor was
-    /// not issued here, was evicted, or belongs to another dictionary.
+    /// Returns the key at which the scan of `cursor` continues. Returns `None` if this server has
+    /// not issued the cursor, if the cursor was evicted, or if it belongs to another dictionary.
     pub fn resume(&self, cursor: u64, dictionary: &str) -> Option<Vec<u8>> {
         let mut table = self.table.lock();
         let table = &mut *table;
@@ -86,7 +88,7 @@ impl Cursors {
         Some(from)
     }
 
-    /// Issues a cursor for the page after the one that `predecessor` asked for.
+    /// Issues a cursor for the page after the page that `predecessor` requested.
     pub fn issue(&self, predecessor: Option<u64>, dictionary: &str, from: Vec<u8>) -> u64 {
         let mut table = self.table.lock();
         while (table.entries.len() >= self.capacity

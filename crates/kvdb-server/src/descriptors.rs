@@ -1,16 +1,18 @@
-//! File descriptors for connections: how many connections are possible, and the limit of the
-//! process raised accordingly.
+//! File descriptors for connections. The limit of the process is raised to allow the requested
+//! number of connections, if possible.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Descriptors reserved for everything else: the store, a mount and its threads, scripts.
+/// Number of descriptors reserved for everything else: the store, a mount and its threads,
+/// scripts.
 const KEPT: u64 = 256;
-/// Descriptors per connection; a connection with TLS has a relay.
+/// Number of descriptors per connection without TLS.
 const PLAIN: u64 = 1;
+/// Number of descriptors per connection with TLS, which also has a relay.
 const RELAYED: u64 = 3;
 
 /// Raises the descriptor limit of the process for `wanted` connections if necessary, and returns
-/// how many connections the limit allows.
+/// the number of connections that the limit allows.
 pub fn provide(wanted: usize, relayed: bool) -> usize {
     let each = if relayed { RELAYED } else { PLAIN };
     let needed = (wanted as u64).saturating_mul(each).saturating_add(KEPT);

@@ -1,6 +1,6 @@
-//! The dictionaries that a client can reach, in the store, a snapshot or a clone. Names are chosen
-//! by users. A reserved dictionary is refused in every command that names it, so that no client can
-//! touch the file system's tuples.
+//! The dictionaries that a client can reach, in the store, a snapshot or a clone. Users choose
+//! their names. Every command that names a dictionary refuses reserved ones, so that no client
+//! can access the tuples of the file system.
 
 use std::cell::Cell;
 
@@ -10,24 +10,24 @@ use crate::error_code::ErrorCode;
 use crate::failure::Failure;
 use crate::keyspace::{Keyspace, TYPES_PREFIX, types_name};
 
-/// Longest name of a dictionary, bytes.
+/// Longest name of a dictionary, in bytes.
 const NAME_MAX: usize = 128;
 
-/// The state that a connection works on.
+/// The state on which a connection works.
 #[derive(Clone, Default)]
 pub enum Place {
     /// The current state of the store.
     #[default]
     Store,
-    /// A snapshot, which never changes, and its creation time in milliseconds since 1970. Its keys
-    /// are those that had not expired at that time.
+    /// A snapshot, which never changes, and its creation time in milliseconds since 1970. Its
+    /// keys are the keys that had not expired at that time.
     Snapshot(View, u64),
-    /// A clone, by name.
+    /// The clone with this name.
     Clone(String),
 }
 
 impl Place {
-    /// Returns the place of a transaction: the store or a clone.
+    /// Returns the place of a transaction, which is the store or a clone.
     pub fn of(transaction: &Transaction) -> Place {
         Place::of_branch(transaction.branch())
     }
@@ -37,8 +37,8 @@ impl Place {
         if name.is_empty() { Place::Store } else { Place::Clone(name.into()) }
     }
 
-    /// Returns the branch that commands change at this place. Returns `None` for a snapshot, which
-    /// they cannot change.
+    /// Returns the branch that commands change at this place. Returns `None` for a snapshot,
+    /// because commands cannot change it.
     pub fn branch(&self) -> Option<&str> {
         match self {
             Place::Store => Some(""),
@@ -47,7 +47,7 @@ impl Place {
         }
     }
 
-    /// Returns all dictionaries of this place, the reserved ones included.
+    /// Returns all dictionaries of this place, including the reserved ones.
     pub fn all(&self, db: &Kvdb) -> Vec<DictionaryInfo> {
         match self {
             Place::Store => db.dictionaries(),
@@ -56,8 +56,8 @@ impl Place {
         }
     }
 
-    /// Returns the dictionary of that name, even if it is reserved. This costs the same however
-    /// many dictionaries there are.
+    /// Returns the dictionary with this name, even if it is reserved. The cost does not depend on
+    /// the number of dictionaries.
     pub fn find(&self, db: &Kvdb, name: &str) -> Option<DictionaryInfo> {
         let id = self.number(db, name)?;
         match self {
@@ -66,7 +66,7 @@ impl Place {
         }
     }
 
-    /// Returns the number of the dictionary of that name, even if it is reserved.
+    /// Returns the id of the dictionary with this name, even if it is reserved.
     fn number(&self, db: &Kvdb, name: &str) -> Option<DictionaryId> {
         match self {
             Place::Store => db.dictionary(name),
@@ -86,13 +86,13 @@ impl Place {
     }
 }
 
-/// The dictionary that a connection works on. It is looked up at its first use, and created by the
-/// first write. A rollback may remove it and the next write create another one of the same name, so
-/// its id is valid only as long as the store has a dictionary with that id.
+/// The dictionary on which a connection works. It is looked up at its first use, and created by
+/// the first write. A rollback may remove the dictionary, and the next write may create another
+/// one with the same name, so the id is valid only while the store has a dictionary with that id.
 #[derive(Clone, Debug)]
 pub struct Selected {
     name: String,
-    /// Name of its types dictionary.
+    /// The name of the types dictionary.
     types_name: String,
     id: Cell<Option<DictionaryId>>,
     types: Cell<Option<DictionaryId>>,
@@ -111,7 +111,7 @@ impl Selected {
         Selected { name: name.into(), types_name, id: Cell::default(), types: Cell::default() }
     }
 
-    /// Chooses the dictionary `name`. Returns an error that says why if it is not a valid name, or
+    /// Selects the dictionary `name`. Returns an error with the reason if the name is invalid or
     /// reserved.
     pub fn choose(db: &Kvdb, name: &[u8]) -> Result<Self, Failure> {
         let wrong = |why: &str| Failure::request(format!("a dictionary's name is {why}"));
@@ -139,7 +139,7 @@ impl Selected {
         &self.types_name
     }
 
-    /// Returns the dictionary of that name in a snapshot or clone, if it exists.
+    /// Returns the selected dictionary in a snapshot or clone, if it exists.
     pub fn existing_at(&self, place: &Place, db: &Kvdb) -> Result<Option<Keyspace>, Failure> {
         match place.find(db, &self.name) {
             Some(info) if info.options.reserved => Err(self.reserved()),
@@ -169,7 +169,7 @@ impl Selected {
         Ok(self.id.get())
     }
 
-    /// Returns its types dictionary if it exists.
+    /// Returns the types dictionary of the selected dictionary, if it exists.
     pub fn types(&self, db: &Kvdb) -> Option<DictionaryId> {
         let known = self.types.get().filter(|id| db.has_dictionary(*id));
         self.types.set(known.or_else(|| db.dictionary(&self.types_name)));
@@ -182,7 +182,8 @@ impl Selected {
             return Ok(id);
         }
         db.create_dictionary(&self.name, DictionaryOptions::default())?;
-        // Looked up again, because a concurrent creator may have made it first, and reserved.
+        // The dictionary is looked up again, because a concurrent command may have created it
+        // first, and reserved it.
         self.existing(db)?.ok_or_else(|| {
             Failure::request(format!("dictionary '{}' could not be made", self.name))
         })

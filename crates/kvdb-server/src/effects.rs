@@ -1,9 +1,9 @@
-//! The effects of commands outside of the store: messages, notifications of events, and the waking
-//! of connections that wait for a key. An effect happens after its commit is visible; if the commit
-//! fails, it does not happen.
+//! The effects of commands outside of the store: messages, notifications of events, and the
+//! waking of connections that wait for a key. An effect takes place after its commit has become
+//! visible. If the commit fails, the effect does not take place.
 //!
-//! If more events occur than can be kept, one event of all keys stands for those that are not sent
-//! one by one, so that a cache that follows events never keeps a stale value.
+//! If more events occur than can be kept, one event of all keys replaces the events that are not
+//! sent one by one, so that a cache that follows events never keeps a stale value.
 
 use std::collections::HashMap;
 
@@ -15,15 +15,15 @@ use crate::keyspace::Kind;
 use crate::notifications::{Classes, Event, Notifications};
 use crate::waiters::{Awaited, Spot, Waiters};
 
-/// One effect.
+/// An effect of a command.
 #[derive(Clone, Debug)]
 pub enum Effect {
     /// A message to the subscribers of a channel.
     Message { to: To, channel: Bytes, payload: Bytes },
     /// An event of one key.
     Event { event: Event, key: Bytes },
-    /// Something may have happened to every key in `[start, end)`; an empty `end` means up to the
-    /// last key.
+    /// An event of every key in `[start, end)`, because each may have changed. An empty `end`
+    /// means up to the last key.
     Range { event: Event, start: Bytes, end: Bytes },
     /// A collection of this kind may have gained elements. `new` is set if it did not exist before.
     Filled { kind: Kind, key: Bytes, new: bool },
@@ -31,7 +31,7 @@ pub enum Effect {
 
 impl Effect {
     /// Returns an event of all keys of a dictionary, for every class of events that clients may
-    /// want.
+    /// have requested.
     pub fn of_all(name: &'static str) -> Effect {
         let event = Event { class: Classes::ANY, name };
         Effect::Range { event, start: Bytes::new(), end: Bytes::new() }
@@ -51,12 +51,12 @@ impl Effect {
     }
 }
 
-/// The effects of several commands in their order, up to a number of bytes.
+/// The effects of several commands in their order, limited to a number of bytes.
 #[derive(Debug, Default)]
 pub struct Effects {
     of_spots: Vec<(Spot, Vec<Effect>)>,
     bytes: usize,
-    /// Some effects did not fit, so every waiting connection must check its keys.
+    /// Set if some effects did not fit, so that every waiting connection must check its keys.
     overfull: bool,
     /// Spots whose events did not fit, each with the number of effects before the first loss.
     lost: HashMap<Spot, usize>,
@@ -72,7 +72,7 @@ impl Effects {
         self.bytes + bytes + size_of::<Effect>() <= most
     }
 
-    /// Adds the effects at one spot. Returns how many effects did not fit.
+    /// Adds the effects at one spot. Returns the number of effects that did not fit.
     pub fn add(&mut self, spot: Spot, effects: Vec<Effect>, most: usize) -> u64 {
         let bytes: usize = effects.iter().map(Effect::size).sum();
         if self.bytes + bytes > most {
@@ -91,7 +91,7 @@ impl Effects {
         0
     }
 
-    /// Adds the effects of another list. Returns how many effects did not fit.
+    /// Adds the effects of another list. Returns the number of effects that did not fit.
     pub fn append(&mut self, other: Effects, most: usize) -> u64 {
         self.overfull |= other.overfull;
         let len = self.len();
@@ -101,13 +101,13 @@ impl Effects {
         other.of_spots.into_iter().map(|(spot, effects)| self.add(spot, effects, most)).sum()
     }
 
-    /// Returns the number of effects, which `cut` takes as a position.
+    /// Returns the number of effects. `cut` accepts it as a position.
     pub fn len(&self) -> usize {
         self.of_spots.iter().map(|(_, effects)| effects.len()).sum()
     }
-    /// Removes all effects but the first `len`.
+    /// Removes all effects except the first `len`.
     pub fn cut(&mut self, mut len: usize) {
-        // A loss at the same number may have come before or after the cut; it counts as lost.
+        // A loss at the same number may have occurred before or after the cut, so it is kept.
         self.lost.retain(|_, at| *at <= len);
         for (_, effects) in &mut self.of_spots {
             effects.truncate(len);
@@ -174,7 +174,7 @@ impl Reached<'_> {
         }
     }
 
-    /// Wakes the connections that wait in a transaction for keys that were filled in it.
+    /// Wakes the connections that wait, in this transaction, for keys that were filled in it.
     pub fn wake_inside(&self, transaction: TransactionId, effects: &Effects) {
         for (spot, effects) in &effects.of_spots {
             self.wake(&Spot { transaction: Some(transaction), ..spot.clone() }, effects);

@@ -19,18 +19,18 @@ pub enum Error {
     /// TCP was requested without a password.
     #[error("TCP is open to anyone who can reach the machine; give a password with it")]
     NoPassword,
-    /// The Unix socket could not be made.
+    /// The Unix socket could not be created.
     #[error("could not make the socket {path}: {error}")]
     Socket {
-        /// Its path.
+        /// The path of the socket.
         path: PathBuf,
         /// The kernel's error.
         error: io::Error,
     },
-    /// The TCP socket could not be made.
+    /// The TCP socket could not be created.
     #[error("could not listen at {address}: {error}")]
     Tcp {
-        /// Its address.
+        /// The address of the socket.
         address: SocketAddr,
         /// The kernel's error.
         error: io::Error,
@@ -38,12 +38,12 @@ pub enum Error {
     /// A certificate or a key cannot be used.
     #[error("cannot use {path} for TLS: {why}")]
     Tls {
-        /// The file.
+        /// The file of the certificate or the key.
         path: PathBuf,
-        /// The reason.
+        /// The reason why it cannot be used.
         why: String,
     },
-    /// A thread or an event could not be made.
+    /// A thread or an event could not be created.
     #[error("could not start: {0}")]
     Start(#[from] io::Error),
 }

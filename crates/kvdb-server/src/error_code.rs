@@ -1,19 +1,19 @@
-//! The codes of errors: the first word of an error reply, by which programs distinguish errors. The
-//! rest of the reply is a sentence for people, and may change. The errors that Redis has as well
-//! have its codes.
+//! The codes of errors. A code is the first word of an error reply, by which programs distinguish
+//! errors. The rest of the reply is a sentence for people, and may change. Errors that also exist
+//! in Redis have the same codes as in Redis.
 
 use std::fmt;
 
 /// The first word of an error reply (`docs/resp.md` lists them).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorCode {
-    /// An element of the same kind has the name already.
+    /// An element of the same kind already has this name.
     BusyGroup,
     /// The key to be restored already exists.
     BusyKey,
     /// A script of the other kind is running.
     Busy,
-    /// The transaction is in another state than the one named.
+    /// The transaction is in a different state from the one that the command named.
     Changed,
     /// Others have changed the same data since the transaction began.
     Conflict,
@@ -23,7 +23,7 @@ pub enum ErrorCode {
     Err,
     /// None of the commands between `MULTI` and `EXEC` was run.
     ExecAbort,
-    /// The name is taken.
+    /// The name is already in use.
     Exists,
     /// The bytes of a key do not fit its type.
     InvalidObject,
@@ -33,17 +33,17 @@ pub enum ErrorCode {
     Limit,
     /// Another transaction holds the lock.
     Locked,
-    /// Transactions are open within the one that was to be committed.
+    /// Transactions are open within the transaction that was to be committed.
     Nested,
     /// The client has not authenticated.
     NoAuth,
-    /// No commit of that number can be undone.
+    /// No commit with this number can be undone.
     NoCommit,
-    /// The dictionary does not exist, or no longer.
+    /// The dictionary does not exist, or no longer exists.
     NoDictionary,
-    /// A path leads to nothing.
+    /// There is no file at a path.
     NoEntry,
-    /// The list of what was committed does not reach back to that position.
+    /// The list of committed changes does not reach back to this position.
     NoFeed,
     /// The group of consumers does not exist.
     NoGroup,
@@ -59,17 +59,17 @@ pub enum ErrorCode {
     NotBusy,
     /// A path leads through something that is not a directory.
     NotDirectory,
-    /// The change is made, and may not be on disk.
+    /// The change was made, but may not be on disk.
     NotSynced,
     /// The transaction has ended, or never existed.
     NoTransaction,
-    /// The store, or the snapshot, takes no writes.
+    /// The store or the snapshot does not accept writes.
     ReadOnly,
     /// The dictionary belongs to the file system.
     Reserved,
-    /// The client was started in a sealed transaction, and may not do that.
+    /// The client was started in a sealed transaction, and must not run this command.
     Sealed,
-    /// The command waited, and its wait was ended.
+    /// The command waited, and another connection ended its wait.
     Unblocked,
     /// The user or the password is wrong.
     WrongPassword,
@@ -78,7 +78,7 @@ pub enum ErrorCode {
 }
 
 impl ErrorCode {
-    /// All codes with their words, sorted by these.
+    /// All codes with their words, sorted by the words.
     const ALL: [(ErrorCode, &str); 34] = [
         (ErrorCode::Busy, "BUSY"),
         (ErrorCode::BusyGroup, "BUSYGROUP"),
@@ -121,13 +121,13 @@ impl ErrorCode {
         Self::ALL.iter().map(|(code, _)| *code)
     }
 
-    /// Returns the code's word.
+    /// Returns the word of the code.
     pub fn word(self) -> &'static str {
         Self::ALL.iter().find(|(code, _)| *code == self).map_or("ERR", |(_, word)| word)
     }
 
     /// Splits an error reply into its code and the sentence after it. The code is `None` if it is
-    /// unknown, as in an error that a script has made itself.
+    /// unknown, as in an error that a script has created itself.
     pub fn split(reply: &str) -> (Option<ErrorCode>, &str) {
         let (first, rest) = reply.split_once(' ').unwrap_or((reply, reply));
         let found = Self::ALL.iter().find(|(_, word)| *word == first);
@@ -155,7 +155,7 @@ mod tests {
         assert!(ErrorCode::ALL.is_sorted_by(|a, b| a.1 < b.1));
         for code in ErrorCode::all() {
             assert_eq!(ErrorCode::of(&format!("{code} a sentence")), Some(code));
-            // A code that is missing in the list would have the word of another one.
+            // A code that is missing in the list would have the word of another code.
             assert_eq!(code == ErrorCode::Err, code.word() == "ERR");
         }
         assert_eq!(ErrorCode::split("MINE was made"), (None, "was made"));

@@ -1,24 +1,26 @@
-//! Event loops: threads that serve many connections each.
+//! Event loops. An event loop is a set of threads that serve many connections.
 //!
-//! One thread at a time leads a loop: it waits for connections on which bytes have arrived, and
-//! runs their commands, one connection after the other. The code of a command is synchronous. A
-//! command may wait for a lock, a sync or another client, and may take arbitrarily long; the other
-//! connections do not wait for it, because another thread takes the lead:
+//! One thread at a time leads a loop. It waits for connections on which bytes have arrived, and
+//! runs their commands, one connection after another. The code of a command is synchronous. A
+//! command may wait for a lock, a sync or another client, and may take arbitrarily long. The
+//! other connections do not wait for it, because another thread takes the lead in two cases:
 //!
 //! - when the leader hands over because it knows that it is going to wait;
 //! - when the leader has been at one connection for [`PATIENCE`], or at most twice that.
 //!
 //! The replies of a connection are sent after the other connections that were ready at the same
-//! time have had their turns, or after [`TOGETHER`] of those turns: most clients that sleep wait
-//! for several connections, and waking a client costs more than a command.
+//! time have had their turns, or after [`TOGETHER`] of those turns. The reason is that most
+//! clients that sleep wait for several connections, and waking a client costs more than a
+//! command.
 //!
-//! Replies that a client does not take at once wait with its connection (`stream_sink`), whose next
-//! commands run in the meantime; the loop sends the replies as soon as the kernel accepts more.
+//! Replies that a client does not accept at once are kept with its connection (`stream_sink`),
+//! whose next commands run in the meantime. The loop sends the replies as soon as the kernel
+//! accepts more.
 //!
 //! The former leader continues with its connection, and hands it back at the end. Until then the
 //! loop does not poll that connection, so its commands keep their order. Afterwards the thread
-//! stands by, or ends if enough others do. A loop whose commands wait for nothing has two threads,
-//! one of which sleeps.
+//! stands by, or ends if enough other threads stand by. A loop whose commands never wait has two
+//! threads, one of which sleeps.
 
 use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
@@ -39,20 +41,20 @@ use crate::conversation::Conversation;
 use crate::session::Shared;
 use crate::stream::{Received, Stream};
 
-/// Time that the leader may spend at one connection before another thread takes the lead.
+/// Time for which the leader may serve one connection before another thread takes the lead.
 pub const PATIENCE: Duration = Duration::from_millis(5);
 /// Limit on the number of threads that stand by.
 const STANDING_BY: usize = 4;
-/// Connections taken from one `epoll_wait`.
+/// Limit on the number of events taken from one `epoll_wait`.
 const AT_ONCE: usize = 128;
-/// Limit on the turns of other connections for which the replies of one wait, so that a sleeping
-/// client is woken once for the replies of several connections.
+/// Limit on the number of turns of other connections for which the replies of a connection wait,
+/// so that a sleeping client is woken once for the replies of several connections.
 const TOGETHER: usize = 32;
-/// The epoll data of `wake`; connections are numbered from 1.
+/// The epoll data of `wake`. Connections are numbered from 1.
 const WAKE: u64 = 0;
 
 thread_local! {
-    /// The number of the lead that this thread held last. A thread belongs to one loop.
+    /// The number of the lead that this thread held last. A thread belongs to only one loop.
     static LEAD: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -60,46 +62,46 @@ pub struct EventLoop {
     shared: Arc<Shared>,
     name: String,
     epoll: OwnedFd,
-    /// Readable when the leader must check `rung`, at `LoopState::ready` or at
+    /// A descriptor that is readable when the leader must check `rung`, `LoopState::ready` or
     /// `LoopState::stopping`.
     wake: OwnedFd,
     state: Mutex<LoopState>,
-    /// Signalled when the thread that watches the leader has something to do.
+    /// Signalled when the thread that watches the leader must act.
     watcher: Condvar,
-    /// Signalled when another thread that stands by has something to do.
+    /// Signalled when another thread that stands by must act.
     others: Condvar,
     /// Signalled when the last thread has ended.
     ended: Condvar,
-    /// Connections for which messages have arrived. Ringing threads lock it under arbitrary other
-    /// locks, so no other lock is taken under it.
+    /// Connections for which messages have arrived. Ringing threads lock this list while they
+    /// hold arbitrary other locks, so no other lock is taken under it.
     rung: Mutex<Vec<u64>>,
 }
 
 #[derive(Default)]
 struct LoopState {
     connections: HashMap<u64, LoopConnection>,
-    /// Connections whose clients have not taken all replies, each with the time at which the client
-    /// is dropped.
+    /// Connections whose clients have not taken all replies, each with the time at which its
+    /// client is dropped.
     waiting: HashMap<u64, Instant>,
-    /// Work for the leader before it polls again.
+    /// Events that the leader must handle before it polls again.
     ready: VecDeque<(u64, Event)>,
     /// The number of the lead. It changes with each thread that takes the lead.
     lead: u64,
-    /// No thread leads: the next thread that stands by takes the lead.
+    /// Set if no thread leads. The next thread that stands by then takes the lead.
     vacant: bool,
     /// The connection that the leader serves at the moment.
     current: Option<u64>,
-    /// Number of turns so far.
+    /// The number of turns so far.
     turns: u64,
-    /// The leader waits in `epoll_wait`.
+    /// Set while the leader waits in `epoll_wait`.
     idle: bool,
-    /// The thread that watches the leader sleeps until the leader has something to do.
+    /// Set while the thread that watches the leader sleeps until the leader has something to do.
     asleep: bool,
-    /// One of the idle threads watches the leader.
+    /// Set while one of the idle threads watches the leader.
     watched: bool,
     standing_by: usize,
     threads: usize,
-    /// The threads that were started and may not have ended.
+    /// The threads that were started and may not have ended yet.
     started: Vec<JoinHandle<()>>,
     stopping: bool,
 }
@@ -107,30 +109,32 @@ struct LoopState {
 /// A connection of the loop.
 struct LoopConnection {
     stream: Arc<Stream>,
-    /// `None` while a thread is at it.
+    /// The conversation, or `None` while a thread serves the connection.
     conversation: Option<Box<Conversation>>,
-    /// Messages have arrived while a thread served it.
+    /// Set if messages have arrived while a thread served the connection.
     rung: bool,
-    /// The kernel is asked to report when it accepts more replies.
+    /// Set if the kernel reports when it accepts more replies.
     hears_out: bool,
 }
 
 /// The reason for a connection's turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
-    /// Bytes have arrived, or the end of the stream.
+    /// Bytes or the end of the stream have arrived.
     Readable,
     /// Messages have arrived in the connection's mailbox.
     Rung,
-    /// Its replies have not been sent yet, or were not all taken and the kernel accepts more now.
+    /// Replies of the connection have not been sent yet, or the client has not taken all of them
+    /// and the kernel now accepts more.
     Unsent,
-    /// Its client has taken no replies for as long as the server waits.
+    /// The client of the connection has taken no replies for as long as the server waits.
     Idle,
-    /// Its client has sent nothing for the time after which idle clients are disconnected.
+    /// The client of the connection has sent nothing for the time after which idle clients are
+    /// disconnected.
     Unused,
 }
 
-/// A connection in the hands of a thread.
+/// A connection that a thread is serving.
 struct Turn {
     id: u64,
     stream: Arc<Stream>,
@@ -164,12 +168,12 @@ impl EventLoop {
         self.state.lock().connections.len()
     }
 
-    /// Serves a connection from now on. It counts as connected until it has ended.
+    /// Serves a connection from now on. The connection counts as connected until it has ended.
     pub fn add(&self, stream: Arc<Stream>, conversation: Box<Conversation>) -> io::Result<()> {
         let id = conversation.id();
         let mut state = self.state.lock();
-        // The first event may be reported before this returns; its handling waits for the state's
-        // lock.
+        // The first event may be reported before this call returns. Its handling waits for the
+        // lock of the state.
         self.listen(id, &stream, false)?;
         self.shared.metrics.connected.fetch_add(1, Relaxed);
         let slot = LoopConnection {
@@ -192,7 +196,7 @@ impl EventLoop {
         Ok(epoll::modify(&self.epoll, stream, data, wanted_events(out))?)
     }
 
-    /// Stops polling the connection. The call fails only if it is not polled.
+    /// Stops polling the connection. The call fails only if the connection is not polled.
     fn ignore(&self, stream: &Stream) {
         let _ = epoll::delete(&self.epoll, stream);
     }
@@ -202,7 +206,7 @@ impl EventLoop {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Notes that messages have arrived for a connection.
+    /// Records that messages have arrived for a connection.
     fn ring(&self, id: u64) {
         let mut rung = self.rung.lock();
         rung.push(id);
@@ -216,7 +220,7 @@ impl EventLoop {
         let mut state = self.state.lock();
         let LoopState { connections, ready, .. } = &mut *state;
         let before = ready.len();
-        // A connection without its conversation is not idle: a thread is at it.
+        // A connection without its conversation is not idle, because a thread is serving it.
         let idle =
             |slot: &LoopConnection| slot.conversation.as_ref().is_some_and(|c| c.is_idle(limit));
         let ended = connections.iter().filter(|(_, slot)| idle(slot));
@@ -239,7 +243,7 @@ impl EventLoop {
         self.others.notify_all();
     }
 
-    /// Waits until all threads and connections have ended, and none of them holds the store.
+    /// Waits until all threads and connections have ended, so that none of them holds the store.
     pub fn wait_for_end(&self) {
         let mut state = self.state.lock();
         while state.threads > 0 {
@@ -252,8 +256,8 @@ impl EventLoop {
         self.shared.metrics.connected.fetch_sub(connections.len() as u64, Relaxed);
     }
 
-    /// Hands the lead to another thread permanently, if this thread leads. It is called when the
-    /// thread is about to wait, or to run for long.
+    /// Hands the lead to another thread permanently if this thread leads. It is called when the
+    /// thread is about to wait, or to run for a long time.
     pub fn give_way(self: &Arc<Self>) {
         let mut state = self.state.lock();
         if state.lead != LEAD.get() || state.vacant {
@@ -273,7 +277,8 @@ impl EventLoop {
         self.watcher.notify_one();
     }
 
-    /// Stops polling the connection that the leader serves: from here on only that thread uses it.
+    /// Stops polling the connection that the leader serves. Only this thread uses the connection
+    /// from then on.
     fn leave_current(&self, state: &mut LoopState) {
         if let Some(slot) = state.current.take().and_then(|id| state.connections.get(&id)) {
             self.ignore(&slot.stream);
@@ -301,7 +306,7 @@ impl EventLoop {
         }
     }
 
-    /// Waits until this thread is to lead, and returns the number of its lead. Returns `None` if
+    /// Waits until this thread must lead, and returns the number of its lead. Returns `None` if
     /// the thread is no longer needed.
     fn stand_by(self: &Arc<Self>) -> Option<u64> {
         let mut state = self.state.lock();
@@ -329,7 +334,7 @@ impl EventLoop {
         state.lead += 1;
         state.vacant = false;
         if state.standing_by > 0 {
-            // The notified thread watches this one.
+            // The notified thread watches this thread.
             self.others.notify_one();
         } else if let Err(error) = self.start_thread(&mut state) {
             tracing::warn!("no thread could be started to stand by: {error}");
@@ -337,8 +342,8 @@ impl EventLoop {
         Some(state.lead)
     }
 
-    /// Watches the leader for a while. Returns `true` if it has been at one connection for too
-    /// long.
+    /// Watches the leader for a while. Returns `true` if the leader has been serving one
+    /// connection for too long.
     fn watch(&self, state: &mut MutexGuard<'_, LoopState>) -> bool {
         if state.idle {
             state.asleep = true;
@@ -351,13 +356,13 @@ impl EventLoop {
         late && !state.idle && !state.vacant && before == (state.lead, state.turns)
     }
 
-    /// Serves connections for as long as this thread leads.
+    /// Serves connections while this thread leads.
     fn lead(self: &Arc<Self>, lead: u64) {
         let mut events = Vec::with_capacity(AT_ONCE);
         let mut back = None;
         while let Some(turn) = self.next(lead, back.take(), &mut events) {
             let (id, stream) = (turn.id, turn.stream.clone());
-            // A panic in a command ends its connection only.
+            // A panic in a command ends only the connection of the command.
             let conversation = catch_unwind(AssertUnwindSafe(|| self.serve(turn))).unwrap_or(None);
             back = Some((id, stream, conversation));
         }
@@ -399,7 +404,7 @@ impl EventLoop {
                     this.ring(id);
                 }
             }));
-            // The bell may have rung before.
+            // The bell may have rung before it had a listener.
             self.ring(id);
         }
         if open {
@@ -413,7 +418,7 @@ impl EventLoop {
     }
 
     /// Takes back a connection whose turn is over, and waits for the next one that is ready.
-    /// Returns `None` if another thread leads, or the loop is to end.
+    /// Returns `None` if another thread leads, or if the loop is about to end.
     fn next(
         &self,
         lead: u64,
@@ -449,8 +454,8 @@ impl EventLoop {
         turn
     }
 
-    /// Takes a connection back. If it has ended, returns the rest of it, to be dropped after the
-    /// state is unlocked.
+    /// Takes a connection back. If it has ended, returns the rest of it, which must be dropped
+    /// after the state was unlocked.
     fn take_back(
         &self,
         state: &mut LoopState,
@@ -478,7 +483,7 @@ impl EventLoop {
             (None, false) => Ok(()),
             (Some(_), true) if waits != heard_out => self.listen_again(id, stream, waits),
             (Some(_), true) => Ok(()),
-            // Bytes that have arrived by now are reported at once.
+            // Bytes that have already arrived are reported at once.
             (Some(_), false) => self.listen(id, stream, waits),
         };
         if let Err(error) = &heard {
@@ -510,7 +515,7 @@ impl EventLoop {
         }
     }
 
-    /// Polls for events, at most until `until`.
+    /// Polls for events until `until` at the latest.
     fn wait(&self, until: Option<Instant>, events: &mut Vec<epoll::Event>) {
         events.clear();
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
@@ -558,7 +563,7 @@ impl EventLoop {
     }
 }
 
-/// Returns the events of a connection to poll for.
+/// Returns the events to poll for on a connection.
 fn wanted_events(out: bool) -> epoll::EventFlags {
     let mut events = epoll::EventFlags::IN;
     events.set(epoll::EventFlags::OUT, out);
@@ -566,7 +571,7 @@ fn wanted_events(out: bool) -> epoll::EventFlags {
 }
 
 impl LoopState {
-    /// Returns the next connection that is ready and that no thread serves.
+    /// Returns the next connection that is ready and is not being served by a thread.
     fn next_turn(&mut self) -> Option<Turn> {
         while let Some((id, event)) = self.ready.pop_front() {
             let Some(slot) = self.connections.get_mut(&id) else { continue };

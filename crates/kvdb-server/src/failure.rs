@@ -1,44 +1,45 @@
-//! Reasons why a command failed, in the words that Redis clients know.
+//! Reasons why a command failed, in the words of Redis.
 
 use std::borrow::Cow;
 
 use crate::error_code::ErrorCode;
 use crate::files::FileError;
 
-/// The error reply of a command. Its text starts with an [`ErrorCode`], on which programs can act.
+/// The error reply of a command. Its text starts with an [`ErrorCode`], which programs can
+/// evaluate.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// The request was wrong; the text says why, without the code `ERR`.
+    /// The request was wrong. The text contains the reason without the code `ERR`.
     #[error("{code} {0}", code = ErrorCode::Err)]
     Request(Cow<'static, str>),
-    /// An error of a kind that has a code and no other distinction here.
+    /// An error of a kind that is distinguished only by its code.
     #[error("{0} {1}")]
     Coded(ErrorCode, Cow<'static, str>),
-    /// A text with its own code, which a script or a client has made.
+    /// A text with its own code, which a script or a client has created.
     #[error("{0}")]
     Foreign(String),
-    /// The store has no room left (`NOSPACE`); reads and deletions still work.
+    /// The store is full (`NOSPACE`). Reads and deletions still work.
     #[error("{code} the store is full; delete something, or let the store grow", code = ErrorCode::NoSpace)]
     NoSpace,
-    /// The store takes no more writes (`READONLY`).
+    /// The store does not accept writes any more (`READONLY`).
     #[error("{code} the store takes no more writes: {0}", code = ErrorCode::ReadOnly)]
     ReadOnly(String),
-    /// The transaction is committed, and may not be on disk (`NOTSYNCED`).
+    /// The transaction is committed, but may not be on disk (`NOTSYNCED`).
     #[error("{code} {0}", code = ErrorCode::NotSynced)]
     NotSynced(String),
     /// A checksum did not match (`CORRUPT`).
     #[error("{code} {0}; run `kvfs check` on the store", code = ErrorCode::Corrupt)]
     Corrupt(String),
     /// Another transaction has changed the same keys since this one began (`CONFLICT`). The
-    /// transaction is over, and may be retried.
+    /// transaction has ended, and may be retried.
     #[error("{code} {0}", code = ErrorCode::Conflict)]
     Conflict(String),
-    /// Another transaction holds a lock that is needed, or took one that this transaction held
-    /// (`LOCKED`).
+    /// Another transaction holds a lock that is needed, or has taken a lock that this transaction
+    /// held (`LOCKED`).
     #[error("{code} {0}", code = ErrorCode::Locked)]
     Locked(String),
-    /// The transaction or the clone has reached a limit, or files found no room (`NOSPACE`); the
-    /// text says which.
+    /// The transaction or the clone has reached a limit, or there is no space for files
+    /// (`NOSPACE`). The text says which.
     #[error("{code} {0}", code = ErrorCode::NoSpace)]
     OverLimit(String),
     /// The transaction has ended (`NOTXN`).
@@ -47,19 +48,19 @@ pub enum Failure {
     /// The command would buffer more than is allowed (`LIMIT`).
     #[error("{code} {0}", code = ErrorCode::Limit)]
     Limit(String),
-    /// A part of a transaction failed whose changes cannot be undone alone; the whole transaction
-    /// was undone (`EXECABORT`).
+    /// A part of a transaction failed, and its changes cannot be undone alone, so the whole
+    /// transaction was undone (`EXECABORT`).
     #[error("{code} {0}", code = ErrorCode::ExecAbort)]
     Undone(String),
     /// The device failed (`IOERR`).
     #[error("{code} {0}", code = ErrorCode::Io)]
     Io(String),
-    /// A change is too large for the method that was tried first; no client sees this error.
+    /// A change is too large for the method that was tried first. Clients never see this error.
     #[error("{code} the change is too large for one step", code = ErrorCode::Limit)]
     TooLargeAtOnce,
 }
 
-/// The result of a command's handler. `Err` means that it has written no reply of its own.
+/// The result of a command's handler. `Err` means that the handler has not written a reply.
 pub type Outcome = Result<(), Failure>;
 
 impl Failure {
@@ -74,12 +75,12 @@ impl Failure {
     pub fn request(text: impl Into<String>) -> Self {
         Failure::Request(Cow::Owned(text.into()))
     }
-    /// Returns whether the key holds a value of a type that the command does not work on.
+    /// Returns whether the key holds a value of a type on which the command does not work.
     pub fn is_wrong_type(&self) -> bool {
         matches!(self, Failure::Coded(ErrorCode::WrongType, _))
     }
-    /// Returns whether the store could not run the request, at least not now, though the request is
-    /// valid.
+    /// Returns whether the store could not run the request, at least at this time, although the
+    /// request is valid.
     pub fn is_of_the_store(&self) -> bool {
         use Failure::{
             Conflict, Io, Limit, Locked, NoSpace, NoTransaction, NotSynced, OverLimit, ReadOnly,
@@ -99,7 +100,8 @@ impl Failure {
                 | Io(_)
         )
     }
-    /// Returns the error for a change that lost against other transactions at every retry.
+    /// Returns the error for a change that was in conflict with other transactions at every
+    /// retry.
     pub fn again_and_again() -> Self {
         Failure::Conflict("others changed the same again and again; try again later".into())
     }

@@ -1,8 +1,8 @@
-//! Operations on trees of files, which a client of the file system requests over the socket:
-//! copies by reference, removals, imports, walks and exports. [`Files`] carries them out. Each is a
-//! request and a reply whose bytes are made and read here, so that both ends agree; `docs/resp.md`
-//! describes them. The entries of an import alone are read by the host, since they become files
-//! there.
+//! Operations on trees of files that a client of the file system requests over the socket: copies
+//! by reference, removals, imports, walks and exports. [`Files`] carries them out. Each consists
+//! of a request and a reply. Their bytes are encoded and decoded here, so that both ends agree;
+//! `docs/resp.md` describes them. Only the entries of an import are decoded by the host, because
+//! they become files there.
 
 use kvdb::TransactionId;
 
@@ -12,10 +12,10 @@ mod walked;
 
 pub use walked::{EntryKind, EntryTime, WalkedEntry};
 
-/// The state whose files a path leads to.
+/// The state to whose files a path refers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Whose {
-    /// The store's own files.
+    /// The files of the store itself.
     Store,
     /// The files of a transaction.
     Transaction(TransactionId),
@@ -25,19 +25,20 @@ pub enum Whose {
     Clone(String),
 }
 
-/// The failure of an operation on files. All but the last have codes of their own on the socket.
+/// The failure of an operation on files. Each failure except the last one has its own code on the
+/// socket.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// A path leads to nothing.
+    /// There is no file at a path.
     #[error("no such file or directory")]
     NotFound,
     /// A path leads through something that is not a directory.
     #[error("not a directory")]
     NotDirectory,
-    /// A name is taken.
+    /// A name is already in use.
     #[error("the name exists already")]
     Exists,
-    /// The store, or a clone or transaction with a limit, has no room; the text says which.
+    /// The store, or a clone or transaction with a limit, is full. The text says which.
     #[error("{0}")]
     NoSpace(String),
     /// Any other failure.
@@ -48,44 +49,44 @@ pub enum FileError {
 /// The result of an operation on files.
 pub type FileResult<T> = Result<T, FileError>;
 
-/// Statistics of a copy of a tree of files: the reply to `CLONETREE`.
+/// Statistics of a copy of a tree of files, which are the reply to `CLONETREE`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cloned {
-    /// Directories made.
+    /// The number of directories created.
     pub directories: u64,
-    /// Files made.
+    /// The number of files created.
     pub files: u64,
-    /// Bytes of the files, which share them with the originals.
+    /// The number of bytes of the files. The copies share them with the originals.
     pub bytes: u64,
 }
 
-/// Statistics of the removal of a file or a tree: the reply to `RMTREE`.
+/// Statistics of the removal of a file or a tree, which are the reply to `RMTREE`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Removed {
-    /// Directories removed.
+    /// The number of directories removed.
     pub directories: u64,
-    /// Files removed.
+    /// The number of files removed.
     pub files: u64,
-    /// Content of files whose last name was removed, bytes.
+    /// The size of the content of files whose last name was removed, in bytes.
     pub bytes: u64,
 }
 
-/// Statistics of an import: the reply to `IMPORT END`.
+/// Statistics of an import, which are the reply to `IMPORT END`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Imported {
-    /// Files made.
+    /// The number of files created.
     pub files: u64,
-    /// Directories made.
+    /// The number of directories created.
     pub directories: u64,
-    /// Symbolic links made.
+    /// The number of symbolic links created.
     pub symlinks: u64,
-    /// Further names of files.
+    /// The number of further names of files.
     pub hard_links: u64,
-    /// Devices, FIFOs and sockets made.
+    /// The number of devices, FIFOs and sockets created.
     pub special: u64,
-    /// Bytes of data written.
+    /// The number of bytes of data written.
     pub bytes: u64,
-    /// Entries or attributes of a kind that a store does not support.
+    /// The number of entries or attributes of a kind that a store does not support.
     pub skipped: u64,
 }
 
@@ -95,7 +96,7 @@ impl Cloned {
         vec![("directories", self.directories), ("files", self.files), ("bytes", self.bytes)]
     }
 
-    /// Reads the reply. Returns `None` if it is another one.
+    /// Parses the reply. Returns `None` if it has another form.
     pub fn of_reply(reply: &Reply) -> Option<Cloned> {
         let number = numbers(reply)?;
         let (directories, files) = (number("directories"), number("files"));
@@ -109,7 +110,7 @@ impl Removed {
         vec![("directories", self.directories), ("files", self.files), ("bytes", self.bytes)]
     }
 
-    /// Reads the reply. Returns `None` if it is another one.
+    /// Parses the reply. Returns `None` if it has another form.
     pub fn of_reply(reply: &Reply) -> Option<Removed> {
         let number = numbers(reply)?;
         let (directories, files) = (number("directories"), number("files"));
@@ -131,7 +132,7 @@ impl Imported {
         ]
     }
 
-    /// Reads the reply. Returns `None` if it is another one.
+    /// Parses the reply. Returns `None` if it has another form.
     pub fn of_reply(reply: &Reply) -> Option<Imported> {
         let number = numbers(reply)?;
         Some(Imported {
@@ -146,7 +147,7 @@ impl Imported {
     }
 }
 
-/// Reads names and numbers in turn. A name that the other end does not have has 0.
+/// Parses names and numbers in alternation. A name that is missing in the reply has the number 0.
 fn numbers(reply: &Reply) -> Option<impl Fn(&str) -> u64> {
     let Reply::Array(all) = reply else { return None };
     Some(|name: &str| {
@@ -159,21 +160,21 @@ fn numbers(reply: &Reply) -> Option<impl Fn(&str) -> u64> {
     })
 }
 
-/// An import of files under way. If it is dropped before `finish`, it leaves nothing, unless it is
-/// in a transaction that was open before.
+/// An import of files in progress. If it is dropped before `finish`, it has no effect, unless it
+/// runs in a transaction that was open before.
 pub trait Importing: Send {
-    /// Takes some more entries: the argument of `IMPORT ADD`, in the form that `docs/resp.md`
-    /// describes.
+    /// Accepts more entries. They are the argument of `IMPORT ADD`, in the form that
+    /// `docs/resp.md` describes.
     fn add(&mut self, entries: &[u8]) -> FileResult<()>;
-    /// Ends the import: the files exist and are on disk (in a transaction that was open before:
-    /// they exist in it).
+    /// Ends the import. The files then exist and are on disk. If the import runs in a transaction
+    /// that was open before, they exist in the transaction.
     fn finish(self: Box<Self>) -> FileResult<Imported>;
 }
 
-/// A walk through files, or an export, under way.
+/// A walk through files, or an export, in progress.
 pub trait Walking: Send {
-    /// Returns some more entries, each encoded by [`WalkedEntry::encode`], or bytes of the tar
-    /// stream. An empty result is the end.
+    /// Returns more entries, each encoded by [`WalkedEntry::encode`], or bytes of the tar stream.
+    /// An empty result marks the end.
     fn next(&mut self) -> FileResult<Vec<u8>>;
 }
 
@@ -184,15 +185,15 @@ pub trait Files: Send + Sync {
         let _ = (whose, from, to);
         Err(no_files())
     }
-    /// Does the same for several trees of one earlier state, with `from` and `to` of each; hard
-    /// links among them stay links.
+    /// Copies several trees of one earlier state in the same way, with `from` and `to` of each.
+    /// Hard links among them are preserved.
     fn clone_trees(&self, id: TransactionId, places: &[(&[u8], &[u8])]) -> FileResult<Cloned> {
         let _ = (id, places);
         Err(no_files())
     }
     /// Begins to import files into the directory at a path from the root, which is created if
-    /// necessary. The import runs in a transaction that was open before, or, into the store or a
-    /// clone, in one of its own that `user` has begun.
+    /// necessary. The import runs in a transaction that was open before. An import into the store
+    /// or a clone runs in its own transaction, which `user` has begun.
     fn import(&self, whose: Whose, to: &[u8], user: Option<u32>) -> FileResult<Box<dyn Importing>> {
         let _ = (whose, to, user);
         Err(no_files())
@@ -208,8 +209,9 @@ pub trait Files: Send + Sync {
         let _ = (whose, path, user);
         Err(no_files())
     }
-    /// Locks the names of the directory at a path from the root for the rest of a serializable
-    /// transaction, against changes by others, and with `exclusive` against their reads, too.
+    /// Locks the names of the directory at a path from the root against changes by others, for
+    /// the rest of a serializable transaction. With `exclusive` it also locks them against reads
+    /// by others.
     fn lock_directory(&self, id: TransactionId, path: &[u8], exclusive: bool) -> FileResult<()> {
         let _ = (id, path, exclusive);
         Err(no_files())

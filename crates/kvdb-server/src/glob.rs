@@ -1,9 +1,9 @@
-//! Patterns of `KEYS` and `SCAN … MATCH`, as Redis has them: `*`, `?`, `[a-z]`, `[^a]`, and `\`
-//! before a literal.
+//! Patterns of `KEYS` and `SCAN … MATCH`, with the syntax of Redis: `*`, `?`, `[a-z]`, `[^a]`,
+//! and `\` before a literal.
 //!
-//! The matcher backtracks to the latest `*` only, which is sufficient: so a hostile pattern costs
+//! The matcher backtracks only to the latest `*`, which is sufficient. So a hostile pattern costs
 //! at most the product of the lengths of pattern and key. The literal prefix of a pattern bounds
-//! the keys that can match; in an ordered store a scan reads those and no others.
+//! the keys that can match; in an ordered store a scan reads only these keys.
 
 /// Returns whether the whole of `text` matches `pattern`.
 pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
@@ -11,15 +11,16 @@ pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
     matches_within(pattern, text, &mut left).unwrap_or(false)
 }
 
-/// Returns the same, or `None` if more than `left` bytes of the pattern would have to be compared,
-/// each time that one is compared again included. Takes those that were compared from `left`.
+/// Returns the same as `matches`, or `None` if more than `left` bytes of the pattern would have
+/// to be compared, including repeated comparisons. Subtracts the number of compared bytes from
+/// `left`.
 pub fn matches_within(pattern: &[u8], text: &[u8], left: &mut usize) -> Option<bool> {
     let (mut p, mut t) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
     loop {
         if pattern.get(p) == Some(&b'*') {
             if star == Some((p, t)) {
-                // Stars that follow each other are passed for each text.
+                // Consecutive stars are counted for each text.
                 *left = left.checked_sub(1)?;
             }
             p += 1;
@@ -50,8 +51,8 @@ pub fn matches_within(pattern: &[u8], text: &[u8], left: &mut usize) -> Option<b
     }
 }
 
-/// Returns whether the pattern's first element matches `c`, and the length of that element, or
-/// `None` at the end of the pattern. `pattern` does not start with `*`.
+/// Returns whether the first element of the pattern matches `c`, and the length of that element,
+/// or `None` at the end of the pattern. `pattern` must not start with `*`.
 fn one(pattern: &[u8], c: u8) -> Option<(bool, usize)> {
     Some(match *pattern.first()? {
         b'?' => (true, 1),
@@ -61,8 +62,8 @@ fn one(pattern: &[u8], c: u8) -> Option<(bool, usize)> {
     })
 }
 
-/// Matches the `[…]` at the start of `pattern` against `c`, and returns its length as well. A class
-/// that is not closed ends with the pattern, as in Redis.
+/// Matches the `[…]` at the start of `pattern` against `c`, and also returns its length. As in
+/// Redis, a class that is not closed ends with the pattern.
 fn class(pattern: &[u8], c: u8) -> (bool, usize) {
     let mut i = 1;
     let negated = pattern.get(i) == Some(&b'^');
@@ -92,8 +93,8 @@ fn class(pattern: &[u8], c: u8) -> (bool, usize) {
     (found != negated, i)
 }
 
-/// Returns the bytes that every match of `pattern` starts with, and whether the pattern consists of
-/// only them and a final `*`.
+/// Returns the bytes with which every match of `pattern` starts, and whether the pattern consists
+/// only of these bytes and a final `*`.
 pub fn literal_prefix(pattern: &[u8]) -> (Vec<u8>, bool) {
     let mut prefix = Vec::new();
     let mut rest = pattern;
@@ -114,7 +115,8 @@ pub fn literal_prefix(pattern: &[u8]) -> (Vec<u8>, bool) {
     }
 }
 
-/// Returns the first key after all keys that start with `prefix`; empty (no end) if there is none.
+/// Returns the first key after all keys that start with `prefix`, or an empty key (no end) if
+/// there is none.
 pub fn prefix_end(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {

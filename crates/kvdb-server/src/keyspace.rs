@@ -1,9 +1,10 @@
 //! Layout of the data that belongs to the keys of a dictionary: deadlines, and the values that are
 //! not strings.
 //!
-//! A string is a tuple of the dictionary itself, whose value is the bytes that the client sent, so
-//! that every other interface can read it. Everything else is in the dictionary's *types
-//! dictionary*, `:types:NAME`, which the first command that needs it creates. A batch changes both
+//! A string is a tuple of the dictionary itself, whose value is the bytes that the client sent,
+//! so that every other interface can read it. Everything else is in the dictionary's *types
+//! dictionary*, `:types:NAME`, which the first command that needs it creates. A batch changes
+//! both dictionaries atomically.
 //! at once.
 //!
 //! ```text
@@ -20,20 +21,22 @@
 //! p ‖ id ‖ number                a page of a long string
 //! ```
 //!
-//! The name of a field or member that is longer than a key may be is in the value, and a part of
-//! the same length for all such names is in its place in each of these keys (`names`).
+//! A field or member whose name is longer than a key can be has its name in the value. In each of
+//! these keys the place of the name then has a part whose length is the same for all such names
+//! (`names`).
 //!
 //! A string without a deadline has no head. A collection is identified by an id, so that a rename
-//! moves only its head, and a deletion is one range tombstone. Its length is changed by commutative
-//! updates, and a collection without elements does not exist: of two concurrent transactions each
-//! may remove an element without a conflict, though together they remove the last two.
+//! moves only its head, and a deletion is one range tombstone. Its length is changed by
+//! commutative updates, and a collection without elements does not exist. Each of two concurrent
+//! transactions may therefore remove an element without a conflict, even if they remove the last
+//! two elements together.
 //!
-//! A string that is too long for one tuple is kept in pages under an id, and has no tuple of its
-//! own. Its head holds its length, and a mark that every change draws at random. So two
-//! transactions that change the same long string conflict, as they do for a short one, and any two
-//! different states of a string have different heads, even if one of them goes back to an earlier
-//! state or both continue from it. A page that is missing or short reads as zeros, up to the length
-//! of the string. `docs/format.md` describes the bytes.
+//! A string that is too long for one tuple is kept in pages under an id, and does not have a
+//! tuple. Its head holds its length, and a mark that every change draws at random. So two
+//! transactions that change the same long string conflict, like two that change the same short
+//! string. Any two different states of a string have different heads, even if one of them goes
+//! back to an earlier state or both continue from it. A page that is missing or short reads as
+//! zeros, up to the length of the string. `docs/format.md` describes the bytes.
 
 use bytes::Bytes;
 use kvdb::DictionaryId;
@@ -45,16 +48,16 @@ use crate::names::in_key;
 /// Prefix of the names of types dictionaries. Users cannot choose such names.
 pub const TYPES_PREFIX: &str = ":types:";
 
-/// The name of the types dictionary of a dictionary.
+/// Returns the name of the types dictionary of a dictionary.
 pub fn types_name(dictionary: &str) -> String {
     format!("{TYPES_PREFIX}{dictionary}")
 }
 
-/// A dictionary of the user, with its types dictionary.
+/// A dictionary of the user, and its types dictionary.
 #[derive(Clone, Copy, Debug)]
 pub struct Keyspace {
     pub strings: DictionaryId,
-    /// `None` as long as no command has needed it.
+    /// The types dictionary, or `None` until a command needs it.
     pub types: Option<DictionaryId>,
 }
 
@@ -99,17 +102,17 @@ impl Kind {
     }
 }
 
-/// The head of a key, as it is stored.
+/// The stored head of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
     pub kind: Kind,
-    /// In milliseconds since 1970.
+    /// The deadline, in milliseconds since 1970.
     pub deadline: Option<u64>,
     /// The id of a collection, or of the pages.
     pub id: u64,
-    /// The length of a string in pages, bytes.
+    /// The length of a string in pages, in bytes.
     pub len: u64,
-    /// For a string in pages: a random number that every change draws again.
+    /// The mark of a string in pages, which is a random number that every change draws again.
     pub mark: u64,
     /// Set for a list that stores the bounds of its elements' numbers. See [`bound_key`].
     pub bounded: bool,
@@ -119,15 +122,19 @@ pub struct Head {
     pub long: bool,
 }
 
-/// Versions of the encoding of a head: 1 in general, 2 for a string in pages, 3 for a list with
-/// bounds, 4 for a hash whose fields may have deadlines, 5 for a collection that may have long
-/// names, 6 for a hash of both. An older program that does not know bounds, deadlines of fields or
-/// long names would neither heed nor update them, so it must not recognize the collection.
+/// The version of the encoding of a head in general. The other versions exist because an older
+/// program that does not know bounds, deadlines of fields or long names would neither heed nor
+/// update them, so it must not recognize the collection.
 const VERSION: u8 = 1;
+/// The version of the head of a string in pages.
 const VERSION_OF_PAGES: u8 = 2;
+/// The version of the head of a list with bounds.
 const VERSION_OF_BOUNDED: u8 = 3;
+/// The version of the head of a hash whose fields may have deadlines.
 const VERSION_OF_EXPIRING: u8 = 4;
+/// The version of the head of a collection that may have long names.
 const VERSION_OF_LONG: u8 = 5;
+/// The version of the head of a hash that may have both deadlines of fields and long names.
 const VERSION_OF_LONG_AND_EXPIRING: u8 = 6;
 
 impl Head {
@@ -188,7 +195,7 @@ impl Head {
             head.id = number(10)?;
         }
         if kind == Kind::Pages {
-            // A client can address each bit by a signed number.
+            // A client addresses each bit by a signed number.
             head.len = number(18).filter(|len| *len <= i64::MAX as u64 / 8)?;
             head.mark = number(26)?;
         }
@@ -197,7 +204,8 @@ impl Head {
     pub fn is_expired(&self, now: u64) -> bool {
         self.deadline.is_some_and(|deadline| is_past(deadline, now))
     }
-    /// Returns the range `[start, end)` of the tuples under its id: elements, or pages.
+    /// Returns the range `[start, end)` of the tuples under the id of this head: elements, or
+    /// pages.
     pub fn beneath(&self) -> Option<(Vec<u8>, Vec<u8>)> {
         match self.kind {
             Kind::String => None,
@@ -212,7 +220,7 @@ pub fn head_key(key: &[u8]) -> Vec<u8> {
 }
 
 /// Returns whether a deadline has passed. Both times are whole milliseconds, rounded down, so the
-/// key still exists within the millisecond of its deadline: otherwise it would vanish up to a
+/// key still exists within the millisecond of its deadline. Otherwise it would vanish up to a
 /// millisecond early.
 pub fn is_past(deadline: u64, now: u64) -> bool {
     deadline < now
@@ -222,13 +230,13 @@ pub fn deadline_key(deadline: u64, key: &[u8]) -> Vec<u8> {
     [b"t".as_slice(), &deadline.to_be_bytes(), key].concat()
 }
 
-/// Returns the deadline and the key that a tuple of the deadline index names.
+/// Returns the deadline and the key in a tuple of the deadline index.
 pub fn parse_deadline_key(tuple: &[u8]) -> Option<(u64, &[u8])> {
     let (deadline, key) = tuple.strip_prefix(b"t")?.split_first_chunk()?;
     Some((u64::from_be_bytes(*deadline), key))
 }
 
-/// Returns the user's key that a tuple contains: the tuple of a head or of a deadline.
+/// Returns the user's key in the tuple of a head or of a deadline.
 pub fn key_in_tuple(tuple: &Bytes) -> Option<Bytes> {
     let key = tuple.strip_prefix(b"k").or_else(|| Some(parse_deadline_key(tuple)?.1))?;
     Some(tuple.slice_ref(key))
@@ -243,66 +251,66 @@ fn element(id: u64, part: u8, rest: &[&[u8]]) -> Vec<u8> {
     out
 }
 
-/// Bytes in front of an element's name.
+/// Number of bytes before an element's name in its key.
 pub const ELEMENT: usize = 10;
 
 pub fn count_key(id: u64) -> Vec<u8> {
     element(id, 0, &[])
 }
 
-/// Returns the tuple key of an element, by the part of its key that stands for its name. For a list
-/// and a stream that is always the name.
+/// Returns the tuple key of an element, from the part of its key that represents its name. For a
+/// list and a stream this part is always the name.
 pub fn element_key(id: u64, part: &[u8]) -> Vec<u8> {
     element(id, 1, &[part])
 }
 
-/// Returns the tuple key of a field or a member, by its name, which may be long.
+/// Returns the tuple key of a field or a member, from its name, which may be long.
 pub fn member_key(id: u64, name: &[u8]) -> Vec<u8> {
     element_key(id, &in_key(name))
 }
 
-/// Returns the tuple key of a member in the order of scores, by its name, which may be long.
+/// Returns the tuple key of a member in the order of scores, from its name, which may be long.
 pub fn order_key(id: u64, score: f64, member: &[u8]) -> Vec<u8> {
     element(id, 2, &[&sortable(score), &in_key(member)])
 }
 
-/// Returns the range `[start, end)` of all elements by name.
+/// Returns the range `[start, end)` of all elements in the order of their names.
 pub fn elements(id: u64) -> (Vec<u8>, Vec<u8>) {
     (element(id, 1, &[]), element(id, 2, &[]))
 }
 
-/// Returns the range `[start, end)` of all members by score.
+/// Returns the range `[start, end)` of all members in the order of their scores.
 pub fn ordered(id: u64) -> (Vec<u8>, Vec<u8>) {
     (element(id, 2, &[]), element(id, 3, &[]))
 }
 
 /// Returns the tuple key of the back reference from a collection to its key. A collection that an
-/// older program created or renamed has no back reference, or a stale one: its head decides.
+/// older program created or renamed has no back reference, or a stale one, so its head is
+/// authoritative.
 pub fn owner_key(id: u64) -> Vec<u8> {
     element(id, 3, &[])
 }
 
-/// Returns the tuple key of a list's lower bound, below which no element is numbered, or of its
-/// upper bound.
+/// Returns the tuple key of the lower or the upper bound of a list. No element has a number below
+/// the lower bound or above the upper bound.
 pub fn bound_key(id: u64, right: bool) -> Vec<u8> {
     element(id, 4, &[&[u8::from(right)]])
 }
 
-/// Returns the tuple key of the deadline of a field, by the part of its key that stands for its
-/// name. Without the field itself it is left over from a change that did not know of it, and has no
-/// meaning.
+/// Returns the tuple key of the deadline of a field, from the part of its key that represents its
+/// name. A deadline without the field was left over by an older program, and has no meaning.
 pub fn field_deadline_key(id: u64, part: &[u8]) -> Vec<u8> {
     element(id, 5, &[part])
 }
 
-/// Returns the tuple key of a field in the order of deadlines, by the part of its key that stands
-/// for its name. It counts only if the deadline of the field is this one.
+/// Returns the tuple key of a field in the order of deadlines, from the part of its key that
+/// represents its name. The tuple is valid only if the deadline of the field is `deadline`.
 pub fn field_order_key(id: u64, deadline: u64, part: &[u8]) -> Vec<u8> {
     element(id, 6, &[&deadline.to_be_bytes(), part])
 }
 
-/// Returns the range `[start, end)` of the fields in the order of deadlines, up to the last one
-/// that has passed at `now`.
+/// Returns the range `[start, end)` of the fields in the order of deadlines whose deadlines have
+/// passed at `now`.
 pub fn due_fields(id: u64, now: u64) -> (Vec<u8>, Vec<u8>) {
     // A deadline has passed when it is before the present millisecond. See `is_past`.
     (element(id, 6, &[]), element(id, 6, &[&now.to_be_bytes()]))
@@ -313,13 +321,15 @@ pub fn fields_from(id: u64, from: u64) -> (Vec<u8>, Vec<u8>) {
     (element(id, 6, &[&from.to_be_bytes()]), element(id, 7, &[]))
 }
 
-/// Returns the deadline that a tuple of that order has, and the part that stands for the field.
+/// Returns the deadline in a tuple of the order of deadlines, and the part that represents the
+/// field.
 pub fn parse_field_order(tuple: &[u8]) -> Option<(u64, &[u8])> {
     let (deadline, name) = tuple.get(ELEMENT..)?.split_first_chunk()?;
     Some((u64::from_be_bytes(*deadline), name))
 }
 
-/// Turns the tuple key of a field, or a bound of a range of fields, into that of its deadline.
+/// Converts the tuple key of a field, or a bound of a range of fields, to the tuple key of its
+/// deadline.
 pub fn deadline_of_element(tuple: &[u8]) -> Vec<u8> {
     let mut tuple = tuple.to_vec();
     if let Some(part) = tuple.get_mut(ELEMENT - 1) {
@@ -328,8 +338,8 @@ pub fn deadline_of_element(tuple: &[u8]) -> Vec<u8> {
     tuple
 }
 
-/// Parses the tuple key of a collection: its id, the part, and the rest, which stands for the name
-/// of an element in part 1.
+/// Parses the tuple key of a collection into its id, the number of the part, and the rest. In
+/// part 1 the rest represents the name of an element.
 pub fn parse_element(tuple: &[u8]) -> Option<(u64, u8, &[u8])> {
     let (id, rest) = tuple.strip_prefix(b"e")?.split_first_chunk()?;
     let (part, name) = rest.split_first()?;
@@ -341,7 +351,7 @@ pub fn whole(id: u64) -> (Vec<u8>, Vec<u8>) {
     (element(id, 0, &[]), element(id, u8::MAX, &[]))
 }
 
-/// Bytes of a page of a long string.
+/// Size of a page of a long string, in bytes.
 pub const PAGE: usize = 4096;
 
 /// Returns the tuple key of a page.
@@ -355,8 +365,8 @@ pub fn page_number(key: &[u8]) -> Option<u64> {
     number.try_into().ok().map(u64::from_be_bytes)
 }
 
-/// Encodes a number as bytes of the same order. NaN does not occur, and both zeros are encoded as
-/// one.
+/// Encodes a number as bytes that have the same order. NaN does not occur, and both zeros have
+/// the same encoding.
 pub fn sortable(score: f64) -> [u8; 8] {
     let bits = (score + 0.0).to_bits();
     let bits = if bits >> 63 == 1 { !bits } else { bits ^ (1 << 63) };
@@ -377,11 +387,11 @@ pub const WRONGTYPE: Failure = Failure::Coded(
 /// The current state of a key.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Live {
-    /// `None` if the key does not exist, or has expired.
+    /// The type of the value, or `None` if the key does not exist or has expired.
     pub kind: Option<Kind>,
     /// The stored head, even if the key has expired.
     pub head: Option<Head>,
-    /// Elements of a collection; bytes of a string in pages.
+    /// The number of elements of a collection, or of bytes of a string in pages.
     pub count: i64,
 }
 
@@ -397,8 +407,8 @@ impl Live {
     pub fn pages(&self) -> Option<Head> {
         self.kind.filter(|kind| *kind == Kind::Pages).and(self.head)
     }
-    /// Returns the id of the collection of this kind, or `None` if the key does not exist. Returns
-    /// an error if the key is of another kind.
+    /// Returns the id of the collection of this kind, or `None` if the key does not exist.
+    /// Returns an error if the key has a value of another kind.
     pub fn collection(&self, kind: Kind) -> Result<Option<u64>, Failure> {
         match (self.kind, self.head) {
             (None, _) => Ok(None),

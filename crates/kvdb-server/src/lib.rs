@@ -17,20 +17,20 @@
 //! # }
 //! ```
 //!
-//! The server listens on a Unix socket (mode 0600), and with a password on TCP, with TLS if it has
-//! a certificate. It speaks RESP2, RESP3 and inline commands, with pipelining. It has all of Redis'
-//! types, with expiry, and commands on ranges of keys that Redis does not have (`RANGE`,
+//! The server listens on a Unix socket (mode 0600), and with a password on TCP, with TLS if it
+//! has a certificate. It speaks RESP2, RESP3 and inline commands, with pipelining. It has all
+//! types of Redis, with expiry, and commands on ranges of keys that Redis does not have (`RANGE`,
 //! `DELRANGE`). `SELECT n` or `USE name` choose a dictionary; the dictionaries of the file system
 //! cannot be reached. Writes are on disk within the store's flush interval, or before the reply
 //! with `DURABLE yes`; `SYNC` makes everything acknowledged so far durable.
 //!
-//! `TXN` begins, joins and ends transactions of the store; `MULTI` and `WATCH` are Redis' own.
+//! `TXN` begins, joins and ends transactions of the store; `MULTI` and `WATCH` work as in Redis.
 //!
-//! The modules, in the order in which a request passes them: `socket` and `server` accept, `tls`
-//! relays encrypted connections, `event_loop` waits for bytes of a `stream` and serves connections
-//! in turns, `conversation` holds a client's buffer, `request` finds the commands in it, `commands`
-//! admits and runs them in a `session`, `output` collects the replies, and a `backlog` holds those
-//! that the client has not taken yet.
+//! A request passes through the modules in this order: `socket` and `server` accept connections,
+//! `tls` relays encrypted ones, `event_loop` waits for bytes of a `stream` and serves connections
+//! in turns, `conversation` holds the buffer of a client, `request` finds the commands in it,
+//! `commands` admits and runs them in a `session`, `output` collects the replies, and a `backlog`
+//! holds the replies that the client has not taken yet.
 
 #![warn(missing_docs)]
 

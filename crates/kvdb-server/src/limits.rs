@@ -1,86 +1,94 @@
-//! The bounds on what one client may ask for. Whatever bytes arrive, a connection never holds more
-//! than these allow.
+//! The limits on the resources that one client may request. Whatever bytes arrive, a connection
+//! never holds more than these limits allow.
 
 use std::time::Duration;
 
-/// Limits of the server; each has an error of its own that the client sees.
+/// Limits of the server. A client that exceeds one of them receives an error that is specific to
+/// the limit.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Open connections, reduced if the process cannot have enough descriptors. A further
-    /// connection gets an error and is closed. `CONFIG SET maxclients` changes the limit.
+    /// The number of open connections, which is reduced if the process cannot have enough
+    /// descriptors. A further connection receives an error and is closed. `CONFIG SET maxclients`
+    /// changes the limit.
     pub connections: usize,
-    /// Arguments of one command, its name included.
+    /// The number of arguments of one command, including its name.
     pub arguments: usize,
-    /// Bytes of one argument.
+    /// The number of bytes of one argument.
     pub argument: usize,
-    /// Bytes of any string that `APPEND` or `SETRANGE` may build.
+    /// The number of bytes of any string that `APPEND` or `SETRANGE` may build.
     pub value: u64,
-    /// Bytes up to which a string is one tuple; longer ones are kept in pages.
+    /// The largest number of bytes of a string that is one tuple. Longer strings are kept in
+    /// pages.
     pub tuple: usize,
-    /// Bytes of one string in a reply.
+    /// The number of bytes of one string in a reply.
     pub bulk: u64,
-    /// Bytes of a key.
+    /// The number of bytes of a key.
     pub key: usize,
-    /// Bytes of a field, or of a member of a set or a sorted set.
+    /// The number of bytes of a field, or of a member of a set or a sorted set.
     pub element: usize,
-    /// Size of a collection up to which a rank is found by counting elements in order.
+    /// The largest size of a collection in which a rank is found by counting elements in order.
     pub walked: i64,
-    /// Bytes of one whole command.
+    /// The number of bytes of one whole command.
     pub request: usize,
-    /// Bytes that the incomplete requests of all connections together may take in addition to 64
-    /// KiB each.
+    /// The number of bytes that the incomplete requests of all connections together may take in
+    /// addition to 64 KiB each.
     pub requests: usize,
-    /// Bytes of replies that must be complete before they are sent (those of `EXEC`, lists of
-    /// changes), for all connections together.
+    /// The number of bytes of replies that must be complete before they are sent (replies of
+    /// `EXEC`, lists of changes), for all connections together.
     pub whole_replies: usize,
-    /// Replies are sent on as soon as this many bytes are ready, so that a long one is never held
-    /// in memory as a whole.
+    /// The number of bytes at which a reply is sent, so that a long reply is never held in memory
+    /// as a whole.
     pub reply: usize,
-    /// A client is disconnected if replies wait for it and it neither takes nor sends anything for
-    /// this long.
+    /// The time after which a client is disconnected if replies wait for it and it neither takes
+    /// nor sends anything.
     pub write_timeout: Duration,
-    /// Bytes of replies that wait for one client while its next commands are run.
+    /// The number of bytes of replies that wait for one client while its next commands run.
     pub unsent: usize,
-    /// The same for all connections together, without the first 16 KiB of each.
+    /// The number of bytes of waiting replies for all connections together, without the first 16
+    /// KiB of each.
     pub all_unsent: usize,
-    /// Bytes of requests of one client that are read while it does not take its replies.
+    /// The number of bytes of requests of one client that are read while it does not take its
+    /// replies.
     pub ahead: usize,
-    /// The same for all connections together, without the first 16 KiB of each.
+    /// The number of bytes of requests read ahead for all connections together, without the first
+    /// 16 KiB of each.
     pub all_ahead: usize,
-    /// A client that sends more than `ahead` and takes none of its replies for this long would wait
-    /// forever: it is disconnected.
+    /// The time after which a client is disconnected if it sends more than `ahead` and takes none
+    /// of its replies. It would otherwise wait forever.
     pub stall: Duration,
-    /// `WATCH` commands in force, for all connections together.
+    /// The number of `WATCH` commands in force, for all connections together.
     pub watches: usize,
-    /// A `WATCH` without an `EXEC` for longer than this counts as broken, since the store has to
+    /// The time without an `EXEC` after which a `WATCH` counts as broken, because the store must
     /// remember all changes for it.
     pub watch_time: Duration,
-    /// Number of live `SCAN` cursors; the least recently used one is evicted.
+    /// The number of live `SCAN` cursors. If there are more, the least recently used one is
+    /// evicted.
     pub cursors: usize,
-    /// Bytes of all cursors together.
+    /// The number of bytes of all cursors together.
     pub cursor_bytes: usize,
-    /// Bytes of the keys of recent commits that are kept for `CHANGES`, once a client has asked for
-    /// it.
+    /// The number of bytes of the keys of recent commits that are kept for `CHANGES`, once a
+    /// client has used it.
     pub feed: usize,
-    /// Bytes of messages that wait for one subscriber; a slower subscriber is disconnected.
+    /// The number of bytes of messages that wait for one subscriber. A slower subscriber is
+    /// disconnected.
     pub mailbox: usize,
-    /// Bytes of the names that all connections have subscribed to.
+    /// The number of bytes of the names to which all connections have subscribed.
     pub subscriptions: usize,
-    /// Bytes of the keys that clients track because they have read them.
+    /// The number of bytes of the keys that clients track because they have read them.
     pub tracked: usize,
-    /// Bytes of messages and events that one transaction keeps until it commits.
+    /// The number of bytes of messages and events that one transaction keeps until it commits.
     pub effects: usize,
-    /// Number of keys of a deleted range up to which each key has its own event; beyond that, one
-    /// event stands for the range.
+    /// The largest number of keys in a deleted range for which each key has its own event. If
+    /// there are more, one event represents the range.
     pub events: usize,
-    /// Bytes of a savepoint's name.
+    /// The number of bytes of a savepoint's name.
     pub name: usize,
-    /// Scripts that run concurrently, each in a process; the next one waits.
+    /// The number of scripts that run concurrently, each in a process. Further scripts wait.
     pub scripts: usize,
-    /// A script that runs longer is killed, and all its changes are discarded. The limit can be
-    /// changed by `CONFIG SET lua-time-limit`.
+    /// The time after which a running script is killed and all its changes are discarded. The
+    /// limit can be changed by `CONFIG SET lua-time-limit`.
     pub script_time: Duration,
-    /// Bytes of the script texts that `EVALSHA` can find.
+    /// The number of bytes of the script texts that `EVALSHA` can find.
     pub script_texts: usize,
 }
 

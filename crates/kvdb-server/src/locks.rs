@@ -1,9 +1,10 @@
-//! Striped locks that make read-modify-write commands atomic against every other writer of the
-//! server.
+//! Striped locks that make read-modify-write commands atomic with respect to every other writer
+//! of the server.
 //!
-//! The lock of a key is one of a fixed number of stripes. A command that needs several takes them
-//! in ascending order, so there is no deadlock; a command that deletes a range takes all. No lock
-//! is held while a thread writes to a client, or waits for a sync or a transaction.
+//! The lock of a key is one of a fixed number of stripes. A command that needs several stripes
+//! takes them in ascending order, so there is no deadlock; a command that deletes a range takes
+//! all of them. No lock is held while a thread writes to a client, or waits for a sync or a
+//! transaction.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -14,24 +15,27 @@ use kvdb::DictionaryId;
 
 use crate::failure::Failure;
 
-/// Longest time that a command waits for serializable transactions that hold locks on the keys it
-/// is going to change, and the shortest and longest pause between two attempts.
+/// Longest time that a command waits for serializable transactions that hold locks on the keys that
+/// the command is about to change.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
+/// The first and shortest pause between two attempts.
 const FIRST_PAUSE: Duration = Duration::from_micros(500);
+/// The longest pause between two attempts.
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
 const STRIPES: usize = 256;
 
 pub struct KeyLocks {
     stripes: Box<[Mutex<()>]>,
-    /// Seeded at random, so that no client can aim its keys at one stripe.
+    /// The hash function. It is seeded at random, so that no client can choose keys that share
+    /// one stripe.
     hash: RandomState,
 }
 
-/// Stripes, held until this is dropped.
+/// Locked stripes, which are released when this value is dropped.
 #[must_use]
 pub enum Held<'a> {
-    /// The caller holds the locks.
+    /// The caller already holds the locks.
     Already,
     One(#[allow(dead_code, reason = "held, not read")] MutexGuard<'a, ()>),
     Many(Vec<MutexGuard<'a, ()>>),
@@ -65,7 +69,7 @@ impl KeyLocks {
     }
     /// Takes the locks of keys of several dictionaries.
     pub fn places<'k>(&self, places: impl Iterator<Item = (DictionaryId, &'k [u8])>) -> Held<'_> {
-        // A bit for each stripe: most commands want one or two of them.
+        // Each stripe has a bit, because most commands need only one or two stripes.
         let mut wanted = [0u64; STRIPES / 64];
         for (dict, key) in places {
             let stripe = self.stripe(dict, key);
@@ -86,10 +90,10 @@ impl KeyLocks {
     }
 }
 
-/// Runs `work`, which locks keys and commits under these locks, and retries it as long as a
-/// serializable transaction holds a lock on something that it is going to change. The locks are
-/// released before each pause: other commands want them, and one of these may be the one that the
-/// transaction needs before it can end.
+/// Runs `work`, which locks keys and commits under these locks, and retries it while a
+/// serializable transaction holds a lock on data that `work` is about to change. The locks are
+/// released before each pause, because other commands need them. The transaction may be unable to
+/// end before one of these commands has run.
 pub fn keeping_clear<T>(
     stopping: &AtomicBool,
     mut work: impl FnMut() -> Result<T, Failure>,
@@ -103,7 +107,7 @@ pub fn keeping_clear<T>(
                 waited += pause;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
-            // The store was called without a wait, so its message says that it has waited 0ns.
+            // The store was called without a wait, so its message says that the wait took 0ns.
             Err(Failure::Locked(why)) => {
                 let waited = format!("{LONGEST_WAIT:?}");
                 return Err(Failure::Locked(why.replace("0ns", &waited)));

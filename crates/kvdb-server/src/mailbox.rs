@@ -17,18 +17,19 @@ pub enum Via {
     Pattern(Bytes),
     /// The channel of a shard.
     Shard,
-    /// No channel: the connection has kept the key in the payload, which was changed.
+    /// No channel. The connection has cached the key in the payload, and the key was changed.
     Invalidated,
-    /// No channel: everything that the connection has kept may have been changed.
+    /// No channel. Every key that the connection has cached may have been changed.
     AllInvalidated,
-    /// No channel: the connection of this number, which was to be notified of such changes instead,
+    /// No channel. The connection with this number, to which such notifications were redirected,
     /// has ended.
     RedirectionBroken(u64),
-    /// No channel: the connection is shown all commands, and the payload is the line of one.
+    /// No channel. The connection monitors all commands, and the payload is the line of one
+    /// command.
     Monitor,
 }
 
-/// A message on its way to one subscriber.
+/// A message for one subscriber.
 #[derive(Clone, Debug)]
 pub struct Delivery {
     pub via: Via,
@@ -47,13 +48,13 @@ impl Delivery {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Put {
     Waits,
-    /// This is the only message, so the connection must be woken.
+    /// The mailbox was empty before, so the connection must be woken.
     First,
-    /// There was no room. The mailbox was emptied, and accepts nothing any more.
+    /// There was no room. The mailbox was emptied, and does not accept messages any more.
     Overrun,
 }
 
-/// The mailbox of a connection, in the order of arrival.
+/// The mailbox of a connection. Messages are in the order of their arrival.
 #[derive(Default)]
 pub struct Mailbox(Mutex<Waiting>);
 
@@ -65,7 +66,7 @@ struct Waiting {
 }
 
 impl Mailbox {
-    /// Adds a message if the mailbox holds at most `most` bytes with it.
+    /// Adds a message if the mailbox then holds at most `most` bytes.
     pub fn put(&self, delivery: Delivery, most: usize) -> Put {
         let mut waiting = self.0.lock();
         if waiting.overrun || waiting.bytes + delivery.size() > most {
@@ -85,7 +86,7 @@ impl Mailbox {
         Some(delivery)
     }
 
-    /// Returns the number of messages that wait, and their bytes.
+    /// Returns the number of messages that wait, and the number of their bytes.
     pub fn waiting(&self) -> (usize, usize) {
         let waiting = self.0.lock();
         (waiting.deliveries.len(), waiting.bytes)

@@ -1,4 +1,5 @@
-//! Memory that clients take together. The counters are here, and [`Limits`] has their limits.
+//! Memory that is charged to all clients together. The counters are here, and [`Limits`] has
+//! their limits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -6,13 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use crate::limits::Limits;
 use crate::output::Budget;
 
-/// Memory that the clients of a server take together.
+/// The memory that the clients of a server use together.
 pub struct Memory {
-    /// Bytes of large incoming requests, of commands between `MULTI` and `EXEC`, and of watched
-    /// keys.
+    /// The number of bytes of large incoming requests, of commands between `MULTI` and `EXEC`,
+    /// and of watched keys.
     requests: AtomicUsize,
     most_requests: usize,
-    /// `WATCH` commands that are in force.
+    /// The number of `WATCH` commands that are in force.
     watches: AtomicUsize,
     most_watches: usize,
     whole_replies: Arc<Budget>,
@@ -33,7 +34,7 @@ impl Memory {
         }
     }
 
-    /// Takes memory for requests. Returns `false`, and takes none, if there is too little.
+    /// Charges memory for requests. Returns `false`, and charges none, if there is too little.
     #[must_use]
     pub fn take_for_requests(&self, bytes: usize) -> bool {
         let fits = self.requests.fetch_add(bytes, Relaxed) + bytes <= self.most_requests;
@@ -42,17 +43,17 @@ impl Memory {
         }
         fits
     }
-    /// Gives back memory that was taken for requests.
+    /// Releases memory that was charged for requests.
     pub fn give_back(&self, bytes: usize) {
         self.requests.fetch_sub(bytes, Relaxed);
     }
-    /// Returns the bytes that requests take.
+    /// Returns the number of bytes that requests use.
     #[cfg(test)]
     pub fn of_requests(&self) -> usize {
         self.requests.load(Relaxed)
     }
 
-    /// Counts a `WATCH`. Returns the limit, and counts none, if as many are in force.
+    /// Counts a `WATCH`. Returns the limit, and counts none, if the limit has been reached.
     pub fn begin_watch(&self) -> Result<(), usize> {
         if self.watches.fetch_add(1, Relaxed) < self.most_watches {
             return Ok(());

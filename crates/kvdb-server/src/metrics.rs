@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Number of error codes that are counted separately, and the longest code, characters.
+/// Limit on the number of error codes that are counted separately.
 const MOST_CODES: usize = 128;
+/// Longest error code, in characters.
 const MOST_CODE: usize = 64;
 
 #[derive(Default)]
@@ -20,7 +21,7 @@ pub struct CommandCounters {
 }
 
 pub struct Metrics {
-    /// 40 hexadecimal digits that no other start of a server has.
+    /// Forty hexadecimal digits that identify this start of the server.
     pub run_id: String,
     pub started: Instant,
     pub connected: AtomicU64,
@@ -31,18 +32,19 @@ pub struct Metrics {
     pub protocol_errors: AtomicU64,
     pub bytes_in: AtomicU64,
     pub bytes_out: AtomicU64,
-    /// Keys that were removed because their deadline had passed.
+    /// The number of keys that were removed because their deadline had passed.
     pub expired: AtomicU64,
-    /// Events that were not sent, because a transaction had too many (`Limits::effects`).
+    /// The number of events that were not sent because a transaction had too many
+    /// (`Limits::effects`).
     pub effects_dropped: AtomicU64,
-    /// Error replies by their codes.
+    /// The number of error replies of each code.
     errors: Mutex<BTreeMap<String, u64>>,
-    /// Each command's name and its counters, in the order of the table of commands.
+    /// The name of each command and its counters, in the order of the table of commands.
     by_command: Box<[(&'static str, CommandCounters)]>,
 }
 
 impl Metrics {
-    /// Makes counters of zero, with one set for each command name.
+    /// Makes counters of zero, with one set of counters for each command name.
     pub fn new(commands: impl Iterator<Item = &'static str>) -> Self {
         let random = RandomState::new();
         let digits: String = (0u8..3).map(|i| format!("{:016x}", random.hash_one(i))).collect();
@@ -75,8 +77,8 @@ impl Metrics {
         }
     }
 
-    /// Counts an error reply by its code, the first word. Scripts can invent codes, so their number
-    /// is limited.
+    /// Counts an error reply by its code, which is the first word. Scripts can invent codes, so
+    /// the number of codes is limited.
     pub fn count_error(&self, text: &str) {
         let word = text.split(' ').next().unwrap_or_default();
         let code: String = word.chars().filter(char::is_ascii_graphic).take(MOST_CODE).collect();
@@ -112,7 +114,7 @@ impl Metrics {
         }
     }
 
-    /// Returns (name, calls, failed, microseconds) of each command that was called.
+    /// Returns the name, calls, failures and microseconds of each command that was called.
     pub fn called(&self) -> impl Iterator<Item = (&'static str, u64, u64, u64)> {
         self.by_command.iter().filter_map(|(name, c)| {
             let calls = c.calls.load(Relaxed);

@@ -1,4 +1,4 @@
-//! The connections that are shown all commands (`MONITOR`).
+//! The connections that monitor all commands (`MONITOR`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::mailbox::{Delivery, Via};
 
 pub struct Monitors {
     all: Mutex<BTreeMap<u64, Arc<Connection>>>,
-    /// Number of connections, so that a command takes no lock if there are none.
+    /// The number of connections, so that a command takes no lock if there are none.
     count: AtomicUsize,
     /// Limit on the bytes that wait for one connection.
     most_waiting: usize,
@@ -34,12 +34,13 @@ impl Monitors {
         self.count.store(all.len(), Relaxed);
     }
 
-    /// Returns whether any connection is shown commands. It costs one load, and is mostly `false`.
+    /// Returns whether any connection monitors commands. This costs one load, and is usually
+    /// `false`.
     pub fn are_there(&self) -> bool {
         self.count.load(Relaxed) > 0
     }
 
-    /// Shows a line to all of them.
+    /// Shows a line to all connections that monitor commands.
     pub fn show(&self, line: &Bytes) {
         for connection in self.all.lock().values() {
             let (channel, payload) = (Bytes::new(), line.clone());

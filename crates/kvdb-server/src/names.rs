@@ -1,14 +1,15 @@
-//! Names of fields and members as the store has them: a part of the key of a tuple, which has a
-//! limit, so that a longer name is kept in the value.
+//! The stored form of the names of fields and members. A name is a part of the key of a tuple.
+//! This part has a length limit, so a longer name is kept in the value.
 //!
-//! A name of up to [`LONGEST_IN_KEY`] bytes is itself the last part of the key. In the place of a
-//! longer one stand its first bytes, as many as that limit, and its SHA-256; the value is then the
-//! length of the name as u32, the name, and what the value would be otherwise. No short name is as
-//! long as such a part, so the length of the part shows which it is. The parts sort as the names
-//! do, except that names which agree in as many bytes as the limit sort by their hashes.
+//! A name of up to [`LONGEST_IN_KEY`] bytes is itself the last part of the key. A longer name is
+//! replaced in the key by its first [`LONGEST_IN_KEY`] bytes and its SHA-256. The value is then
+//! the length of the name as u32, the name, and the value that a short name would have. No short
+//! name is as long as the part of a long one, so the length of the part shows its form. The parts
+//! sort in the same order as the names, except that names that agree in the first
+//! [`LONGEST_IN_KEY`] bytes sort by their hashes.
 //!
-//! A lookup by a name compares the name that is stored, so two names of one hash are never taken
-//! for each other: the second one is refused.
+//! A lookup by a name compares the name that is stored, so two names with the same hash are never
+//! confused: the second one is refused.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -19,21 +20,21 @@ use sha2::{Digest, Sha256};
 use crate::failure::Failure;
 use crate::glob;
 
-/// The longest name that is stored in a key unchanged, in bytes. It must never change: it decides
-/// where the names of existing stores are.
+/// The longest name that is stored in a key unchanged, in bytes. It must never change, because it
+/// decides where the names in existing stores are.
 pub const LONGEST_IN_KEY: usize = 16 << 10;
 
-/// Bytes of a hash.
+/// Size of a hash, in bytes.
 pub const HASH: usize = 32;
 
-/// The length of the part of a key that stands for a long name.
+/// The length of the part of a key that represents a long name.
 const PART: usize = LONGEST_IN_KEY + HASH;
 
-/// The longest key that a name may be a part of has 18 bytes before it.
+/// The longest key that contains such a part has 18 bytes before the part.
 const _: () = assert!(PART + 18 <= kvdb::MAX_KEY);
 
-/// The longest field or member, bytes: it must fit into a value, together with its length and a
-/// score. A field shares the limit of values with its own value.
+/// The longest field or member, in bytes. It must fit into a value, together with its length and
+/// a score. The value of a field shares the limit of values with the name of the field.
 pub const LONGEST: usize = kvdb::MAX_VALUE - 64;
 
 /// Returns whether a name is too long to be a part of a key.
@@ -45,7 +46,7 @@ fn hash(name: &[u8]) -> [u8; HASH] {
     Sha256::digest(name).into()
 }
 
-/// Returns the part of a key that stands for a name.
+/// Returns the part of a key that represents a name.
 pub fn in_key(name: &[u8]) -> Cow<'_, [u8]> {
     match is_long(name) {
         false => Cow::Borrowed(name),
@@ -53,24 +54,24 @@ pub fn in_key(name: &[u8]) -> Cow<'_, [u8]> {
     }
 }
 
-/// Returns whether a part of a key stands for a long name. For the parts of lists and streams it
-/// returns `false`, too, as none of them has that length.
+/// Returns whether a part of a key represents a long name. It also returns `false` for the parts
+/// of lists and streams, because none of them has that length.
 pub fn is_long_in_key(part: &[u8]) -> bool {
     part.len() == PART
 }
 
-/// Returns the value to store for a name and its own value.
+/// Returns the value to store for a name and the value that belongs to it.
 pub fn stored(name: &[u8], value: Bytes) -> Bytes {
     if !is_long(name) {
         return value;
     }
-    // The limit of names is far below that of the number.
+    // The limit of names is far below the largest number.
     let len = u32::try_from(name.len()).unwrap_or(u32::MAX);
     [&len.to_be_bytes()[..], name, &value[..]].concat().into()
 }
 
-/// Returns the name and the own value of a tuple whose key has this part. The value of a short name
-/// is returned as it is.
+/// Returns the name and the value that belongs to it, for a tuple whose key has this part. The
+/// value of a short name is returned unchanged.
 pub fn split(part: &Bytes, value: Bytes) -> Result<(Bytes, Bytes), Failure> {
     match is_long_in_key(part) {
         false => Ok((part.clone(), value)),
@@ -78,7 +79,7 @@ pub fn split(part: &Bytes, value: Bytes) -> Result<(Bytes, Bytes), Failure> {
     }
 }
 
-/// Returns the name in a part of a key. The value is read only for a long name.
+/// Returns the name for a part of a key. The value is read only if the name is long.
 pub fn name(
     part: Bytes,
     value: impl FnOnce() -> Result<Bytes, kvdb::Error>,
@@ -89,7 +90,7 @@ pub fn name(
     }
 }
 
-/// Returns the own value of a name, which `found` was stored for.
+/// Returns the value that belongs to a name. `found` is the value that was stored for the name.
 pub fn value_of(name: &[u8], found: Bytes) -> Result<Bytes, Failure> {
     if !is_long(name) {
         return Ok(found);
@@ -101,7 +102,7 @@ pub fn value_of(name: &[u8], found: Bytes) -> Result<Bytes, Failure> {
     Ok(value)
 }
 
-/// The error for a name with the hash of another one.
+/// Returns the error for a name that has the same hash as another name.
 pub fn one_hash(name: &[u8]) -> Failure {
     Failure::request(format!(
         "a field or member of {} bytes has the SHA-256 of another one, so only one of them can be stored: change a byte at its end",
@@ -124,16 +125,15 @@ fn split_long(part: &[u8], value: &Bytes) -> Result<(Bytes, Bytes), Failure> {
     })
 }
 
-/// Bytes of a pattern that one command compares with names, with those that are compared again, in
-/// addition to [`EACH`] for each byte of a name.
+/// Limit on the bytes of patterns that one command compares with names, including repeated
+/// comparisons, in addition to [`EACH`] for each byte of a name.
 const COMPARED: usize = 1 << 27;
-/// Bytes of a pattern that are compared with one byte of a name. Few patterns take more than one;
-/// a class takes its length.
+/// Number of bytes of a pattern that may be compared for each byte of a name. Most patterns need
+/// only one; a class needs its length.
 const EACH: usize = 64;
 
-/// The work that one command may still do to compare names with patterns. Patterns may have
-/// megabytes, and so may names of elements: together they must not take the product of their
-/// lengths.
+/// The work that one command may still do to compare names with patterns. Patterns and names of
+/// elements may both have megabytes, so a comparison must not cost the product of their lengths.
 pub struct Compared {
     left: usize,
 }
@@ -157,7 +157,7 @@ impl Compared {
     }
 }
 
-/// Compares names in the order of their parts of keys.
+/// Compares names in the order of the parts that represent them in keys.
 pub fn order(a: &[u8], b: &[u8]) -> Ordering {
     match share_begin(a, b) {
         true => hash(a).cmp(&hash(b)),
@@ -165,8 +165,8 @@ pub fn order(a: &[u8], b: &[u8]) -> Ordering {
     }
 }
 
-/// Returns whether both names are long and agree in all bytes that are in their keys, so that their
-/// parts of keys may not be in the order of the names.
+/// Returns whether both names are long and agree in all bytes that are in their keys, so that the
+/// parts in the keys may not be in the order of the names.
 pub fn share_begin(a: &[u8], b: &[u8]) -> bool {
     is_long(a) && is_long(b) && a[..LONGEST_IN_KEY] == b[..LONGEST_IN_KEY]
 }

@@ -1,5 +1,5 @@
-//! Keyspace notifications: the events of keys that clients have asked for, in Redis' letters
-//! (`CONFIG SET notify-keyspace-events`).
+//! Keyspace notifications: the events of keys that clients have requested, by the letters of
+//! Redis (`CONFIG SET notify-keyspace-events`).
 
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 
@@ -10,9 +10,9 @@ use crate::glob;
 pub struct Classes(u16);
 
 impl Classes {
-    /// Publish on the channel of the key.
+    /// Events are published on the channel of the key.
     const BY_KEY: Classes = Classes(1);
-    /// Publish on the channel of the event.
+    /// Events are published on the channel of the event.
     const BY_EVENT: Classes = Classes(1 << 1);
     pub const GENERIC: Classes = Classes(1 << 2);
     pub const STRING: Classes = Classes(1 << 3);
@@ -22,7 +22,7 @@ impl Classes {
     pub const SORTED_SET: Classes = Classes(1 << 7);
     pub const EXPIRED: Classes = Classes(1 << 8);
     pub const STREAM: Classes = Classes(1 << 10);
-    /// A key was created.
+    /// The class of the event that a key was created.
     pub const NEW: Classes = Classes(1 << 12);
     /// Every class of events.
     pub const ANY: Classes = Classes(!0b11);
@@ -60,7 +60,7 @@ impl Classes {
         Some(Classes(all))
     }
 
-    /// Returns the setting that means this set.
+    /// Returns the setting that represents this set.
     pub fn shown(self) -> String {
         let mut text = String::new();
         let mut rest = self.0;
@@ -85,10 +85,10 @@ pub struct Event {
     pub name: &'static str,
 }
 
-/// The notifications of an event of all keys from `start` up to `end`; an empty `end` means up to
+/// The notifications of an event of all keys from `start` up to `end`. An empty `end` means up to
 /// the last key.
 pub struct OfRange {
-    /// The channels `[start, end)` of these keys; the name of the event is published on each of
+    /// The channels `[start, end)` of these keys. The name of the event is published on each of
     /// them.
     pub channels: Option<(Vec<u8>, Vec<u8>)>,
     /// The channel of the event, and the payload: the length of `start`, a space, `start`, a space,
@@ -96,7 +96,7 @@ pub struct OfRange {
     pub message: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-/// The classes of events that are wanted, for all dictionaries.
+/// The classes of events that clients want, for all dictionaries.
 #[derive(Default)]
 pub struct Notifications(AtomicU16);
 
@@ -107,7 +107,7 @@ impl Notifications {
     pub fn wanted(&self) -> Classes {
         Classes(self.0.load(Relaxed))
     }
-    /// Returns whether events of this class are published at all. It costs one load, and is mostly
+    /// Returns whether events of this class are published. This costs one load, and is usually
     /// `false`.
     pub fn are_on(&self, class: Classes) -> bool {
         let wanted = self.wanted();

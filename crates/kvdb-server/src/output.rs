@@ -1,10 +1,10 @@
-//! Replies on their way to the client; `encode` writes them as bytes of RESP2 or RESP3.
+//! Replies on their way to the client. `encode` writes them as bytes of RESP2 or RESP3.
 //!
-//! The replies of a pipelined group are buffered here and sent in one write, with two exceptions. A
-//! group of more than `Limits::reply` bytes is sent in pieces, so that memory stays bounded. If a
-//! connection has asked for durable writes, no reply to a write is sent before the store is synced,
-//! once for all of them. If that sync fails, each of those replies is replaced by the error,
-//! because the durability that they would acknowledge was not reached.
+//! The replies of a pipelined group are buffered here and sent in one write, with two exceptions.
+//! A group of more than `Limits::reply` bytes is sent in pieces, so that memory stays bounded. If
+//! a connection has requested durable writes, no reply to a write is sent before the store is
+//! synced, once for all of them. If that sync fails, each of those replies is replaced by the
+//! error, because the durability that they would acknowledge was not reached.
 
 mod encode;
 #[cfg(test)]
@@ -23,48 +23,49 @@ use crate::bell::Bell;
 use crate::clients::Closer;
 use crate::failure::{Failure, Outcome};
 
-/// The destination of the bytes: a socket, or memory for a client inside this process.
+/// The destination of the bytes. It is a socket, or memory for a client inside this process.
 pub trait Sink: Send {
-    /// Sends these bytes, or keeps them until the client takes them. Bytes that were kept before
-    /// are sent first. With an empty slice, sends as many of the kept bytes as the client takes
-    /// now.
+    /// Sends the bytes, or keeps them until the client takes them. Bytes that were kept earlier
+    /// are sent first. If the slice is empty, sends as many of the kept bytes as the client
+    /// accepts now.
     fn send(&mut self, bytes: &[u8]) -> io::Result<()>;
     /// Returns whether bytes are kept that the client has not taken.
     fn is_waiting(&self) -> bool {
         false
     }
-    /// Returns the time at which the client is dropped, unless it takes or sends data before.
-    /// Returns `None` if nothing waits for the client.
+    /// Returns the time at which the client is dropped if it neither takes nor sends data before.
+    /// Returns `None` if no bytes wait for the client.
     fn deadline(&self) -> Option<Instant> {
         None
     }
-    /// Returns an error if that time is past.
+    /// Returns an error if the deadline of the client has passed.
     fn check(&self) -> io::Result<()> {
         Ok(())
     }
-    /// Notes that the client has sent something.
+    /// Records that the client has sent something.
     fn heard(&mut self) {}
     /// Returns whether the client has sent something while a thread waited for it.
     fn has_ahead(&self) -> bool {
         false
     }
-    /// Appends those bytes, up to the capacity of `into`, and returns their number.
+    /// Appends the bytes that were read ahead, up to the capacity of `into`, and returns their
+    /// number.
     fn take_ahead(&mut self, _into: &mut Vec<u8>) -> usize {
         0
     }
     /// Waits until the client has taken the kept replies, or is dropped.
     fn finish(&mut self) {}
-    /// Reads the bytes that the client sends after a command, and waits until there are some.
-    /// Returns 0 at the end.
+    /// Reads bytes that the client sends after a command, and waits until there are some. Returns
+    /// 0 at the end of the stream.
     fn receive(&mut self, _: &mut [u8]) -> io::Result<usize> {
         Err(io::ErrorKind::Unsupported.into())
     }
-    /// Waits until the bell rings, the client disconnects, or `at_most` is over; `None` waits
+    /// Waits until the bell rings, the client disconnects, or `at_most` has elapsed. `None` waits
     /// without a limit.
     fn wait(&mut self, bell: &Bell, at_most: Option<Duration>) {
         bell.wait(at_most);
     }
-    /// Called when the thread is about to wait for something other than the client.
+    /// Notifies the sink that the thread is about to wait for something other than the client.
     fn will_wait(&self) {}
     /// Returns a function that closes the connection from another thread.
     fn closer(&self) -> Option<Closer> {
@@ -96,7 +97,7 @@ impl Budget {
     pub fn give_back(&self, bytes: usize) {
         self.used.fetch_sub(bytes, Relaxed);
     }
-    /// Returns the bytes that are taken.
+    /// Returns the number of bytes that are charged.
     pub fn used(&self) -> usize {
         self.used.load(Relaxed)
     }
@@ -104,11 +105,12 @@ impl Budget {
 
 /// The reply that a command is writing.
 struct UnderWay {
-    /// Its start in the output buffer.
+    /// The position of the reply in the output buffer.
     position: usize,
-    /// The reply acknowledges a write that must be durable before any part of the reply is sent.
+    /// Set if the reply acknowledges a write that must be durable before any part of the reply is
+    /// sent.
     held: bool,
-    /// The error that replaces the reply, because the sync before its first part failed.
+    /// The error that replaces the reply because the sync before its first part failed.
     denied: Option<String>,
 }
 
@@ -117,25 +119,25 @@ pub struct Output {
     sink: Box<dyn Sink>,
     bytes: Vec<u8>,
     send_at: usize,
-    /// Replies in `bytes` that acknowledge a write which must become durable first.
+    /// The ranges of replies in `bytes` that acknowledge a write which must become durable first.
     unsynced: Vec<Range<usize>>,
-    /// RESP3 rather than RESP2.
+    /// Set if the protocol is RESP3, and not RESP2.
     pub resp3: bool,
-    /// Nothing is sent, since everything written may have to be withdrawn.
+    /// Set if nothing may be sent, because everything written may have to be withdrawn.
     keep: bool,
-    /// Written bytes are dropped instead of sent.
+    /// Set if written bytes are dropped instead of sent.
     muted: bool,
     /// The part of `bytes` beyond `send_at` is charged to this budget.
     budget: Arc<Budget>,
     charged: usize,
-    /// The replies that are kept have exceeded the budget.
+    /// Set if the replies that are kept have exceeded the budget.
     overfull: bool,
-    /// Bytes sent so far.
+    /// The number of bytes sent so far.
     pub sent: u64,
-    /// `None` also if a part of the reply was sent already.
+    /// The reply in progress. It is also `None` if a part of the reply has already been sent.
     under_way: Option<UnderWay>,
-    /// A bulk string under way: its start in the buffer, the value of `sent` at that time, and the
-    /// number of bytes still owed.
+    /// A bulk string in progress: its start in the buffer, the value of `sent` at that time, and
+    /// the number of bytes still owed.
     in_bulk: Option<(usize, u64, u64)>,
     broken: Option<io::Error>,
 }
@@ -161,8 +163,8 @@ impl Output {
         }
     }
 
-    /// Makes an output for replies that a script reads in this process: they are kept until they
-    /// are taken.
+    /// Makes an output for replies that a script reads in this process. The replies are kept
+    /// until they are taken.
     pub fn scratch(db: Kvdb, send_at: usize, budget: Arc<Budget>) -> Self {
         struct Nowhere;
         impl Sink for Nowhere {
@@ -174,24 +176,24 @@ impl Output {
         out.keep();
         out
     }
-    /// Takes the replies so far, and returns their charge to the budget.
+    /// Takes the replies so far, and releases their charge to the budget.
     pub fn take(&mut self) -> Vec<u8> {
         let bytes = std::mem::take(&mut self.bytes);
         self.rewind(0);
         bytes
     }
-    /// Appends a reply that was encoded elsewhere.
+    /// Appends a reply that has already been encoded.
     pub fn reply(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Writes the header of a bulk string of `len` bytes, which follow in pieces by `add_to_bulk`.
+    /// Writes the header of a bulk string of `len` bytes. `add_to_bulk` adds the bytes in pieces.
     pub fn begin_bulk(&mut self, len: u64) {
         self.in_bulk = Some((self.bytes.len(), self.sent, len));
         self.number(b'$', i64::try_from(len).unwrap_or(i64::MAX));
     }
-    /// Adds a piece, and sends the buffer if it is large. Returns `false` once no more data is
-    /// wanted.
+    /// Adds a piece of a bulk string, and sends the buffer if it is large. Returns `false` once
+    /// no more data is needed.
     pub fn add_to_bulk(&mut self, piece: &[u8]) -> bool {
         if let Some((.., owed)) = &mut self.in_bulk {
             *owed = owed.saturating_sub(piece.len() as u64);
@@ -200,8 +202,9 @@ impl Output {
         self.send_if_large();
         !self.is_broken()
     }
-    /// Ends the bulk string. If reading it failed, takes it back and returns the failure; if a part
-    /// was sent by then, the client cannot get an error, and the connection is closed.
+    /// Ends the bulk string. If reading it failed, removes it from the buffer and returns the
+    /// failure. If a part has already been sent, the client cannot receive an error, and the
+    /// connection is closed.
     pub fn end_bulk(&mut self, read: Outcome) -> Outcome {
         let Some((position, sent, owed)) = self.in_bulk.take() else { return read };
         if read.is_ok() && (owed == 0 || self.is_broken()) {
@@ -220,13 +223,13 @@ impl Output {
         self.bytes.clear();
         Ok(())
     }
-    /// Begins a reply. `held` means that it acknowledges a write that must be durable before the
-    /// client reads any part of it: if the reply is long, the store is synced before its first part
-    /// is sent.
+    /// Begins a reply. `held` means that the reply acknowledges a write that must be durable
+    /// before the client reads any part of the reply. If the reply is long, the store is synced
+    /// before its first part is sent.
     pub fn begin_reply(&mut self, held: bool) {
         self.under_way = Some(UnderWay { position: self.bytes.len(), held, denied: None });
     }
-    /// Ends a reply. `held` means that it does acknowledge such a write.
+    /// Ends a reply. `held` means that the reply does acknowledge such a write.
     pub fn end_reply(&mut self, held: bool) {
         let Some(UnderWay { position, denied, .. }) = self.under_way.take() else { return };
         match denied {
@@ -246,33 +249,35 @@ impl Output {
     pub fn position(&self) -> usize {
         self.bytes.len()
     }
-    /// Takes back everything written since `position`. This is allowed only if no part of it was
-    /// sent: there must be no `send_if_large` in between.
+    /// Removes everything written since `position`. This is allowed only if no part of it was
+    /// sent, so there must be no `send_if_large` in between.
     pub fn rewind(&mut self, position: usize) {
         self.bytes.truncate(position);
         self.overfull = false;
         self.give_back();
     }
-    /// Keeps all replies until `release`, so that `rewind` can take them back. Large ones are
-    /// charged to the budget of all connections until they are sent; if it is exhausted, the output
-    /// is overfull, and all kept replies must be taken back.
+    /// Keeps all replies until `release`, so that `rewind` can remove them. Large replies are
+    /// charged to the budget of all connections until they are sent. If the budget is exhausted,
+    /// the output is overfull, and all kept replies must be removed.
     pub fn keep(&mut self) {
         self.keep = true;
     }
     pub fn release(&mut self) {
         self.keep = false;
     }
-    /// Returns whether replies are kept. A command must not wait for other connections then: its
-    /// client would receive nothing, and its disconnection would not be noticed.
+    /// Returns whether replies are kept. In this case a command must not wait for other
+    /// connections, because its client would receive nothing, and its disconnection would not be
+    /// noticed.
     pub fn is_kept(&self) -> bool {
         self.keep
     }
-    /// Lets `write` write a reply that is sent as a whole; if it fails, all of it is taken back.
+    /// Lets `write` write a reply that is sent as a whole. If `write` fails, the whole reply is
+    /// removed.
     pub fn whole(&mut self, write: impl FnOnce(&mut Output) -> Outcome) -> Outcome {
         let (position, kept) = (self.position(), self.keep);
         self.keep();
         let written = write(self);
-        // `EXEC` keeps all replies, this one included.
+        // `EXEC` keeps all replies, including this one.
         self.keep = kept;
         if written.is_err() {
             self.rewind(position);
@@ -305,7 +310,8 @@ impl Output {
     pub fn is_full(&self) -> bool {
         self.bytes.len() >= self.send_at
     }
-    /// Sends the buffered bytes if they are many. Long replies call this between their elements.
+    /// Sends the buffered bytes if there are many. Long replies call this function between their
+    /// elements.
     pub fn send_if_large(&mut self) {
         if self.keep {
             self.charge();
@@ -313,15 +319,15 @@ impl Output {
             self.flush();
         }
     }
-    /// See [`Sink::deadline`].
+    /// Returns the time at which the client is dropped; see [`Sink::deadline`].
     pub fn deadline(&self) -> Option<Instant> {
         self.sink.deadline()
     }
-    /// See [`Sink::check`].
+    /// Returns an error if the deadline of the client has passed; see [`Sink::check`].
     pub fn check(&self) -> io::Result<()> {
         self.sink.check()
     }
-    /// See [`Sink::heard`].
+    /// Records that the client has sent something; see [`Sink::heard`].
     pub fn heard(&mut self) {
         self.sink.heard();
     }
@@ -329,11 +335,12 @@ impl Output {
     pub fn broken(&self) -> Option<&io::Error> {
         self.broken.as_ref()
     }
-    /// See [`Sink::has_ahead`].
+    /// Returns whether the client has sent something while a thread waited; see
+    /// [`Sink::has_ahead`].
     pub fn has_ahead(&self) -> bool {
         self.sink.has_ahead()
     }
-    /// See [`Sink::take_ahead`].
+    /// Appends bytes that were read ahead; see [`Sink::take_ahead`].
     pub fn take_ahead(&mut self, into: &mut Vec<u8>) -> usize {
         self.sink.take_ahead(into)
     }
@@ -343,17 +350,17 @@ impl Output {
             self.sink.finish();
         }
     }
-    /// Called when the command under way is about to wait, or to run for long, so that other
-    /// connections can continue.
+    /// Notifies the sink that the current command is about to wait or to run for a long time, so
+    /// that other connections can continue.
     pub fn will_wait(&self) {
         self.sink.will_wait();
     }
-    /// Returns whether the client has disconnected, so that no command needs to wait any more.
+    /// Returns whether the client has disconnected, so that commands need not wait any more.
     pub fn is_gone(&self) -> bool {
         self.is_broken() || self.sink.is_gone()
     }
-    /// Waits until the bell rings, the client disconnects, or `at_most` is over; `None` waits
-    /// without a limit. Bytes written before are sent, and the command under way begins its reply
+    /// Waits until the bell rings, the client disconnects, or `at_most` has elapsed; `None` waits
+    /// without a limit. Bytes written before are sent, and the current command begins its reply
     /// again.
     pub fn wait(&mut self, bell: &Bell, at_most: Option<Duration>) {
         let held = self.under_way.take().is_some_and(|reply| reply.held);
@@ -362,20 +369,20 @@ impl Output {
         }
         self.begin_reply(held);
     }
-    /// Returns `true` once the client has disconnected, or if the written bytes will be taken back:
-    /// the writer of a long reply may stop.
+    /// Returns `true` once the client has disconnected, or if the written bytes will be removed.
+    /// In both cases the writer of a long reply may stop.
     pub fn is_broken(&self) -> bool {
         self.broken.is_some() || self.overfull || self.denied().is_some()
     }
-    /// Returns whether nothing has to be sent.
+    /// Returns whether there is nothing to send.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
-    /// Returns whether the buffered replies owe no sync, and may be sent later.
+    /// Returns whether no buffered reply needs a sync, so that all of them may be sent later.
     pub fn may_wait(&self) -> bool {
         self.unsynced.is_empty() && self.broken.is_none()
     }
-    /// Sends everything, after a sync if one is owed. Returns `false` once the client has
+    /// Sends everything, after a sync if a reply needs one. Returns `false` once the client has
     /// disconnected.
     pub fn flush(&mut self) -> bool {
         if let Some(position) = self.denied() {
@@ -412,8 +419,8 @@ impl Output {
         self.broken.is_none()
     }
 
-    /// Lets `write` write messages, and sends them, before the command under way has written any
-    /// part of its reply. They are sent even if replies are muted.
+    /// Lets `write` write messages, and sends them before the current command has written any
+    /// part of its reply. The messages are sent even if replies are muted.
     pub fn aside(&mut self, write: impl FnOnce(&mut Output)) {
         let held = self.under_way.take().is_some_and(|reply| reply.held);
         let muted = self.muted;
@@ -424,7 +431,7 @@ impl Output {
         self.begin_reply(held);
     }
 
-    /// Drops everything written from here on, up to `unmute`.
+    /// Drops everything that is written from now on, until `unmute`.
     pub fn mute(&mut self) {
         self.flush();
         self.muted = true;
@@ -446,7 +453,7 @@ impl Output {
         Ok(())
     }
 
-    /// Reads the bytes that the client sends after the command under way. See [`Sink::receive`].
+    /// Reads bytes that the client sends after the current command; see [`Sink::receive`].
     pub fn receive(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.sink.receive(into)
     }

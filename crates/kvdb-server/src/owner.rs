@@ -1,6 +1,6 @@
-//! The owner of the store that is served: the program that opened it, and may keep files in it. It
-//! hosts the transactions, snapshots and files of clients, and describes more of the store than its
-//! keys. A store that holds only keys hosts them itself.
+//! The owner of the store that is served. It is the program that has opened the store, and it may
+//! keep files in the store. It hosts the transactions, snapshots and files of clients, and
+//! describes more of the store than its keys. A store that holds only keys hosts them itself.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -18,11 +18,11 @@ pub type Check = Arc<dyn Fn() -> kvdb::Result<String> + Send + Sync>;
 /// Publishes the store to an address. Returns statistics as JSON, or the reason of the failure.
 pub type Publish = Arc<dyn Fn(&str) -> Result<String, String> + Send + Sync>;
 
-/// Describes the keys of a dictionary from the first up to the second in the terms of the store's
+/// Describes the keys of a dictionary from the first up to the second in terms of the store's
 /// owner, such as a file.
 pub type Describe = Arc<dyn Fn(&str, &[u8], &[u8]) -> Option<String> + Send + Sync>;
 
-/// The owner of the store, as the server needs it.
+/// The owner of the store in the form that the server needs.
 pub struct Owner {
     transactions: Arc<dyn Transactions>,
     snapshots: Arc<dyn Snapshots>,
@@ -31,7 +31,7 @@ pub struct Owner {
     describe: Option<Describe>,
     check: Option<Check>,
     publish: Option<Publish>,
-    /// Time of the last sync that a client has asked for, seconds since 1970.
+    /// Time of the last sync that a client has requested, in seconds since 1970.
     last_sync: AtomicU64,
 }
 
@@ -50,7 +50,7 @@ impl Owner {
         }
     }
 
-    /// Sets the hosts that are not the store itself.
+    /// Sets the hosts, which are not the store itself.
     pub fn hosted_by(
         mut self,
         transactions: Option<Arc<dyn Transactions>>,
@@ -85,22 +85,22 @@ impl Owner {
         &self.files
     }
 
-    /// Makes everything acknowledged so far durable, and notes the time.
+    /// Makes everything that was acknowledged so far durable, and records the time.
     pub fn sync(&self, db: &Kvdb) -> kvdb::Result<()> {
         self.transactions.sync()?;
         self.last_sync.store(db.wall_clock().as_secs(), Relaxed);
         Ok(())
     }
-    /// Returns the time of the last sync, or of the start, seconds since 1970.
+    /// Returns the time of the last sync, or of the start, in seconds since 1970.
     pub fn last_sync(&self) -> u64 {
         self.last_sync.load(Relaxed)
     }
 
-    /// Returns the statistics of the store as JSON, if the owner has some.
+    /// Returns the statistics of the store as JSON, or `None` if the owner has none.
     pub fn info(&self) -> Option<String> {
         self.info.as_ref().map(|info| info())
     }
-    /// Describes keys of a dictionary in the terms of the owner.
+    /// Describes keys of a dictionary in terms of the owner.
     pub fn describe(&self, dictionary: &str, start: &[u8], end: &[u8]) -> Option<String> {
         self.describe.as_ref()?(dictionary, start, end)
     }

@@ -1,14 +1,15 @@
 //! The parsers of this crate as functions of bytes, for the fuzz targets under `fuzz/` and the
-//! generator in `tests/it/parsers.rs`: each takes arbitrary bytes, and must neither panic nor run
-//! without end.
+//! generator in `tests/it/parsers.rs`. Each takes arbitrary bytes, must not panic, and must
+//! terminate.
 
 use std::hint::black_box;
 
 use crate::limits::Limits;
 use crate::request::{Parser, Progress};
 
-/// Parses the requests of a client, one after the other. The first byte says how many bytes arrive
-/// before the rest: the result must not depend on the pieces in which a request arrives.
+/// Parses the requests of a client, one after another. The first byte is the number of bytes that
+/// arrive before the rest, because the result must not depend on the pieces in which a request
+/// arrives.
 pub fn requests(data: &[u8]) {
     let Some((&first, mut bytes)) = data.split_first() else { return };
     let limits = Limits::default();
@@ -19,7 +20,7 @@ pub fn requests(data: &[u8]) {
             let cut = usize::from(first).min(bytes.len());
             let again = match pieces.parse(&bytes[..cut], &limits, trusted) {
                 Ok(Progress::More) => pieces.parse(bytes, &limits, trusted),
-                // Bytes after a request do not change it.
+                // Bytes after a request do not change the result.
                 early => early,
             };
             let passed_over =

@@ -1,5 +1,6 @@
-//! The password of the server: the one that it was started with, or that `CONFIG SET requirepass`
-//! has set since, which lasts as long as the server. Clients of the Unix socket need none.
+//! The password of the server. It is the password with which the server was started, or the last
+//! one that `CONFIG SET requirepass` has set, which is forgotten when the server ends. Clients of
+//! the Unix socket do not need a password.
 
 use env::sync::Mutex;
 
@@ -12,7 +13,7 @@ impl Password {
     pub fn is_set(&self) -> bool {
         self.0.lock().is_some()
     }
-    /// Returns whether this is the password. If there is none, any word is.
+    /// Returns whether `word` is the password. If there is no password, every word is accepted.
     pub fn is(&self, word: &[u8]) -> bool {
         self.0.lock().as_ref().is_none_or(|password| same(password.as_bytes(), word))
     }
@@ -25,7 +26,7 @@ impl Password {
     }
 }
 
-/// Compares in a time that does not reveal the position of the first difference.
+/// Compares two byte strings in a time that does not reveal the position of the first difference.
 fn same(a: &[u8], b: &[u8]) -> bool {
     let differences = a.iter().zip(b).fold(0, |all, (x, y)| std::hint::black_box(all | (x ^ y)));
     a.len() == b.len() && differences == 0

@@ -1,4 +1,4 @@
-//! `CLIENT PAUSE`: commands of all connections, or only writes, wait until the pause is over.
+//! `CLIENT PAUSE`: all commands of all connections, or only writes, wait until the pause is over.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ const LOOK: Duration = Duration::from_millis(200);
 /// The pause that all connections of a server observe.
 #[derive(Default)]
 pub struct Pause {
-    /// Set while there is a pause, so that without one a command checks only this flag.
+    /// Set while there is a pause, so that a command checks only this flag if there is none.
     on: AtomicBool,
     state: Mutex<Option<Until>>,
     ended: Condvar,
@@ -20,12 +20,12 @@ pub struct Pause {
 #[derive(Clone, Copy)]
 struct Until {
     end: Instant,
-    /// Commands that do not write continue.
+    /// Set if commands that do not write may continue.
     writes_only: bool,
 }
 
 impl Pause {
-    /// Begins a pause, or prolongs the current one: the later end and the stricter mode apply.
+    /// Begins a pause, or prolongs the current one. The later end and the stricter mode apply.
     pub fn begin(&self, time: Duration, writes_only: bool) {
         let mut state = self.state.lock();
         let now = Instant::now();
@@ -49,8 +49,8 @@ impl Pause {
         self.on.load(Relaxed) && self.state.lock().is_some_and(|until| until.end > Instant::now())
     }
 
-    /// Waits until a command may continue. If it has to wait, `before` is called first. `gone` is
-    /// polled in the meantime; returns `false` if it says that the client has disconnected.
+    /// Waits until a command may continue. Calls `before` first if it has to wait. Polls `gone`
+    /// during the wait, and returns `false` if `gone` reports that the client has disconnected.
     pub fn wait(&self, writes: bool, before: impl Fn(), gone: impl Fn() -> bool) -> bool {
         if !self.on.load(Relaxed) {
             return true;

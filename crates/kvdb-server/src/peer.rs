@@ -3,14 +3,14 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Returns the system user of the process at the other end. Only the user is looked up: a process
-/// in another PID namespace, such as that of a container, has no number in this one, but it has a
+/// Returns the user of the process at the other end. The process id is not returned, because a
+/// process in another PID namespace, such as a container, has no id in this one, but it has a
 /// user.
 pub fn user(socket: impl AsFd) -> io::Result<u32> {
     let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut size = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: `peer` is as large as `size` says, any bytes are a value of it, and both outlive the
-    // call.
+    // SAFETY: `peer` is as large as `size` says, any bytes are a valid value of it, and both
+    // outlive the call.
     let done = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),

@@ -1,6 +1,6 @@
-//! A relay of an encrypted connection: between the far side's socket, where records of TLS go, and
-//! one end of a pair of Unix sockets, where what they hold goes in the clear. The other end is used
-//! as any Unix socket is.
+//! A relay of an encrypted connection. It passes data between the socket of the far side, which
+//! carries TLS records, and one end of a pair of Unix sockets, which carries the plaintext. The
+//! other end of the pair is used like any other Unix socket.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustls::Connection;
 
-/// The time that a side may take to agree on keys.
+/// Time that a side may take for the TLS handshake.
 pub(crate) const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Bytes that are relayed at once.
+/// Number of bytes that are relayed at once.
 const PIECE: usize = 16 << 10;
 
-/// Agrees on keys with the far side, until a deadline.
+/// Performs the TLS handshake with the far side, until a deadline.
 pub(crate) fn agree(
     tls: &mut Connection,
     far: &mut TcpStream,
@@ -44,43 +44,43 @@ pub(crate) fn agree(
             return Err(ErrorKind::UnexpectedEof.into());
         }
         if let Err(error) = tls.process_new_packets() {
-            // The client gets the reason.
+            // The alert tells the client the reason.
             let _ = tls.write_tls(far);
             return Err(io::Error::new(ErrorKind::InvalidData, error));
         }
     }
 }
 
-/// The end of an encrypted connection that is to be served.
+/// The end of an encrypted connection that the server serves.
 pub struct Relayed {
-    /// The bytes of both sides, in the clear.
+    /// The plaintext of both directions.
     pub socket: UnixStream,
-    /// Set once the far side has ended, even if not all that it has said was read.
+    /// Set once the far side has ended, even if some of its data has not been read yet.
     pub far_ended: Arc<AtomicBool>,
 }
 
-/// Which side has ended.
+/// The sides that have ended.
 #[derive(Default)]
 struct Ended {
     far: bool,
     near: bool,
 }
 
-/// Passes on between the two sides until one of them has ended.
+/// Passes data between the two sides until one of them has ended.
 pub(crate) struct Relay {
     tls: Connection,
     far: TcpStream,
     near: UnixStream,
-    /// Bytes that the far side has sent and the near side has not taken yet.
+    /// The bytes that the far side has sent but the near side has not taken yet.
     inbound: Vec<u8>,
-    /// No more data is read from the far side while `inbound` has this many bytes.
+    /// The number of bytes in `inbound` at which the relay stops reading from the far side.
     ahead: usize,
     ended: Ended,
     far_ended: Arc<AtomicBool>,
     stall: Duration,
 }
 
-/// Returns `None` if the socket would have to be waited for.
+/// Converts an error that means that the socket is not ready to `None`.
 fn at_once<T>(done: io::Result<T>) -> io::Result<Option<T>> {
     match done {
         Ok(done) => Ok(Some(done)),
@@ -90,14 +90,14 @@ fn at_once<T>(done: io::Result<T>) -> io::Result<Option<T>> {
 }
 
 impl Relay {
-    /// The far side is dropped when it has taken nothing for the time `stall`.
+    /// Makes a relay. The far side is dropped when it has taken nothing for the time `stall`.
     pub fn new(
         mut tls: Connection,
         far: TcpStream,
         near: UnixStream,
         stall: Duration,
     ) -> io::Result<Relay> {
-        // The bytes that came with the end of the handshake have been read already.
+        // The data that arrived with the end of the handshake has already been read.
         let come = tls.process_new_packets().map_err(io::Error::other)?;
         let mut inbound = vec![0; come.plaintext_bytes_to_read()];
         tls.reader().read_exact(&mut inbound)?;
@@ -108,19 +108,19 @@ impl Relay {
         Ok(Relay { tls, far, near, inbound, ahead: 1, ended, far_ended, stall })
     }
 
-    /// Reads this many bytes from the far side before the near side has taken them. The end of the
-    /// far side is noticed after its earlier data.
+    /// Lets the relay read this many bytes from the far side before the near side has taken them.
+    /// The end of the far side is noticed after its earlier data.
     pub fn taking_ahead(mut self, bytes: usize) -> Relay {
         self.ahead = bytes;
         self
     }
 
-    /// Returns what is set once the far side has ended.
+    /// Returns a flag that is set once the far side has ended.
     pub fn far_ended(&self) -> Arc<AtomicBool> {
         self.far_ended.clone()
     }
 
-    /// Passes on until it has ended, and ends the connection.
+    /// Passes data until one side has ended, and then ends the connection.
     pub fn run(mut self) {
         if let Err(error) = self.pass_on() {
             tracing::debug!("an encrypted connection has ended: {error}");
@@ -139,21 +139,21 @@ impl Relay {
             if answered || (self.ended.far && self.tls.is_handshaking()) {
                 return Ok(());
             }
-            // The bytes that came last are handed on before anything is waited for.
+            // Data that has already arrived is passed on before the relay waits.
             if self.inbound.is_empty() || !self.pass_near()? {
                 self.wait(begun)?;
             }
         }
     }
 
-    /// Returns `true` if something was taken.
+    /// Passes data to the near side. Returns `true` if the near side has taken some of it.
     fn pass_near(&mut self) -> io::Result<bool> {
         let mut taken = 0;
         while taken < self.inbound.len() {
             match at_once(self.near.write(&self.inbound[taken..])) {
                 Ok(Some(more)) => taken += more,
                 Ok(None) => break,
-                // The peer reads no more, but may have sent the reason.
+                // The peer does not read any more, but may have sent the reason.
                 Err(e) if e.kind() == ErrorKind::BrokenPipe => taken = self.inbound.len(),
                 Err(e) => return Err(e),
             }
@@ -174,7 +174,7 @@ impl Relay {
                     let state = match self.tls.process_new_packets() {
                         Ok(state) => state,
                         Err(error) => {
-                            // The client gets the reason.
+                            // The alert tells the client the reason.
                             let _ = self.tls.write_tls(&mut self.far);
                             return Err(io::Error::other(error));
                         }
@@ -218,20 +218,21 @@ impl Relay {
         Ok(())
     }
 
-    /// Whether what the near side says next can be taken: not while the far one has not taken what
-    /// it said before.
+    /// Whether data from the near side can be accepted. It is not accepted while the far side has
+    /// not taken the data before it.
     fn wants_near(&self) -> bool {
         !self.ended.near && !self.tls.wants_write() && !self.tls.is_handshaking()
     }
 
-    /// Waits until one of the sockets can continue; an error when the far side takes too long.
+    /// Waits until one of the sockets can continue. Returns an error if the far side takes too
+    /// long.
     fn wait(&self, begun: Instant) -> io::Result<()> {
         let (mut far, mut near) = (PollFlags::empty(), PollFlags::empty());
         far.set(PollFlags::IN, self.inbound.len() < self.ahead && !self.ended.far);
         far.set(PollFlags::OUT, self.tls.wants_write());
         near.set(PollFlags::IN, self.wants_near());
         near.set(PollFlags::OUT, !self.inbound.is_empty());
-        // A socket with no awaited event may have ended, which would be reported repeatedly.
+        // A socket without an awaited event may have ended, which would be reported repeatedly.
         let mut polled = Vec::with_capacity(2);
         if !far.is_empty() {
             polled.push(PollFd::new(&self.far, far));

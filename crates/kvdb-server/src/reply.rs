@@ -1,17 +1,18 @@
-//! Replies, as a client reads them.
+//! Replies in the form in which a client reads them.
 
-/// A reply. Sets and RESP3 pushes are arrays; a map is the array of its keys and values in turn.
+/// A reply. Sets and RESP3 pushes are arrays; a map is the array of its keys and values in
+/// alternation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reply {
-    /// No value.
+    /// A null.
     Null,
     /// A short text, such as `OK`.
     Status(String),
-    /// Text with its code in front, such as `ERR …`.
+    /// An error, whose text begins with its code, such as `ERR …`.
     Error(String),
-    /// A number.
+    /// An integer.
     Integer(i64),
-    /// Bytes.
+    /// A string of bytes.
     Bulk(Vec<u8>),
     /// Several replies.
     Array(Vec<Reply>),

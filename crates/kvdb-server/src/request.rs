@@ -1,20 +1,22 @@
-//! The request parser: RESP arrays of bulk strings, and the inline form for people at a terminal.
+//! The request parser. It parses RESP arrays of bulk strings, and the inline form for people at a
+//! terminal.
 //!
-//! A parser resumes where the bytes ended, so a request that arrives in a thousand pieces costs no
-//! more than one that arrives whole, and it never reserves memory for bytes that are only
+//! A parser resumes where the bytes ended, so a request that arrives in a thousand pieces costs
+//! no more than one that arrives whole. The parser never reserves memory for bytes that are only
 //! announced. Arguments are ranges of the caller's buffer; nothing is copied. Error messages are
-//! those of Redis.
+//! the same as in Redis.
 
 use crate::error_code::ErrorCode;
 use crate::limits::Limits;
 
-/// Longest inline request, and longest line inside a RESP array.
+/// Longest inline request, and longest line inside a RESP array, in bytes.
 const LINE_MAX: usize = 64 << 10;
-/// Limits of a client that has not authenticated: number of arguments, and bytes of one.
+/// Limit on the number of arguments of a client that has not authenticated.
 const STRANGER_ARGUMENTS: usize = 10;
+/// Limit on the bytes of one argument of a client that has not authenticated.
 const STRANGER_ARGUMENT: usize = 16 << 10;
 
-/// An error in the protocol itself: the connection cannot continue, because the start of the next
+/// An error in the protocol itself. The connection cannot continue, because the start of the next
 /// request is unknown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
@@ -40,7 +42,7 @@ pub enum ProtocolError {
     ExpectedNewline,
 }
 
-/// The reason why a request is refused. The connection continues: the request is skipped.
+/// The reason why a request is refused. The request is skipped, and the connection continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TooLarge {
     #[error(
@@ -58,19 +60,19 @@ const LONGEST: i64 = 512 << 20;
 /// The result of `Parser::parse` at the front of the buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// The request is not complete; call again with the same bytes followed by more.
+    /// The request is incomplete. Call `parse` again with the same bytes followed by more.
     More,
-    /// An empty request of this many bytes (an empty line, `*0`): there is nothing to do and
-    /// nothing to answer.
+    /// An empty request of this many bytes (an empty line, `*0`), which is neither run nor
+    /// answered.
     Empty(usize),
     /// A complete request of this many bytes; `Parser::arguments` reads it.
     Request(usize),
-    /// The final bytes, with their number, of a request that is too large. Its earlier bytes were
-    /// reported as [`Progress::Empty`].
+    /// The end of a request that is too large, with the number of its final bytes. The earlier
+    /// bytes were reported as [`Progress::Empty`].
     Refused(usize, TooLarge),
 }
 
-/// The arguments of one request, the command's name first.
+/// The arguments of one request. The first one is the name of the command.
 #[derive(Clone, Copy)]
 pub struct Arguments<'a> {
     bytes: &'a [u8],
@@ -86,8 +88,8 @@ impl<'a> Arguments<'a> {
         let &(start, len) = self.places.get(i)?;
         self.bytes.get(start as usize..start as usize + len as usize)
     }
-    /// Returns argument `i`; empty if there are fewer (the arity in the command table rules that
-    /// out).
+    /// Returns argument `i`, or an empty slice if there are fewer arguments, which the arity in
+    /// the command table excludes.
     pub fn at(&self, i: usize) -> &'a [u8] {
         self.get(i).unwrap_or_default()
     }
@@ -105,7 +107,7 @@ impl<'a> Arguments<'a> {
     }
 }
 
-/// A request with its own copy of the bytes, kept for later.
+/// A request with its own copy of the bytes, which is kept for later.
 pub struct Request {
     bytes: Vec<u8>,
     places: Vec<(u32, u32)>,
@@ -115,7 +117,7 @@ impl Request {
     pub fn arguments(&self) -> Arguments<'_> {
         Arguments { bytes: &self.bytes, places: &self.places }
     }
-    /// Returns the memory that it takes, bytes.
+    /// Returns the memory that the request takes, in bytes.
     pub fn size(&self) -> usize {
         self.bytes.len() + self.places.len() * size_of::<(u32, u32)>() + size_of::<Request>()
     }
@@ -146,20 +148,21 @@ impl Arguments<'_> {
 
 #[derive(Default)]
 pub struct Parser {
-    /// Remaining arguments of the RESP array, or `None` before its header is read.
+    /// The number of remaining arguments of the RESP array, or `None` before its header has been
+    /// read.
     left: Option<usize>,
     /// Length of the bulk string whose header has been read.
     bulk: Option<usize>,
-    /// Set if the request is too large; the rest of it is skipped.
+    /// Set if the request is too large, so that the rest of it is skipped.
     refused: Option<TooLarge>,
-    /// Bytes of its current argument that are still to be skipped.
+    /// The number of bytes of the current argument that are still to be skipped.
     skip: usize,
     /// Position at which parsing continues, from the start of the request.
     at: usize,
     /// Position at which the search for the end of a line continues.
     searched: usize,
     places: Vec<(u32, u32)>,
-    /// Inline arguments with their escapes resolved; RESP arguments stay in the caller's buffer.
+    /// Inline arguments with their escapes resolved. RESP arguments stay in the caller's buffer.
     unescaped: Vec<u8>,
     inline: bool,
 }
@@ -205,7 +208,7 @@ impl Parser {
                 if self.skip > 0 {
                     return Ok(self.pass_over());
                 }
-                // The CRLF after the argument.
+                // The next bytes are the CRLF after the argument.
                 self.bulk = Some(0);
             }
             let len = match self.bulk {
@@ -264,7 +267,7 @@ impl Parser {
         }
     }
 
-    /// Releases the bytes that have been skipped.
+    /// Reports the bytes that have been skipped, so that the caller can release them.
     fn pass_over(&mut self) -> Progress {
         self.searched = 0;
         match std::mem::take(&mut self.at) {
@@ -273,13 +276,13 @@ impl Parser {
         }
     }
 
-    /// Returns the arguments of the request that `parse` has just completed; `bytes` is the same
-    /// buffer.
+    /// Returns the arguments of the request that `parse` has just completed. `bytes` must be the
+    /// same buffer.
     pub fn arguments<'a>(&'a self, bytes: &'a [u8]) -> Arguments<'a> {
         Arguments { bytes: if self.inline { &self.unescaped } else { bytes }, places: &self.places }
     }
 
-    /// Frees the memory that an unusually large request took.
+    /// Frees the memory that was allocated for an unusually large request.
     pub fn shrink(&mut self) {
         if self.places.capacity() > 4096 {
             self.places = Vec::new();
@@ -340,7 +343,8 @@ fn split_inline(line: &[u8], out: &mut Vec<u8>, places: &mut Vec<(u32, u32)>) ->
             return Some(());
         }
         let start = out.len();
-        // A quote opens anywhere in a word, and must be followed by white space where it closes.
+        // A quote may open anywhere in a word, and must be followed by white space where it
+        // closes.
         while let Some((&c, tail)) = rest.split_first() {
             rest = match c {
                 b'"' => {
@@ -422,8 +426,8 @@ fn printable(c: u8) -> char {
     if c.is_ascii_graphic() { c as char } else { '?' }
 }
 
-/// Parses a decimal integer in the one form that Redis accepts: no sign except a minus, no leading
-/// zero, nothing around it.
+/// Parses a decimal integer in the only form that Redis accepts: no sign except a minus, no
+/// leading zero, and no other characters around it.
 pub fn integer(text: &[u8]) -> Option<i64> {
     let (negative, digits) = match text.split_first() {
         Some((b'-', digits)) => (true, digits),

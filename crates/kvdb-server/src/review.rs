@@ -1,11 +1,11 @@
-//! The differences between two states of a dictionary, except for strings that are one tuple:
-//! collections with the number of elements that were added, removed and changed, long strings, and
-//! deadlines; for each key its type on both sides.
+//! The differences between two states of a dictionary, except the differences of strings that are
+//! one tuple. They are collections with the number of elements that were added, removed and
+//! changed, long strings, and deadlines. Each key has its type on both sides.
 //!
-//! An element lies under the id of its collection and does not name its key. The key is found in a
-//! changed head, or else in the owner tuple of the collection, or, if an older program has written
-//! the collection, by a search of all heads. Pages of a long string are skipped, because its head
-//! changes with them.
+//! An element lies under the id of its collection and does not name its key. The key is found in
+//! a changed head, or otherwise in the owner tuple of the collection, or, if an older program has
+//! written the collection, by a search of all heads. Pages of a long string are skipped, because
+//! its head changes with them.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -20,7 +20,7 @@ use crate::keyspace::{
 use crate::names;
 use crate::request::integer;
 
-/// One state of a dictionary, with its types.
+/// One state of a dictionary, with the types of its keys.
 pub struct TypedState<'a> {
     pub view: &'a View,
     pub strings: Option<DictionaryId>,
@@ -30,13 +30,14 @@ pub struct TypedState<'a> {
 /// The properties of a key in one state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// `None` if the key does not exist. A long string counts as a string.
+    /// The type of the value, or `None` if the key does not exist. A long string counts as a
+    /// string.
     pub kind: Option<Kind>,
-    /// In milliseconds since 1970.
+    /// The deadline, in milliseconds since 1970.
     pub deadline: Option<u64>,
     /// The id of a collection.
     id: Option<u64>,
-    /// The number of its elements.
+    /// The number of elements of the collection.
     count: u64,
     /// The head of a long string.
     pages: Option<Head>,
@@ -46,13 +47,13 @@ impl Standing {
     pub fn is_collection(&self) -> bool {
         self.id.is_some()
     }
-    /// Returns the length of a long string, bytes.
+    /// Returns the length of a long string, in bytes.
     pub fn pages(&self) -> Option<u64> {
         self.pages.map(|head| head.len)
     }
 }
 
-/// Numbers of changed elements of a collection. A field with another deadline has changed.
+/// The numbers of changed elements of a collection. A field whose deadline differs has changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Elements {
     pub added: u64,
@@ -60,10 +61,10 @@ pub struct Elements {
     pub changed: u64,
 }
 
-/// An element that differs, with its value or score before and after, as they are stored.
+/// An element that differs, with its stored value or score before and after.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Element {
-    /// The part of its key that stands for its name.
+    /// The part of the element's key that represents its name.
     part: Bytes,
     before: Option<Bytes>,
     after: Option<Bytes>,
@@ -76,19 +77,20 @@ pub struct Reviewed {
     pub before: Standing,
     pub after: Standing,
     pub elements: Elements,
-    /// Filled only on request.
+    /// The elements that differ. They are collected only on request.
     pub fields: Vec<Element>,
 }
 
 impl Reviewed {
-    /// Returns whether a collection differs: its existence, its type or its elements.
+    /// Returns whether a collection differs in its existence, its type or its elements.
     pub fn is_of_collection(&self) -> bool {
         let sides = self.before.is_collection() || self.after.is_collection();
         let (before, after) = (self.before, self.after);
         let differs = before.kind != after.kind || before.id != after.id;
         sides && (differs || self.elements != Elements::default())
     }
-    /// Returns whether a string differs that is kept in pages on at least one side.
+    /// Returns whether the difference concerns a string that is kept in pages on at least one
+    /// side.
     pub fn is_of_pages(&self) -> bool {
         let state = |side: &Standing| side.pages.map(|head| (head.id, head.mark));
         state(&self.before) != state(&self.after)
@@ -104,8 +106,8 @@ impl Reviewed {
     }
 }
 
-/// Returns whether a key of a dictionary has the same value in both states of a store, or none in
-/// either. A missing dictionary has no keys. Values at one place are not read.
+/// Returns whether a key of a dictionary has the same value in both states of a store, or no
+/// value in both. A missing dictionary has no keys. Values that have the same place are not read.
 pub fn has_same(
     before: &View,
     after: &View,
@@ -139,20 +141,20 @@ impl TypedState<'_> {
         let count = self.get(&count_key(id))?.and_then(|count| integer(&count));
         Ok(count.and_then(|count| u64::try_from(count).ok()).unwrap_or(0))
     }
-    /// Returns the length of a string in one tuple, bytes, or `None` if the key has none.
+    /// Returns the length of a string in one tuple, in bytes, or `None` if the key has none.
     pub fn tuple(&self, key: &[u8]) -> Result<Option<u64>, Failure> {
         match self.strings.map(|strings| self.view.value_len(strings, key)) {
             None | Some(Err(kvdb::Error::NoDictionary(_))) => Ok(None),
             Some(found) => Ok(found?.map(|len| len as u64)),
         }
     }
-    /// Returns the length of a long string, bytes, or `None` if the key has none.
+    /// Returns the length of a long string, in bytes, or `None` if the key has none.
     pub fn pages(&self, key: &[u8]) -> Result<Option<u64>, Failure> {
         let head = self.head(key)?.filter(|head| head.kind == Kind::Pages);
         Ok(head.map(|head| head.len))
     }
-    /// Returns the length of the string of a key in either form, bytes, or `None` if the key has
-    /// none.
+    /// Returns the length of the string of a key in either form, in bytes, or `None` if the key
+    /// has none.
     pub fn string(&self, key: &[u8]) -> Result<Option<u64>, Failure> {
         Ok(match self.pages(key)? {
             None => self.tuple(key)?,
@@ -184,8 +186,8 @@ impl TypedState<'_> {
         let deadline = deadline.filter(|_| kind.is_some());
         Ok(Standing { kind, deadline, ..Standing::default() })
     }
-    /// Calls `visit` for the tuples in `[start, end)`. It returns the key at which to continue, or
-    /// `None` for the next tuple.
+    /// Calls `visit` for the tuples in `[start, end)`. `visit` returns the key at which to
+    /// continue, or `None` for the next tuple.
     fn walk(
         &self,
         start: &[u8],
@@ -210,12 +212,13 @@ impl TypedState<'_> {
 pub struct Review<'a> {
     before: TypedState<'a>,
     after: TypedState<'a>,
-    /// The caller wants the elements themselves.
+    /// Set if the caller needs the elements themselves.
     with_fields: bool,
-    /// Bytes that may still be collected, and the limit.
+    /// The number of bytes that may still be collected.
     left: usize,
+    /// The limit on the bytes that are collected.
     most: usize,
-    /// Called from time to time; fails when the server stops.
+    /// A function that is called from time to time. It returns an error when the server stops.
     check: &'a dyn Fn() -> Outcome,
     steps: u32,
     heads: BTreeSet<Bytes>,
@@ -234,7 +237,7 @@ impl<'a> Review<'a> {
         Review { before, after, with_fields, left: most, most, check, steps: 0, heads, collections }
     }
 
-    /// Reviews the difference of the two states.
+    /// Finds the differences between the two states.
     pub fn of_states(mut self) -> Result<Vec<Reviewed>, Failure> {
         let types =
             (self.before.types.or(self.after.types), self.after.types.or(self.before.types));
@@ -257,10 +260,11 @@ impl<'a> Review<'a> {
         self.finish()
     }
 
-    /// Reviews the changes of a transaction; the state after is a view of it.
+    /// Finds the changes of a transaction. The state after the changes must be a view of the
+    /// transaction.
     pub fn of_transaction(mut self, transaction: &Transaction) -> Result<Vec<Reviewed>, Failure> {
         let Some(types) = self.after.types else { return Ok(Vec::new()) };
-        // Tuples in a deleted range were counted with the range.
+        // Tuples in a deleted range have been counted with the range.
         let mut covered = Bytes::new();
         for change in transaction.changes_in(self.after.view, &[types])? {
             self.step()?;
@@ -288,7 +292,7 @@ impl<'a> Review<'a> {
         Ok(())
     }
 
-    /// Notes a tuple that was put or deleted.
+    /// Records a tuple that was put or deleted.
     fn tuple(&mut self, key: &Bytes) -> Outcome {
         match parse_element(key) {
             Some((id, 1, name)) => {
@@ -302,7 +306,7 @@ impl<'a> Review<'a> {
         }
     }
 
-    /// Notes a tuple that is not an element.
+    /// Records a tuple that is not an element.
     fn other(&mut self, key: &Bytes) -> Outcome {
         if let Some((id, ..)) = parse_element(key) {
             self.collections.entry(id).or_default();
@@ -337,8 +341,8 @@ impl<'a> Review<'a> {
         Ok(())
     }
 
-    /// Notes that the deadline of a field differs. The field has changed by that, unless it is
-    /// counted as changed, added or removed already.
+    /// Records that the deadline of a field differs. The field counts as changed, unless it has
+    /// already been counted as changed, added or removed.
     fn deadline(&mut self, id: u64, part: Bytes) -> Outcome {
         let place = element_key(id, &part);
         let (before, after) = (self.before.get(&place)?, self.after.get(&place)?);
@@ -355,8 +359,8 @@ impl<'a> Review<'a> {
         Ok(())
     }
 
-    /// Notes a deleted range: its tuples that existed and no longer do. Tuples that were put again
-    /// have entries of their own among the changes.
+    /// Records a deleted range, which consists of the tuples that existed and no longer exist.
+    /// Tuples that were put again have their own entries among the changes.
     fn range(&mut self, start: &Bytes, end: &Bytes) -> Outcome {
         let Some(types) = self.before.types else { return Ok(()) };
         let view = self.before.view;
@@ -367,7 +371,7 @@ impl<'a> Review<'a> {
         while let Some(tuple) = cursor.next()? {
             self.step()?;
             if tuple.key.starts_with(b"p") {
-                // Pages may be many, and need not be counted.
+                // The pages may be numerous, and need not be counted.
                 cursor.seek(b"q")?;
                 continue;
             }
@@ -379,7 +383,8 @@ impl<'a> Review<'a> {
             if part == 1 && self.after.get(&tuple.key)?.is_none() {
                 self.element(id, tuple.key.slice_ref(name), Some(tuple.value()?), None)?;
             }
-            // A collection that was removed as a whole is counted by its length.
+            // If a collection was removed as a whole, its length is the number of removed
+            // elements.
             let (first, last) = whole(id);
             if first[..] >= start[..] && last[..] <= end[..] && self.after.count(id)? == 0 {
                 cursor.seek(&last)?;
@@ -388,8 +393,8 @@ impl<'a> Review<'a> {
         Ok(())
     }
 
-    /// Finds the keys of the collections that were touched, and the properties of all keys on both
-    /// sides.
+    /// Finds the keys of the collections that were touched, and the properties of all keys on
+    /// both sides.
     fn finish(mut self) -> Result<Vec<Reviewed>, Failure> {
         self.find_owners()?;
         let mut all = Vec::new();
@@ -416,7 +421,7 @@ impl<'a> Review<'a> {
         Ok(all)
     }
 
-    /// Lists all elements of a collection that exists on one side only.
+    /// Lists all elements of a collection that exists only on one side.
     fn list(&mut self, id: Option<u64>, added: bool, fields: &mut Vec<Element>) -> Outcome {
         let Some(id) = id else { return Ok(()) };
         let (start, end) = elements(id);
@@ -430,7 +435,7 @@ impl<'a> Review<'a> {
             let element = Element { part, before, after };
             room = room.saturating_sub(element.bytes() + 64);
             found.push(element);
-            // There is no room for more; `take` below returns the error.
+            // There is no room for more elements; `take` below returns the error.
             Ok((room == 0).then(|| end.clone()))
         })?;
         for element in &found {
@@ -440,7 +445,7 @@ impl<'a> Review<'a> {
         Ok(())
     }
 
-    /// Adds the keys whose collections have changed while their heads have not.
+    /// Adds the keys whose collections have changed although their heads have not.
     fn find_owners(&mut self) -> Outcome {
         let mut known = BTreeSet::new();
         for key in &self.heads {
@@ -483,7 +488,7 @@ impl<'a> Review<'a> {
         Ok(())
     }
 
-    /// Returns the key in the owner tuple of a collection, if its head leads back to the
+    /// Returns the key in the owner tuple of a collection, if the head of the key refers to the
     /// collection.
     fn owner(&self, id: u64) -> Result<Option<Bytes>, Failure> {
         for side in [&self.after, &self.before] {
@@ -498,7 +503,7 @@ impl<'a> Review<'a> {
 }
 
 impl Element {
-    /// Returns the name, and the value or score before and after.
+    /// Returns the name of the element, and its value or score before and after.
     pub fn shown(&self) -> Result<(Bytes, [Option<Bytes>; 2]), Failure> {
         let (mut name, mut sides) = (self.part.clone(), [None, None]);
         for (side, stored) in sides.iter_mut().zip([&self.before, &self.after]) {

@@ -1,9 +1,9 @@
-//! Clients of one server under the schedules of many seeds: counters that are raised by `INCR`, by
-//! `WATCH` with `MULTI`, under a lock that `SETNX` or `WATCH` takes, while a watched gate is open,
-//! in joined transactions, as fields of a hash, and under a lock that expires. At the end each
-//! counter must equal the number of increments that were acknowledged to clients, and no increment
-//! may have passed the gate once it was closed. `KVFS_SEEDS=n` runs n seeds, `KVFS_SEED=n` only
-//! this one, `KVFS_SEED_BASE=n` begins with it.
+//! Tests clients of one server under the schedules of many seeds. They raise counters by `INCR`,
+//! by `WATCH` with `MULTI`, under a lock that `SETNX` or `WATCH` takes, while a watched gate is
+//! open, in joined transactions, as fields of a hash, and under a lock that expires. At the end
+//! each counter must equal the number of increments that were acknowledged to clients, and no
+//! increment may have passed the gate once it was closed. `KVFS_SEEDS=n` runs n seeds,
+//! `KVFS_SEED=n` runs only seed n, and `KVFS_SEED_BASE=n` begins with seed n.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -25,7 +25,7 @@ mod one_transaction;
 const CLIENTS: u64 = 3;
 const ATTEMPTS: u64 = 4;
 
-/// Acknowledged increments, by counter.
+/// The number of acknowledged increments of each counter.
 type Raised = BTreeMap<&'static str, i64>;
 
 struct Worker {
@@ -33,7 +33,7 @@ struct Worker {
     client: Client,
     random: Random,
     raised: Raised,
-    /// The value of the gated counter when this client had closed the gate.
+    /// The value of the gated counter when this client closed the gate.
     closed: Option<i64>,
 }
 
@@ -54,8 +54,7 @@ impl Worker {
         number(&self.told(&["GET", key]))
     }
 
-    /// Runs `EXEC`. Returns whether it was carried out, rather than aborted because of other
-    /// clients.
+    /// Runs `EXEC`. Returns `false` if it was aborted because of other clients.
     fn exec(&mut self) -> bool {
         match self.ask(&["EXEC"]) {
             Reply::Array(replies) => {
@@ -83,7 +82,7 @@ impl Worker {
         }
     }
 
-    /// Reads and sets, unless another client has changed the counter in between.
+    /// Reads and sets a counter, unless another client has changed it in between.
     fn watch(&mut self) {
         self.told(&["WATCH", "a"]);
         let next = (self.number("a") + 1).to_string();
@@ -94,8 +93,8 @@ impl Worker {
         }
     }
 
-    /// Takes a lock and raises, in single commands, a counter that only the holder of the lock
-    /// changes.
+    /// Takes a lock and then raises, in single commands, a counter that only the holder of the
+    /// lock changes.
     fn lock(&mut self) {
         let id = self.id.to_string();
         let mine = if self.random.one_in(2) {
@@ -152,8 +151,8 @@ impl Worker {
         self.raise("right");
     }
 
-    /// Adds a field to a hash for each increment, in single commands and in transactions. Each
-    /// client has field names of its own, so the transactions do not conflict.
+    /// Adds a field to a hash for each increment, in single commands and in transactions. The
+    /// field names of each client are unique, so the transactions do not conflict.
     fn fields(&mut self) {
         let field = format!("{}-{}", self.id, self.raised.get("fields").copied().unwrap_or(0));
         let joined = self.random.one_in(2).then(|| match self.told(&["TXN", "BEGIN", "SI"]) {
@@ -172,13 +171,13 @@ impl Worker {
         if done {
             self.raise("fields");
         }
-        // The hash's length counts the fields of all clients, so it is never less than this
-        // client's own.
+        // The length of the hash counts the fields of all clients, so it is never less than the
+        // number of fields of this client.
         let Reply::Integer(len) = self.told(&["HLEN", "hash"]) else { panic!("no length") };
         assert!(len >= self.raised.get("fields").copied().unwrap_or(0));
     }
 
-    /// Takes a lock that expires or is released; only one client holds it at a time.
+    /// Takes a lock that expires or is released. Only one client holds it at a time.
     fn lease(&mut self) {
         let id = self.id.to_string();
         if self.told(&["SET", "lease", &id, "NX", "PX", "60000"]) == Reply::Status("OK".into()) {
@@ -193,7 +192,7 @@ impl Worker {
         }
     }
 
-    /// Raises a counter in a transaction, which may lose to other clients.
+    /// Raises a counter in a transaction, which may conflict with other clients.
     fn transaction(&mut self) {
         let begin = if self.random.one_in(2) { "SI" } else { "SER" };
         let id = match self.told(&["TXN", "BEGIN", begin]) {
@@ -229,8 +228,8 @@ impl Worker {
     }
 }
 
-/// Returns whether a serializable transaction held the key for as long as a command waits. Under a
-/// schedule any wait may time out.
+/// Returns whether a serializable transaction has held the key for the whole time that a command
+/// waits. Under a schedule any wait may time out.
 fn is_locked(error: &str) -> bool {
     error.starts_with("LOCKED ")
 }
@@ -251,7 +250,8 @@ fn ask(client: &mut Client, words: &[&str]) -> Reply {
     client.call(&words).expect("a reply")
 }
 
-/// Returns a server of a small store, whose threads are scheduled by a seed.
+/// Returns the shared state of a server with a small store, whose threads are scheduled by a
+/// seed.
 fn shared_with(limits: Limits) -> Arc<Shared> {
     let open = OpenOptions {
         memory: 1 << 20,
@@ -337,7 +337,8 @@ fn no_client_loses_what_another_has_raised_whatever_the_schedule() {
     println!("{points} scheduling points; raised: {all:?}");
 }
 
-/// Fills a queue in every way, while two consumers wait for elements without a timeout.
+/// Fills a queue by all commands that can fill it, while two consumers wait for elements without
+/// a timeout.
 fn queue(seed: u64) -> Vec<String> {
     let shared = shared();
     let consumers: Vec<_> = (0..2)
@@ -404,11 +405,11 @@ fn none_that_waits_for_an_element_is_left_asleep_whatever_the_schedule() {
     }
 }
 
-/// A transaction puts three keys of different types, repeatedly, while another client deletes them
-/// by ranges that end at the last key or before it: either all of them exist, or none.
+/// A transaction repeatedly puts three keys of different types, while another client deletes them
+/// by ranges that end at the last key or before it. Either all of the keys exist, or none.
 fn emptied(seed: u64) -> u64 {
     let shared = shared_with(Limits { tuple: 10, ..Limits::default() });
-    // The types dictionary exists, with something in it.
+    // This creates the types dictionary with some content.
     ask(&mut Client::of(shared.clone()), &["HSET", "b", "field", "v"]);
     let mut putting = Client::of(shared.clone());
     let putter = thread::Builder::new().name("putter".into()).spawn(move || {

@@ -1,4 +1,5 @@
-//! Scripts: the texts that are known by name, and the processes that run them (see `kvdb_lua`).
+//! Scripts: the texts that are known by name, and the processes that run the scripts (see
+//! `kvdb_lua`).
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -23,12 +24,12 @@ pub use worker::{Broken, Worker};
 /// The scripts of all connections.
 pub struct Scripts {
     known: Mutex<Known>,
-    /// Limit on the bytes of the known texts.
+    /// Limit on the total bytes of the known texts.
     most: usize,
     pool: Arc<Pool>,
-    /// Time limit of a script, milliseconds.
+    /// Time limit of a script, in milliseconds.
     time: AtomicU64,
-    /// Scripts may call `DEBUG`.
+    /// Set if scripts may call `DEBUG`.
     debug: AtomicBool,
 }
 
@@ -42,7 +43,7 @@ struct Known {
 }
 
 impl Scripts {
-    /// Makes the set of scripts. `command` starts a worker; without it no scripts can run.
+    /// Makes the set of scripts. `command` starts a worker; without it scripts cannot run.
     pub fn new(command: Option<Vec<OsString>>, limits: &Limits) -> Self {
         Scripts {
             known: Mutex::default(),
@@ -69,7 +70,7 @@ impl Scripts {
         self.debug.store(on, Relaxed);
     }
 
-    /// Returns the text of a script by its name, in any case.
+    /// Returns the text of a script by its name; case is ignored.
     pub fn find(&self, name: &[u8]) -> Option<Bytes> {
         let name = std::str::from_utf8(name).ok()?.to_ascii_lowercase();
         let mut known = self.known.lock();
@@ -104,20 +105,21 @@ impl Scripts {
         *self.known.lock() = Known::default();
     }
 
-    /// Takes a worker for this session. This waits while other sessions use all of them, so call it
-    /// before any lock of keys is taken.
+    /// Takes a worker for this session. The call waits while other sessions use all workers, so
+    /// it must precede any lock of keys.
     pub fn slot(&self) -> Result<Slot, Failure> {
         self.pool.slot(self.time())
     }
-    /// Kills the running scripts, or the running functions. Returns an error if there is none.
+    /// Kills the running scripts, or the running functions. Returns an error if none is running.
     pub fn kill(&self, functions: bool) -> Result<(), Failure> {
         self.pool.kill(functions)
     }
-    /// Calls `show` with the function that has run for longest, if one is running.
+    /// Calls `show` with the function that has been running for the longest time, if one is
+    /// running.
     pub fn show_call<T>(&self, show: impl FnOnce(&Call) -> T) -> Option<T> {
         self.pool.show_call(show)
     }
-    /// Kills everything that runs, and lets nothing begin.
+    /// Kills all running scripts and functions, and prevents others from starting.
     pub fn close(&self) {
         self.pool.close();
     }

@@ -1,13 +1,14 @@
-//! Seals: a process may run programs in transactions and promise a person that nothing they do is
-//! visible outside before that person agrees. Its connection then seals the transactions by `TXN
-//! SEAL`. From then on the connections of all descendants of the process are confined: they write
-//! only in the transactions that the sealing connection has begun, and cannot end them.
+//! Seals. A process may run programs in transactions and promise a person that no effect of the
+//! programs is visible outside before that person agrees. Its connection then seals the
+//! transactions by `TXN SEAL`. From then on the connections of all descendants of the process are
+//! confined: they write only in the transactions that the sealing connection has begun, and
+//! cannot end them.
 //!
-//! The ancestors of a client are determined when it connects, from the process at the other end of
-//! its socket. The sealing process should be a subreaper (prctl(2)): then processes that a program
-//! leaves running stay its descendants. A process of the same user that another one starts on
-//! behalf of such a program (a debugger, a job scheduler, a login) is not recognized; only another
-//! user or a container protects against that.
+//! The ancestors of a client are determined when it connects, from the process at the other end
+//! of its socket. The sealing process should be a subreaper (prctl(2)), so that processes that a
+//! program leaves running stay its descendants. A process of the same user that another process
+//! starts on behalf of such a program (a debugger, a job scheduler, a login) is not recognized;
+//! only a different user or a container protects against such processes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,13 +18,14 @@ use kvdb::TransactionId;
 
 /// Longest chain of ancestors that is followed.
 const MOST_ANCESTORS: usize = 4096;
-/// Limit on retries of the walk up the ancestors, which fails if a process on the way ends.
+/// Limit on the number of retries of the walk up the ancestors. The walk fails if a process on
+/// the way ends.
 const TRIES: usize = 8;
 
 /// The seals that are in force.
 #[derive(Default)]
 pub struct Seals {
-    /// The seals by the connections that made them.
+    /// The seals, by the connections that made them.
     all: Mutex<BTreeMap<u64, Seal>>,
     count: AtomicUsize,
 }
@@ -33,13 +35,14 @@ struct Seal {
     transactions: BTreeSet<TransactionId>,
 }
 
-/// The connection that has sealed the transactions which a client is confined to. `None` if it
-/// could not be found: the client can then write nowhere.
+/// The connection that has sealed the transactions to which a client is confined. It is `None` if
+/// the connection could not be determined; the client then cannot write in any transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Confined(Option<u64>);
 
 impl Seals {
-    /// From here on confines descendants of `process` to the transactions that `connection` begins.
+    /// Confines descendants of `process` to the transactions that `connection` begins from now
+    /// on.
     pub fn seal(&self, connection: u64, process: i32) {
         let mut all = self.all.lock();
         all.entry(connection).or_insert(Seal { process, transactions: BTreeSet::new() });
@@ -51,7 +54,7 @@ impl Seals {
         self.count.load(SeqCst) > 0 && self.all.lock().contains_key(&connection)
     }
 
-    /// Notes that a connection has begun a transaction.
+    /// Records that a connection has begun a transaction.
     pub fn begun(&self, connection: u64, id: TransactionId) {
         if self.count.load(SeqCst) > 0
             && let Some(seal) = self.all.lock().get_mut(&connection)
@@ -60,14 +63,15 @@ impl Seals {
         }
     }
 
-    /// Notes that a confined client has begun a transaction within one that it may write in.
+    /// Records that a confined client has begun a transaction within a transaction in which it
+    /// may write.
     pub fn begun_within(&self, confined: Confined, id: TransactionId) {
         if let Some(connection) = confined.0 {
             self.begun(connection, id);
         }
     }
 
-    /// Notes that a connection has ended: descendants of its process can no longer write.
+    /// Records that a connection has ended. Descendants of its process can no longer write.
     pub fn end(&self, connection: u64) {
         if self.count.load(SeqCst) > 0 {
             let mut all = self.all.lock();
@@ -87,7 +91,7 @@ impl Seals {
                 return found;
             }
         }
-        // The process has ended already: the process that now uses its connection cannot be
+        // The process has already ended, so the process that now uses its connection cannot be
         // determined.
         Some(Confined(None))
     }
@@ -122,7 +126,7 @@ impl Seals {
 fn parent(process: i32) -> std::io::Result<i32> {
     let stat = std::fs::read(format!("/proc/{process}/stat"))?;
     let gone = || std::io::Error::from(std::io::ErrorKind::NotFound);
-    // The name, in parentheses, may contain any bytes.
+    // The name of the program, in parentheses, may contain any bytes.
     let behind = stat.iter().rposition(|byte| *byte == b')').ok_or_else(gone)?;
     let mut fields =
         std::str::from_utf8(&stat[behind + 1..]).unwrap_or("").split_ascii_whitespace();
@@ -141,7 +145,7 @@ mod tests {
     fn descendants_of_a_process_are_confined_to_what_its_connection_has_begun() {
         let (seals, own) = (Seals::default(), std::process::id() as i32);
         let mut child = std::process::Command::new("sh");
-        // A grandchild, which prints its number and runs until its input ends.
+        // The test starts a grandchild, which prints its number and runs until its input ends.
         child.args(["-c", "exec 3<&0; sh -c 'echo $$; read line' <&3 & wait"]);
         let mut child = child
             .stdin(std::process::Stdio::piped())

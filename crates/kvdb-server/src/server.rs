@@ -1,4 +1,4 @@
-//! The server: one thread that accepts connections, and event loops that serve them.
+//! The server. It has one thread that accepts connections, and event loops that serve them.
 
 use std::ffi::OsString;
 use std::io;
@@ -29,33 +29,35 @@ use crate::sweeper::Sweeping;
 use crate::tls::Tls;
 use crate::transactions::{Snapshots, Transactions};
 
-/// Limit on the number of loops: more of them would wait for one another's commits.
+/// Limit on the number of loops. A larger number of loops would wait for each other's commits.
 const MOST_LOOPS: usize = 8;
 
 /// Options of the server.
 #[derive(Clone, Default)]
 pub struct ServerOptions {
     /// The password that TCP clients must send with `AUTH` or `HELLO`. The Unix socket requires
-    /// none: its mode admits only the owner, who may read the store's file as well.
+    /// no password, because its mode admits only the owner, who may also read the file of the
+    /// store.
     pub password: Option<String>,
-    /// Serve this TCP address as well; port 0 takes a free one (`Server::tcp_address`). Needs a
-    /// password.
+    /// The TCP address to serve in addition. Port 0 selects a free port (`Server::tcp_address`).
+    /// A TCP address requires a password.
     pub tcp: Option<SocketAddr>,
-    /// Encrypt TCP connections; clients that do not are refused.
+    /// The TLS configuration of TCP connections. If it is set, unencrypted clients are refused.
     pub tls: Option<Tls>,
-    /// Connections start with `DURABLE yes`: each write is on disk before its reply.
+    /// Set if connections start with `DURABLE yes`, so that each write is on disk before its
+    /// reply.
     pub durable: bool,
     /// Limits on the resources that clients may use.
     pub limits: Limits,
-    /// The command that starts a process for scripts (`kvdb_lua::run_worker`), program and
-    /// arguments. Each process gets a socket as standard input. With `None`, scripts are not
-    /// available.
+    /// The command, with its arguments, that starts a process for scripts
+    /// (`kvdb_lua::run_worker`). Each process gets a socket as standard input. If it is `None`,
+    /// scripts are not available.
     pub scripts: Option<Vec<OsString>>,
     /// The host of transactions; `None` stands for the store itself.
     pub transactions: Option<Arc<dyn Transactions>>,
     /// The host of snapshots and clones; `None` stands for the store itself.
     pub snapshots: Option<Arc<dyn Snapshots>>,
-    /// The host of files; `None` stands for a store that has none.
+    /// The host of files; `None` stands for a store without files.
     pub files: Option<Arc<dyn Files>>,
     /// The store's statistics as a JSON object, for `INFO` and `KVFS.STAT`.
     pub info: Option<InfoSource>,
@@ -67,7 +69,7 @@ pub struct ServerOptions {
     pub publish: Option<Publish>,
 }
 
-/// A running server. Dropping it stops it: connections end, and the socket is removed.
+/// A running server. Dropping it stops the server: connections end, and the socket is removed.
 pub struct Server {
     common: Common,
     path: PathBuf,
@@ -76,22 +78,22 @@ pub struct Server {
     sweeping: Option<Sweeping>,
 }
 
-/// The parts that the accepting thread needs.
+/// The state that the accepting thread needs.
 #[derive(Clone)]
 struct Common {
     shared: Arc<Shared>,
     loops: Vec<Arc<EventLoop>>,
 }
 
-/// Returns the number of event loops: half of the processors are left to clients and to the store's
-/// own threads.
+/// Returns the number of event loops. Half of the processors are left to clients and to the
+/// threads of the store.
 fn wanted_loops() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get() / 2).clamp(1, MOST_LOOPS)
 }
 
 impl Server {
-    /// Serves `db` on a Unix socket at `path`, mode 0600. The socket of a dead server is replaced;
-    /// that of a running server is an error.
+    /// Serves `db` on a Unix socket at `path`, with mode 0600. The socket of a dead server is
+    /// replaced; the socket of a running server is an error.
     pub fn start(db: Kvdb, path: &Path, options: ServerOptions) -> Result<Server, Error> {
         if options.tcp.is_some() && options.password.as_deref().unwrap_or_default().is_empty() {
             return Err(Error::NoPassword);
@@ -124,7 +126,7 @@ impl Server {
         let common = Common { shared: Arc::new(shared), loops: Vec::new() };
         let mut server =
             Server { common, path: path.into(), wake, accepting: None, sweeping: None };
-        // From here on an error ends the threads that were started before.
+        // From here on an error ends the threads that have already been started.
         let Common { shared, loops } = &mut server.common;
         for number in 1..=wanted_loops() {
             loops.push(EventLoop::start(format!("resp-{number}"), shared.clone())?);
@@ -152,8 +154,8 @@ impl Server {
     pub fn tcp_address(&self) -> Option<SocketAddr> {
         self.common.shared.access.tcp()
     }
-    /// Ends every connection, after its current command, and removes the socket. Data that clients
-    /// wrote stays buffered or durable as it was.
+    /// Ends every connection after its current command, and removes the socket. The server does
+    /// not sync: data that clients have written stays buffered or durable as it was.
     pub fn stop(self) {}
 }
 
@@ -244,7 +246,7 @@ fn welcome(common: &Common, stream: Stream, address: String, needs_password: boo
         tracing::warn!("could not set up a RESP connection: {error}");
         return;
     }
-    // Only this thread adds connections.
+    // No other thread adds connections, so the check is not a race.
     if metrics.connected.load(Relaxed) >= shared.access.most_connections() as u64 {
         metrics.rejected.fetch_add(1, Relaxed);
         let _ = stream.write_all(b"-ERR max number of clients reached\r\n");

@@ -1,5 +1,5 @@
 //! The state of one client, and the access of its commands to the store, to transactions and to
-//! locks. (`shared` has the state that all connections share.)
+//! locks. `shared` has the state that all connections share.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -41,31 +41,32 @@ use subscriptions::Subscriptions;
 /// Number of attempts to apply a change that conflicts.
 pub const TRIES: usize = 64;
 
-/// One client. The parts own their state; the fields that are left say where its commands work, and
-/// how they are answered.
+/// One client. The parts own their state; the remaining fields say in which place the commands of
+/// the client work, and how they are answered.
 pub struct Session {
     pub shared: Arc<Shared>,
     pub id: u64,
     /// The user, the rights and the names of the client.
     pub identity: Identity,
-    /// The part of the connection that others use.
+    /// The part of the connection that other connections use.
     pub connection: Arc<Connection>,
     pub subscriptions: Subscriptions,
-    /// The client is notified of changes of what it keeps.
+    /// The tracking of the client, which is notified of changes of the keys that it caches.
     pub tracks: Option<Tracks>,
-    /// The client is shown all commands.
+    /// Set if the client monitors all commands.
     pub monitors: bool,
-    /// The command under way was called by a script.
+    /// Set if a script has called the current command.
     pub in_script: bool,
     pub replies: Replies,
     pub dictionary: Selected,
-    /// The state that its commands work on, unless they work in a transaction.
+    /// The state on which commands work, unless they work in a transaction.
     pub place: Place,
-    /// Each write of this connection is durable before its reply is sent.
+    /// Set if each write of this connection is durable before its reply is sent.
     pub durable: bool,
-    /// The connection ends after the reply is sent.
+    /// Set if the connection ends after the reply has been sent.
     pub closing: bool,
-    /// The transaction that commands work in, and the state shared with other connections in it.
+    /// The transaction in which commands work, and the state that it shares with other
+    /// connections.
     pub joined: Option<(Transaction, Arc<TransactionState>)>,
     /// Transactions that end with this connection.
     pub attached: Vec<TransactionId>,
@@ -73,27 +74,28 @@ pub struct Session {
     pub multi: Multi,
     /// The state of commands that take effect together.
     pub exec: Execution,
-    /// Time that the command under way has waited for other connections.
+    /// The time that the current command has waited for other connections.
     pub waited: Duration,
-    /// An import, a walk or an export under way.
+    /// An import, a walk or an export in progress.
     pub file_work: FileWork,
 }
 
-/// The changes that a client wants to be notified of (`CLIENT TRACKING`).
+/// The changes of which a client wants to be notified (`CLIENT TRACKING`).
 #[derive(Default)]
 pub struct Tracks {
-    /// All keys with one of these prefixes, instead of the keys that it has read.
+    /// Set if the client tracks all keys with one of its prefixes, instead of the keys that it
+    /// has read.
     pub all: bool,
     pub prefixes: Vec<Bytes>,
-    /// Only keys of commands after `CLIENT CACHING YES`, or all but those after `CLIENT CACHING
-    /// NO`.
+    /// Set if only keys of commands after `CLIENT CACHING YES` are tracked; otherwise the keys of
+    /// all commands except those after `CLIENT CACHING NO` may be tracked.
     pub opt_in: bool,
     pub opt_out: bool,
-    /// `CLIENT CACHING`, until the next command has been run.
+    /// The argument of `CLIENT CACHING`, until the next command has run.
     pub caching: Option<bool>,
-    /// The client does not want to be notified of its own changes.
+    /// Set if the client does not want to be notified of its own changes.
     pub no_loop: bool,
-    /// The client that is notified instead.
+    /// The client that is notified in place of this one.
     pub redirect: Option<u64>,
     /// The position in the list of commits at which the transaction of an `EXEC` or a script began.
     pub since: Option<CommitPosition>,
@@ -104,12 +106,12 @@ pub struct Tracks {
 pub enum Replies {
     On,
     Off,
-    /// All except the reply to the next command.
+    /// All replies except the reply to the next command are sent.
     SkipNext,
 }
 
 impl Replies {
-    /// Returns whether the reply to the command that begins now is suppressed.
+    /// Returns whether the reply to the command that is about to run is suppressed.
     pub fn mutes_next(&mut self) -> bool {
         let muted = *self != Replies::On;
         if *self == Replies::SkipNext {
@@ -120,7 +122,7 @@ impl Replies {
 }
 
 impl Session {
-    /// Makes the session of a connection; `closer` closes the connection from another thread.
+    /// Makes the session of a connection. `closer` closes the connection from another thread.
     pub fn new(
         shared: Arc<Shared>,
         address: String,
@@ -164,17 +166,18 @@ impl Session {
         dictionaries::types_at(&self.place, &self.shared.db)
     }
 
-    /// Returns whether commands work in a transaction that was begun or joined, as opposed to one
-    /// that `EXEC` makes for itself.
+    /// Returns whether commands work in a transaction that was begun or joined, in contrast to a
+    /// transaction that `EXEC` makes for itself.
     pub fn is_joined(&self) -> bool {
         self.joined.is_some()
     }
-    /// Returns the transaction that commands work in, or `None` if they work on the store itself.
+    /// Returns the transaction in which commands work, or `None` if they work on the store
+    /// itself.
     pub fn inside(&self) -> Option<&Transaction> {
         let joined = || self.joined.as_ref().map(|(transaction, _)| transaction);
         self.exec.own().or_else(joined)
     }
-    /// Returns the newest value of a key if commands work on the store itself: this takes one
+    /// Returns the newest value of a key if commands work on the store itself. This takes one
     /// lookup, and no view. Returns `None` if they work elsewhere.
     pub fn newest(
         &self,
@@ -184,7 +187,7 @@ impl Session {
         let alone = !self.exec.is_running() && self.joined.is_none();
         (alone && !matches!(self.place, Place::Snapshot(..))).then(|| self.shared.db.get(dict, key))
     }
-    /// Updates the state that `CLIENT LIST` shows of this connection.
+    /// Updates the state of this connection that `CLIENT LIST` shows.
     pub fn show(&self, resp3: bool) {
         let mut shown = self.connection.shown.lock();
         self.identity.show(&mut shown);
@@ -199,9 +202,9 @@ impl Session {
         shown.tracks = self.tracks.as_ref().map(|tracks| (tracks.all, tracks.redirect));
         shown.shards = self.subscriptions.shards.len();
     }
-    /// Returns a view of the current state. All reads through it must have been announced by
-    /// `reads` or `reads_range`. In a serializable transaction those have locked the keys, which
-    /// must then be read from the view that `renewed` returns.
+    /// Returns a view of the current state. All reads through the view must have been announced
+    /// by `reads` or `reads_range`. In a serializable transaction these functions have locked the
+    /// keys, which must then be read from the view that `renewed` returns.
     pub fn view(&self) -> Result<View, Failure> {
         if let Some(nested) = self.exec.nested() {
             return Ok(nested.view()?);
@@ -212,7 +215,7 @@ impl Session {
             (_, Some(transaction)) => transaction.view()?,
         })
     }
-    /// Announces reads of these keys: a serializable transaction locks them, and the commit of an
+    /// Announces reads of these keys. A serializable transaction locks them, and the commit of an
     /// `EXEC` depends on them.
     pub fn reads<'k>(
         &self,
@@ -239,16 +242,16 @@ impl Session {
         }
         Ok(())
     }
-    /// Renews a view that this session has taken. In a serializable transaction it then shows the
-    /// newest commits to the keys that the transaction has locked. Changes of the transaction
-    /// itself, which other connections may make as well, stay as in `view`.
+    /// Renews a view that this session has taken. In a serializable transaction the renewed view
+    /// shows the newest commits to the keys that the transaction has locked. Changes of the
+    /// transaction itself, which other connections may also make, are the same as in `view`.
     pub fn renewed(&self, view: &View) -> Result<View, Failure> {
         match self.inside() {
             Some(transaction) => Ok(transaction.renew(view)?),
             None => Ok(view.clone()),
         }
     }
-    /// Commits a batch. If durability is wanted, the output takes care of it (see `output`). In a
+    /// Commits a batch. If durability is requested, the output provides it (see `output`). In a
     /// transaction the batch is visible only there.
     pub fn commit(&self, batch: Batch) -> Result<(), Failure> {
         if let Some(mut nested) = self.exec.nested() {
@@ -276,8 +279,8 @@ impl Session {
     pub fn notes(&self, class: Classes) -> bool {
         self.shared.notifications.are_on(class)
     }
-    /// Carries out effects whose commit is visible. `EXEC` and a joined transaction keep them until
-    /// their own commit.
+    /// Carries out effects whose commit is visible. `EXEC` and a joined transaction keep the
+    /// effects until their own commit.
     pub fn settle(&self, effects: Vec<Effect>) {
         if !effects.is_empty() {
             self.settle_at(self.spot(), effects);
@@ -307,7 +310,7 @@ impl Session {
             kept.as_ref().is_none_or(|kept| kept.has_room(bytes + gathered, most))
         }) && self.exec.has_room_for_effect(bytes, most)
     }
-    /// Settles the effects that were gathered during `EXEC`. See [`Session::settle`].
+    /// Settles the effects that were collected during `EXEC`; see [`Session::settle`].
     pub fn settle_all(&self) {
         self.settle_outside_exec(self.exec.take_effects());
     }
@@ -342,7 +345,7 @@ impl Session {
         }
     }
     /// Locks these keys against other commands between reading and writing them. Locks of the
-    /// transaction, which may take long to get, are taken first.
+    /// transaction, which may take long to acquire, are taken first.
     pub fn hold<'k>(
         &self,
         dict: DictionaryId,
@@ -367,7 +370,7 @@ impl Session {
         if self.exec.is_running() { Held::Already } else { self.locks().all() }
     }
 
-    /// Leaves a transaction or place: commands work on the store itself again.
+    /// Leaves a transaction or place. Afterwards commands work on the store itself.
     pub fn leave(&mut self) {
         self.place = Place::Store;
         self.joined = None;
@@ -414,7 +417,7 @@ impl Drop for Session {
     }
 }
 
-/// The error of a write in a snapshot.
+/// The error for a write to a snapshot.
 pub const SNAPSHOT: Failure = Failure::Coded(
     ErrorCode::ReadOnly,
     std::borrow::Cow::Borrowed(

@@ -1,4 +1,4 @@
-//! The newest slow commands, for `SLOWLOG`.
+//! The newest slow commands, which `SLOWLOG` shows.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering::Relaxed};
@@ -8,15 +8,16 @@ use env::sync::Mutex;
 
 use crate::request::Arguments;
 
-/// Number of words of a command that are kept, and the bytes of each.
+/// Limit on the number of words of a command that are kept.
 const WORDS: usize = 32;
+/// Limit on the number of bytes of a word that are kept.
 const BYTES: usize = 128;
 
 /// A slow command.
 #[derive(Clone, Debug)]
 pub struct Entry {
     pub number: u64,
-    /// In seconds since 1970.
+    /// The time of the command, in seconds since 1970.
     pub at: u64,
     pub micros: u64,
     /// The words of the command, shortened.
@@ -28,7 +29,7 @@ pub struct Entry {
 
 /// The slow commands of all connections.
 pub struct SlowLog {
-    /// Threshold in microseconds; slower commands are kept. Negative: none are kept.
+    /// The threshold in microseconds; slower commands are kept. If it is negative, none are kept.
     slower_than: AtomicI64,
     most: AtomicUsize,
     state: Mutex<SlowEntries>,
@@ -69,7 +70,7 @@ impl SlowLog {
         u64::try_from(self.slower_than())
             .is_ok_and(|micros| took > Duration::from_micros(micros) || micros == 0)
     }
-    /// Keeps a command, and assigns its number.
+    /// Adds a command to the log, and assigns its number.
     pub fn keep(&self, entry: Entry) {
         let mut state = self.state.lock();
         let number = state.next;
@@ -91,7 +92,8 @@ impl SlowLog {
     }
 }
 
-/// Returns the words of a command as they are kept. With `secret` the arguments are redacted.
+/// Returns the words of a command in the form in which they are kept. With `secret` the arguments
+/// are redacted.
 pub fn shortened(args: Arguments<'_>, secret: bool) -> Vec<Vec<u8>> {
     let kept = if args.len() > WORDS { WORDS - 1 } else { args.len() };
     let mut words: Vec<Vec<u8>> = args.from(0).take(kept).map(short).collect();

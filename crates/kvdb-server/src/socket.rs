@@ -1,5 +1,5 @@
-//! The server's socket in the file system. Only its owner can connect. The socket of a running
-//! server is never replaced; that of a dead server always is.
+//! The socket of the server in the file system. Only its owner can connect. The socket of a
+//! running server is never replaced; the socket of a dead server always is.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -12,28 +12,29 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::error::Error;
 
-/// A listening Unix socket and its name, which is removed with it.
+/// A listening Unix socket and its name. The name is removed when this value is dropped.
 pub struct PrivateSocket {
-    /// The listener is non-blocking.
+    /// The listener, which is non-blocking.
     pub listener: UnixListener,
     path: PathBuf,
     device_and_inode: (u64, u64),
 }
 
 impl PrivateSocket {
-    /// Listens under this name, and replaces at most the socket of a dead server.
+    /// Listens under this name. The socket of a dead server is replaced.
     pub fn listen(path: &Path) -> Result<Self, Error> {
         let failed = |error: io::Error| Error::Socket { path: path.into(), error };
         refuse_if_taken(path)?;
-        // The socket is made under another name and then renamed to the final one: at no time is
-        // there a socket that does not answer yet. The mode is set on the socket before it is bound
-        // (Linux gives the name the socket's mode), so at no time is it open to other users.
+        // The socket is created under another name and then renamed to the final one, so that
+        // there is never a socket at the final name that does not answer yet. The mode is set on
+        // the socket before it is bound (Linux assigns the mode of the socket to the name), so
+        // that it is never open to other users.
         let mut making = path.as_os_str().to_owned();
         making.push("~");
         let making = PathBuf::from(making);
         let address = SocketAddrUnix::new(&making).map_err(|_| Error::PathTooLong(path.into()))?;
-        // A server that died at this point has left a socket here. Anything else is not this
-        // program's.
+        // A server that died at this point has left a socket here. Any other file does not belong
+        // to this program.
         match std::fs::symlink_metadata(&making) {
             Ok(meta) if meta.file_type().is_socket() => drop(std::fs::remove_file(&making)),
             Ok(_) => return Err(Error::NotASocket(making)),
@@ -72,7 +73,7 @@ impl PrivateSocket {
 
 impl Drop for PrivateSocket {
     fn drop(&mut self) {
-        // Another server may have replaced the socket since; its socket stays.
+        // Another server may have replaced the socket in the meantime. The new socket is kept.
         if let Ok(meta) = std::fs::symlink_metadata(&self.path)
             && (meta.dev(), meta.ino()) == self.device_and_inode
         {

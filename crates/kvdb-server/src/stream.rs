@@ -26,9 +26,9 @@ pub enum Stream {
 /// The result of a non-blocking read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
-    /// This many bytes.
+    /// This many bytes have arrived.
     Bytes(usize),
-    /// No bytes so far.
+    /// No bytes have arrived yet.
     Nothing,
     /// The client has closed the connection, or it is broken.
     End,
@@ -50,7 +50,7 @@ impl Stream {
         }
     }
 
-    /// Returns the system user at the other end.
+    /// Returns the user of the process at the other end.
     pub fn user(&self) -> Option<u32> {
         match self {
             Stream::Unix(s) => peer::user(s).ok(),
@@ -58,7 +58,7 @@ impl Stream {
         }
     }
 
-    /// Returns the process at the other end, as numbered in this PID namespace.
+    /// Returns the process at the other end, with its number in this PID namespace.
     pub fn process(&self) -> Option<i32> {
         match self {
             Stream::Unix(s) => {
@@ -79,7 +79,7 @@ impl Stream {
         }
     }
 
-    /// Writes as much as the socket takes without blocking, and returns how much.
+    /// Writes as many bytes as the socket accepts without blocking, and returns their number.
     pub fn send_now(&self, bytes: &[u8]) -> io::Result<usize> {
         let mut sent = 0;
         while sent < bytes.len() {
@@ -94,7 +94,7 @@ impl Stream {
         Ok(sent)
     }
 
-    /// Writes all of it, waiting for the client if necessary.
+    /// Writes all bytes, and waits for the client if necessary.
     pub fn write_all(&self, bytes: &[u8]) -> io::Result<()> {
         match self {
             Stream::Unix(s) | Stream::Tls(s) => (&*s).write_all(bytes),
@@ -109,8 +109,8 @@ impl Stream {
         };
     }
 
-    /// Closes the connection so that the client receives the last reply even if it is still
-    /// sending: its data is read and dropped for a moment.
+    /// Closes the connection in such a way that the client receives the last reply even if it is
+    /// still sending: its data is read and dropped for a short time.
     pub fn linger(&self) {
         let until = Instant::now() + LINGER;
         self.shutdown(Shutdown::Write);

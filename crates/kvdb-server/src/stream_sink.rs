@@ -1,11 +1,12 @@
-//! The sink of a socket: sends replies, and keeps those that the client does not take at once.
+//! The sink of a socket. It sends replies, and keeps the replies that the client does not accept
+//! at once.
 //!
-//! A client may send all of a pipeline before it reads the first reply. If the server waited for it
-//! to read, both would wait forever. So replies wait in a [`Backlog`] while the next commands run,
-//! and an event loop sends them when the client takes more. If there is no room for more replies,
-//! the thread waits for the client, and reads its requests ahead at the same time. If there is no
-//! room for those either, and the client takes nothing for a while, the server assumes that it
-//! never will, and ends the connection.
+//! A client may send all of a pipeline before it reads the first reply. If the server waited
+//! until the client reads, both would wait forever. So replies wait in a [`Backlog`] while the
+//! next commands run, and an event loop sends them when the client accepts more. If there is no
+//! room for more replies, the thread waits for the client, and reads its requests ahead at the
+//! same time. If there is no room for these requests either, and the client accepts nothing for a
+//! while, the server assumes that it never will, and ends the connection.
 
 use std::io;
 use std::net::Shutdown;
@@ -23,29 +24,31 @@ use crate::output::Sink;
 use crate::session::Shared;
 use crate::stream::{Received, Stream};
 
-/// Longest sleep of a connection that has no descriptor to wait with.
+/// Longest sleep of a connection that has no descriptor to wait for.
 const LOOK: Duration = Duration::from_millis(50);
 /// Interval of checks whether other connections have freed room for this client's requests.
 const TICK: Duration = Duration::from_secs(1);
 
 pub struct StreamSink {
     stream: Arc<Stream>,
-    /// Called before the thread waits.
+    /// A function that is called before the thread waits.
     give_way: Box<dyn Fn() + Send>,
     /// Replies that the client has not taken.
     unsent: Backlog,
     /// Requests that were read while the thread waited for the client.
     ahead: Backlog,
-    /// The client has closed its sending side.
+    /// Set if the client has closed its sending side.
     ended: bool,
-    /// The last time that the client took or sent something while replies waited.
+    /// The last time at which the client took or sent something while replies waited.
     moved: Instant,
-    /// The connection is ending: data that the client sends no longer counts as progress.
+    /// Set if the connection is ending. Data that the client sends then no longer counts as
+    /// progress.
     finishes: bool,
     /// The reason why the client was dropped while a command waited.
     failed: Option<io::Error>,
-    /// `patience` is `Limits::write_timeout`, and `stall` is `Limits::stall`.
+    /// The value of `Limits::write_timeout`.
     patience: Duration,
+    /// The value of `Limits::stall`.
     stall: Duration,
 }
 
@@ -66,7 +69,7 @@ impl StreamSink {
         }
     }
 
-    /// Sends as many of the waiting bytes as the client takes now.
+    /// Sends as many of the waiting bytes as the client accepts now.
     fn push(&mut self) -> io::Result<()> {
         while !self.unsent.is_empty() {
             let front = self.unsent.front();
@@ -96,7 +99,7 @@ impl StreamSink {
         }
     }
 
-    /// Sends or keeps as many of these bytes as possible, and returns how many.
+    /// Sends or keeps as many of these bytes as possible, and returns their number.
     fn offer(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.push()?;
         let mut sent = 0;
@@ -108,8 +111,8 @@ impl StreamSink {
     }
 
     /// Waits until the client takes or sends something, one of these events occurs, the bell has
-    /// rung, or `at_most` is over. Reads the data that has arrived, if there is room for it.
-    /// Returns an error if the client's time is up.
+    /// rung, or `at_most` has elapsed. Reads the data that has arrived, if there is room for it.
+    /// Returns an error if the time of the client has elapsed.
     fn await_client(
         &mut self,
         mut events: PollFlags,
@@ -137,14 +140,15 @@ impl StreamSink {
         Ok(())
     }
 
-    /// Returns the time for which the client is still waited for, if replies wait.
+    /// Returns the time for which the server still waits for the client, or `None` if no replies
+    /// wait.
     fn time_left(&self, full: bool) -> io::Result<Option<Duration>> {
         if self.unsent.is_empty() {
             return Ok(None);
         }
         let idle = self.moved.elapsed();
-        // A client that does not send either is slow; one that does send waits until the server
-        // reads.
+        // A client that does not send either is slow. A client that does send waits until the
+        // server reads.
         if full && idle >= self.stall && self.is_ready(PollFlags::IN) {
             return Err(self.in_vain(format!(
                 "its client sends requests and takes no replies. {} bytes of replies and {} bytes \
@@ -163,8 +167,8 @@ impl StreamSink {
         Ok(Some(self.patience - idle))
     }
 
-    /// Returns the error, and closes the socket: the client learns at once that its data is not
-    /// read any more.
+    /// Returns the error, and closes the socket, so that the client learns at once that its data
+    /// is not read any more.
     fn in_vain(&self, why: String) -> io::Error {
         self.stream.shutdown(Shutdown::Both);
         io::Error::new(io::ErrorKind::TimedOut, why)
@@ -184,7 +188,7 @@ impl Sink for StreamSink {
         }
         let mut sent = self.offer(bytes)?;
         if sent < bytes.len() {
-            // The client is slow in taking its replies.
+            // The client is slow to take its replies.
             (self.give_way)();
         }
         while sent < bytes.len() {
@@ -226,7 +230,7 @@ impl Sink for StreamSink {
             if awaited.and_then(|()| self.push()).is_err() {
                 return;
             }
-            // Data that the client still sends is useless.
+            // Data that the client still sends is not needed any more.
             self.ahead.clear();
         }
     }
@@ -253,7 +257,7 @@ impl Sink for StreamSink {
     }
 
     fn is_gone(&self) -> bool {
-        // Data that it has sent before may still have to be read.
+        // Data that the client has sent before may still have to be read.
         self.failed.is_some() || self.is_ready(PollFlags::RDHUP)
     }
 
@@ -266,11 +270,12 @@ impl Sink for StreamSink {
             if left.is_some_and(|left| left.is_zero()) {
                 break;
             }
-            // The process is out of descriptors: the bell is noticed a little later.
+            // The process is out of descriptors, so the ring of the bell is noticed a little
+            // later.
             let look = rings.is_none().then_some(LOOK);
             let at_most = [left, look].into_iter().flatten().min();
-            // A half-closed connection counts as closed: the client's next bytes are read ahead,
-            // but their end ends the wait.
+            // A half-closed connection counts as closed. The next bytes of the client are read
+            // ahead, but the end of its stream ends the wait.
             let awaited = self.await_client(PollFlags::RDHUP, rings, at_most);
             if let Err(error) = awaited.and_then(|()| self.push()) {
                 self.failed = Some(error);

@@ -1,10 +1,10 @@
 //! Removes expired keys, and expired fields of hashes, in the background and in bounded steps.
-//! Readers do not wait for it: to them a key ceases to exist at its deadline.
+//! Readers do not depend on the sweeper: for them a key ceases to exist at its deadline.
 //!
-//! The types dictionary holds all deadlines in order, so a step reads those that have passed and
-//! one more, which determines the time of the next step. A step is one commit. Keys that a
-//! transaction holds locked are left for a later step. A dictionary in which nothing was due is
-//! left alone until its next deadline, or until its types dictionary changes, so that a store of
+//! The types dictionary holds all deadlines in order, so a step reads the deadlines that have
+//! passed and one more, which determines the time of the next step. A step is one commit. Keys
+//! that a transaction has locked are left for a later step. A dictionary in which nothing was due
+//! is skipped until its next deadline, or until its types dictionary changes, so that a store of
 //! thousands of dictionaries costs little while it is idle.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -24,44 +24,44 @@ use crate::keyspace::{
 };
 use crate::session::{Session, Shared};
 
-/// Limit on the keys that one step removes from a dictionary, and on the hashes whose fields it
-/// removes.
+/// Limit on the number of keys that one step removes from a dictionary, and on the number of
+/// hashes whose fields it removes.
 const STEP: usize = 128;
-/// A step removes up to this many fields of a hash for each key that it may remove.
+/// Limit on the number of fields of a hash that a step removes for each key that it may remove.
 const FIELDS: usize = 16;
 /// Approximate limit on the bytes of the fields that one step removes from a dictionary.
 const ROOM: usize = 1 << 20;
 /// Pause between two steps while there is work, so that clients take precedence.
 const BREATH: Duration = Duration::from_millis(10);
-/// Longest pause: deadlines that are set while nothing is due are found after this time at the
+/// Longest pause. A deadline that is set while nothing is due is found after this time at the
 /// latest.
 const REST: Duration = Duration::from_secs(1);
 
 /// The result of a step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Swept {
-    /// Keys removed.
+    /// The number of keys removed.
     pub removed: usize,
-    /// Fields of hashes removed.
+    /// The number of fields of hashes removed.
     pub fields: usize,
-    /// More keys or fields can be removed at once.
+    /// Set if more keys or fields can be removed at once.
     pub more: bool,
-    /// The time after the next deadline, milliseconds since 1970.
+    /// The time after the next deadline, in milliseconds since 1970.
     pub next: Option<u64>,
-    /// Dictionaries whose deadlines were read.
+    /// The number of dictionaries whose deadlines were read.
     pub read: usize,
 }
 
 /// A types dictionary in which nothing was due.
 #[derive(Clone, Copy)]
 struct Idle {
-    /// The mark of its content (see [`kvdb::View::mark_of`]).
+    /// The mark of the content of the dictionary (see [`kvdb::View::mark_of`]).
     mark: [u64; 4],
-    /// The time after its first deadline, if it has any.
+    /// The time after the first deadline of the dictionary, or `None` if it has no deadlines.
     next: Option<u64>,
 }
 
-/// The sweeper of a store, with its knowledge from earlier steps.
+/// The sweeper of a store, with the state that it keeps between steps.
 #[derive(Default)]
 pub struct Sweeper {
     idle: HashMap<DictionaryId, Idle>,
@@ -96,9 +96,9 @@ fn typed(db: &Kvdb) -> Vec<Typed> {
 }
 
 impl Sweeper {
-    /// Removes up to `most` expired keys of each dictionary of the store, and expired fields of up
-    /// to as many hashes. A dictionary that fails does not keep the others from being swept; the
-    /// first failure is returned.
+    /// Removes up to `most` expired keys of each dictionary of the store, and expired fields of
+    /// up to `most` hashes. A failure in one dictionary does not prevent the others from being
+    /// swept; the first failure is returned.
     pub fn step(&mut self, shared: &Arc<Shared>, most: usize) -> (Swept, Outcome) {
         let (mut all, mut done) = (Swept::default(), Ok(()));
         let mut session = Session::new(shared.clone(), "sweeper".into(), false, None);
@@ -131,8 +131,9 @@ impl Sweeper {
     }
 }
 
-/// Returns up to `most` deadlines that have passed, with their keys, and whether any has passed,
-/// even if only that of a locked key. Notes in `swept` the next deadline, or that there are more.
+/// Returns up to `most` deadlines that have passed, with their keys, and whether any deadline has
+/// passed, even if it belongs only to a locked key. Records in `swept` the next deadline, or that
+/// there are more.
 fn passed(
     s: &Session,
     strings: DictionaryId,
@@ -165,8 +166,8 @@ fn passed(
     Ok((due, any))
 }
 
-/// Sweeps the selected dictionary. Also returns whether any deadline has passed, even if only that
-/// of a locked key.
+/// Sweeps the selected dictionary. Also returns whether any deadline has passed, even if it
+/// belongs only to a locked key.
 fn sweep(s: &Session, space: Keyspace, most: usize) -> Result<(Swept, bool), Failure> {
     let mut swept = Swept::default();
     let Some(types) = space.types else { return Ok((swept, false)) };
@@ -179,8 +180,8 @@ fn sweep(s: &Session, space: Keyspace, most: usize) -> Result<(Swept, bool), Fai
         let mut removed = HashSet::new();
         let mut hashes: BTreeMap<&Bytes, (Head, Vec<u64>)> = BTreeMap::new();
         for (deadline, key) in &due {
-            // The head alone: the number of fields that exist takes a walk over all that have
-            // expired.
+            // Only the head is read, because the number of existing fields takes a walk over all
+            // expired ones.
             let live = seen.live_head(key)?;
             match live.head {
                 Some(head) if head.deadline == Some(*deadline) => {
@@ -189,7 +190,7 @@ fn sweep(s: &Session, space: Keyspace, most: usize) -> Result<(Swept, bool), Fai
                         removed.insert(key);
                     }
                 }
-                // The deadline is that of a field.
+                // The deadline belongs to a field of the hash.
                 Some(head) if head.expiring => {
                     hashes.entry(key).or_insert((head, Vec::new())).1.push(*deadline);
                 }
@@ -197,11 +198,12 @@ fn sweep(s: &Session, space: Keyspace, most: usize) -> Result<(Swept, bool), Fai
                 _ => batch.delete(types, deadline_key(*deadline, key)),
             }
         }
-        // A hash may be named at several deadlines, so its fields are removed after all of these.
+        // A hash may be named at several deadlines, so its fields are removed after all deadlines
+        // were read.
         let (mut fields, mut more, mut room) = (0, false, ROOM);
         for (key, (head, deadlines)) in hashes {
             if room == 0 {
-                // The index still names the others.
+                // The index still names the other hashes.
                 more = true;
                 break;
             }
@@ -222,14 +224,15 @@ fn sweep(s: &Session, space: Keyspace, most: usize) -> Result<(Swept, bool), Fai
     Ok((swept, any))
 }
 
-/// The thread that sweeps. It ends when this is dropped.
+/// The thread that runs the sweeper. It ends when this value is dropped.
 pub struct Sweeping {
     stop: Arc<(Mutex<bool>, Condvar)>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Sweeping {
-    /// Starts the thread. It also calls `besides` after each step, at least once a second.
+    /// Starts the thread. The thread also calls `besides` after each step, at least once a
+    /// second.
     pub fn start(
         shared: Arc<Shared>,
         besides: impl Fn() + Send + 'static,

@@ -6,15 +6,16 @@ use std::time::Duration;
 
 use rustix::net::sockopt;
 
-/// A silent side is probed after this time, and then at this interval.
+/// Time after which a silent side is probed.
 const SILENT: Duration = Duration::from_secs(15);
+/// Interval of the further probes of a silent side.
 const ASKED: Duration = Duration::from_secs(5);
-/// The number of probes without an answer, and the time for unacknowledged data, after which the
-/// connection ends.
+/// Number of probes without an answer after which the connection ends.
 const QUESTIONS: u32 = 3;
+/// Time in milliseconds after which a connection with unacknowledged data ends.
 const UNTAKEN_MILLIS: u32 = 30_000;
 
-/// Has the kernel end a connection whose other machine does not answer any more.
+/// Lets the kernel end a connection whose other machine does not answer any more.
 pub fn notices_the_end(stream: &TcpStream) -> io::Result<()> {
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, SILENT)?;

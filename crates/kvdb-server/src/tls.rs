@@ -1,4 +1,4 @@
-//! TLS: encrypted TCP connections, on which the server presents a certificate.
+//! Encrypted TCP connections (TLS), on which the server presents a certificate.
 //!
 //! The event loops are not aware of TLS. Each encrypted connection has a thread that relays between
 //! the client's socket, which carries TLS records, and one end of a pair of Unix sockets; a loop
@@ -21,17 +21,17 @@ use crate::error::Error;
 use crate::relay::{HANDSHAKE, Relay, Relayed, agree};
 use crate::tcp;
 
-/// Bytes that are taken of a client before they are read, so that its end is seen while the server
-/// works on its requests.
+/// Number of bytes of a client that are relayed before the server reads them, so that the end of
+/// the client is noticed while the server works on its requests.
 const AHEAD: usize = 8 << 20;
 
-/// The configuration of encrypted connections: the server's certificates and its key.
+/// The configuration of encrypted connections, with the certificates and the key of the server.
 #[derive(Clone)]
 pub struct Tls(Arc<ServerConfig>);
 
 impl Tls {
-    /// Reads PEM files: the server's certificate, followed by those that lead to a known authority,
-    /// and its private key.
+    /// Reads PEM files: the certificate of the server, followed by the certificates that lead to
+    /// a known authority, and the private key of the server.
     pub fn from_files(certificates: &Path, key: &Path) -> Result<Tls, Error> {
         let (chain, own) = pair(certificates, key)?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -42,9 +42,9 @@ impl Tls {
         Ok(Tls(Arc::new(config)))
     }
 
-    /// Reads PEM files like [`Tls::from_files`], and asks clients for a certificate that leads to
-    /// an authority of a third file. Where one is required, clients without are refused; those
-    /// with another one always are.
+    /// Reads PEM files like [`Tls::from_files`], and requests from clients a certificate that
+    /// leads to an authority of a third file. If `required` is set, clients without a certificate
+    /// are refused; clients with a certificate of another authority are always refused.
     pub fn asking(
         certificates: &Path,
         key: &Path,
@@ -65,14 +65,14 @@ impl Tls {
                 builder.with_client_cert_verifier(verifier).with_single_cert(chain, own)
             })
             .map_err(|e| wrong(key, &e))?;
-        // A session that is resumed has no proof of its own, and the certificate of the first one
-        // may have expired since.
+        // A resumed session has no proof of its own, and the certificate of the first session may
+        // have expired since.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         Ok(Tls(Arc::new(config)))
     }
 
-    /// Begins to relay for a client, and returns the socket end to serve. A client that takes
-    /// nothing for the time `stall` is dropped.
+    /// Starts a relay for a client, and returns the end of the socket pair to serve. A client
+    /// that takes nothing for the time `stall` is dropped.
     pub(crate) fn relay(&self, client: TcpStream, stall: Duration) -> io::Result<UnixStream> {
         let tls = ServerConnection::new(self.0.clone()).map_err(io::Error::other)?;
         let (served, near) = UnixStream::pair()?;
@@ -82,10 +82,10 @@ impl Tls {
         Ok(served)
     }
 
-    /// Agrees on keys with a client, which may take a while. Then passes the end of the connection
-    /// that is to be served to `serve`, with the certificate that the client has proved to own, and
-    /// relays until the connection has ended. A client that takes nothing for as long as `stall` is
-    /// disconnected.
+    /// Performs the handshake with a client, which may take a while. Then passes the end of the
+    /// connection to serve to `serve`, with the certificate that the client has proved to own,
+    /// and relays until the connection has ended. A client that takes nothing for the time
+    /// `stall` is disconnected.
     pub fn serve<T>(
         &self,
         mut client: TcpStream,
@@ -105,12 +105,12 @@ impl Tls {
     }
 }
 
-/// The error for a file that cannot be used.
+/// Returns the error for a file that cannot be used.
 pub(crate) fn wrong(path: &Path, why: &dyn std::fmt::Display) -> Error {
     Error::Tls { path: path.to_path_buf(), why: why.to_string() }
 }
 
-/// Reads the certificates of a server or client, its own first, and its private key.
+/// Reads the certificates of a server or client, its own certificate first, and its private key.
 pub(crate) fn pair(
     certificates: &Path,
     key: &Path,
@@ -124,7 +124,7 @@ pub(crate) fn pair(
     Ok((chain, PrivateKeyDer::from_pem_file(key).map_err(|e| wrong(key, &e))?))
 }
 
-/// Reads the authorities that are believed.
+/// Reads the trusted authorities.
 pub(crate) fn roots(authorities: &Path) -> Result<RootCertStore, Error> {
     let mut roots = RootCertStore::empty();
     let all = CertificateDer::pem_file_iter(authorities).map_err(|e| wrong(authorities, &e))?;

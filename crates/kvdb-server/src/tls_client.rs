@@ -1,4 +1,4 @@
-//! The other side of TLS: a client of a server that shows a certificate.
+//! The client side of TLS, for a server that presents a certificate.
 
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -15,14 +15,15 @@ use crate::relay::{Relay, agree};
 use crate::tcp;
 use crate::tls::{pair, roots, wrong};
 
-/// The authorities that a client believes, to which certificates of servers lead, and its own
-/// certificate if it has one.
+/// The authorities that a client trusts for the certificates of servers, and the client's own
+/// certificate, if it has one.
 #[derive(Clone)]
 pub struct TlsClient(Arc<ClientConfig>);
 
 impl TlsClient {
-    /// Believes the certificates of a file in PEM; without one, those that the machine does. `own`:
-    /// files with the certificate that it shows to servers which ask for one, and its key.
+    /// Trusts the authorities in a PEM file, or without one the authorities that the machine
+    /// trusts. `own` names the files of the certificate that the client presents to servers that
+    /// request one, and of its key.
     pub fn believing(
         authorities: Option<&Path>,
         own: Option<(&Path, &Path)>,
@@ -51,8 +52,8 @@ impl TlsClient {
         Ok(TlsClient(Arc::new(config)))
     }
 
-    /// Connects to a server, whose certificate must have its name, within so much time. What is
-    /// said at the socket that this returns is said to the server, encrypted.
+    /// Connects to a server within this time. The certificate of the server must be valid for its
+    /// name. Data that is written to the returned socket is sent to the server encrypted.
     pub fn connect(&self, host: &str, port: u16, time: Duration) -> io::Result<UnixStream> {
         let deadline = Instant::now() + time;
         let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
@@ -61,7 +62,7 @@ impl TlsClient {
         let mut far = connect(host, port, deadline)?;
         agree(&mut tls, &mut far, deadline)?;
         let (mine, near) = UnixStream::pair()?;
-        // The caller has its own limits of time.
+        // The caller has its own time limits.
         let relay = Relay::new(tls, far, near, Duration::from_secs(24 * 3600))?;
         let thread = std::thread::Builder::new().name("tls-relay".into()).stack_size(256 << 10);
         thread.spawn(move || relay.run())?;
@@ -69,7 +70,7 @@ impl TlsClient {
     }
 }
 
-/// Connects to the first of the host's addresses that answers.
+/// Connects to the first address of the host that answers.
 pub fn connect(host: &str, port: u16, deadline: Instant) -> io::Result<TcpStream> {
     let mut failed = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
     for address in (host, port).to_socket_addrs()? {
@@ -88,7 +89,7 @@ pub fn connect(host: &str, port: u16, deadline: Instant) -> io::Result<TcpStream
     Err(failed)
 }
 
-/// If an address does not answer within this time, the next one is tried.
+/// Time after which the next address is tried if an address does not answer.
 const ATTEMPT: Duration = Duration::from_secs(5);
 
 impl std::fmt::Debug for TlsClient {

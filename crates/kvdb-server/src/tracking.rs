@@ -1,11 +1,11 @@
-//! The keys that clients keep (`CLIENT TRACKING`): which connections have read which key of the
-//! store since it was last changed, and which want to hear of all keys with some prefixes.
+//! The keys that clients cache (`CLIENT TRACKING`): which connections have read which key of the
+//! store since it was last changed, and which connections track all keys with some prefixes.
 //!
-//! A key is noted before it is read, and its changes are reported from the list of commits, so
-//! every change after the read is reported. A key that is read where the list has no entries (in a
-//! transaction, in a clone), or from a state older than the note, is reported as changed at once. A
-//! client may be notified of a key that it has not cached. The table has a bound; keys that do not
-//! fit are reported as if they had been changed.
+//! A key is recorded before it is read, and its changes are reported from the list of commits, so
+//! every change after the read is reported. A key is reported as changed at once if it is read in
+//! a place for which the list has no entries (a transaction, a clone), or from a state older than
+//! the record. A client may be notified of a key that it has not cached. The table is bounded;
+//! keys that do not fit are reported as if they had been changed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -19,38 +19,39 @@ use env::sync::Mutex;
 use crate::clients::{Clients, Connection};
 use crate::mailbox::{Delivery, Via};
 
-/// The approximate size of a key in the table, in addition to its own bytes, and of a reader.
+/// Approximate size of a key in the table in addition to its own bytes.
 const KEY: usize = 128;
+/// Approximate size of a reader in the table.
 const READER: usize = 16;
-/// A client is notified of at most this many keys at once. If there are more, it is asked to drop
-/// all keys.
+/// Limit on the number of keys of which a client is notified at once. If there are more, it is
+/// asked to drop all keys.
 const MANY: usize = 1024;
 
 /// A connection that tracks keys.
 pub struct Tracker {
     pub connection: Arc<Connection>,
-    /// The connection that is notified instead.
+    /// The connection that is notified in place of this one.
     pub redirect: Option<u64>,
-    /// Prefixes of the keys that it wants to hear of (`BCAST`), whether it has read them or not. No
-    /// prefix begins with another one.
+    /// The prefixes of the keys of which the connection wants to be notified (`BCAST`), whether
+    /// it has read them or not. No prefix begins with another one.
     pub prefixes: Option<Vec<Bytes>>,
-    /// The client is not notified of its own changes.
+    /// Set if the client is not notified of its own changes.
     pub no_loop: bool,
 }
 
 #[derive(Default)]
 struct State {
     trackers: BTreeMap<u64, Tracker>,
-    /// The readers of each key, by dictionary. No dictionary here is without keys, since names do
-    /// not count towards the limit.
+    /// The readers of each key, by dictionary. Dictionaries without keys are removed, because
+    /// names do not count toward the limit.
     keys: HashMap<String, BTreeMap<Bytes, Vec<u64>>>,
     bytes: usize,
-    /// A thread follows what is committed.
+    /// Set if a thread follows the commits.
     followed: bool,
 }
 
 impl State {
-    /// Returns the author of a change if it does not want to be notified of it.
+    /// Returns the author of a change if the author does not want to be notified of it.
     fn untold(&self, author: Option<u64>) -> Option<u64> {
         author.filter(|id| self.trackers.get(id).is_some_and(|tracker| tracker.no_loop))
     }
@@ -58,8 +59,8 @@ impl State {
 
 pub struct Tracking {
     state: Mutex<State>,
-    /// The thread that follows what is committed, or the last one that did. Locked while one is
-    /// started, before `state`.
+    /// The thread that follows the commits, or the last one that did. This lock is held while a
+    /// thread is started, and is taken before `state`.
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Number of connections that track keys.
     count: AtomicUsize,
@@ -69,7 +70,7 @@ pub struct Tracking {
     most_waiting: usize,
 }
 
-/// The number of keys in the table, of their readers, and of prefixes.
+/// The number of keys in the table, the number of their readers, and the number of prefixes.
 pub struct Counts {
     pub keys: usize,
     pub readers: usize,
@@ -82,9 +83,9 @@ impl Tracking {
         Tracking { state, thread, count: AtomicUsize::new(0), most, most_waiting }
     }
 
-    /// Begins or changes the tracking of a connection. `follow` starts a thread that follows what
-    /// is committed, if there is none. If it fails, others that begin in the meantime wait for
-    /// that, and start another one.
+    /// Begins or changes the tracking of a connection. `follow` starts a thread that follows the
+    /// commits, if there is none. Other connections that begin in the meantime wait for `follow`.
+    /// If it fails, they start another thread.
     pub fn begin(
         &self,
         mut tracker: Tracker,
@@ -120,8 +121,8 @@ impl Tracking {
         self.count.store(state.trackers.len(), Relaxed);
     }
 
-    /// Returns whether the following thread may end: no connection tracks keys. Then the next one
-    /// needs another thread.
+    /// Returns whether the following thread may end because no connection tracks keys. The next
+    /// connection that tracks keys then needs another thread.
     pub fn is_over(&self) -> bool {
         let mut state = self.state.lock();
         if !state.trackers.is_empty() {
@@ -151,7 +152,7 @@ impl Tracking {
         }
     }
 
-    /// Notes that a connection is about to read keys of a dictionary.
+    /// Records that a connection is about to read keys of a dictionary.
     pub fn note<'k>(
         &self,
         reader: u64,
@@ -185,8 +186,8 @@ impl Tracking {
         while state.bytes > self.most && self.forget_one(state, clients) {}
     }
 
-    /// Notifies a connection not to cache keys that it is about to read, since no list reports
-    /// their changes.
+    /// Notifies a connection that it must not cache keys that it is about to read, because no
+    /// list reports their changes.
     pub fn refuse(&self, reader: u64, keys: &[&[u8]], clients: &Clients) {
         let state = self.state.lock();
         let Some(tracker) = state.trackers.get(&reader) else { return };
@@ -198,7 +199,8 @@ impl Tracking {
         }
     }
 
-    /// Removes some key from the table, and notifies its readers. Returns `false` if there is none.
+    /// Removes an arbitrary key from the table, and notifies its readers. Returns `false` if the
+    /// table is empty.
     fn forget_one(&self, state: &mut State, clients: &Clients) -> bool {
         state.keys.retain(|_, of_keys| !of_keys.is_empty());
         let Some(of_keys) = state.keys.values_mut().next() else { return false };
@@ -209,7 +211,7 @@ impl Tracking {
         true
     }
 
-    /// Tells that a key was changed, by the connection `author` if that is known.
+    /// Reports that a key was changed, by the connection `author` if it is known.
     pub fn key(&self, dictionary: &str, key: &Bytes, author: Option<u64>, clients: &Clients) {
         let mut state = self.state.lock();
         let state = &mut *state;
@@ -218,7 +220,7 @@ impl Tracking {
             && let Some(readers) = of_keys.remove(key)
         {
             state.bytes -= size(key, &readers);
-            // The client may have read the key again since it changed it.
+            // The client may have read the key again after it has changed it.
             if let Some(untold) = untold.filter(|untold| readers.contains(untold)) {
                 state.bytes += size(key, &[untold]);
                 of_keys.insert(key.clone(), vec![untold]);
@@ -235,8 +237,8 @@ impl Tracking {
         }
     }
 
-    /// Tells that all keys from `start` up to `end` may have been changed; an empty `end` means up
-    /// to the last one. Connections that want to hear of prefixes must drop all that they keep.
+    /// Reports that all keys from `start` up to `end` may have been changed. An empty `end` means
+    /// up to the last key. Connections that track prefixes must drop all keys that they cache.
     pub fn range(
         &self,
         dictionary: &str,
@@ -264,7 +266,8 @@ impl Tracking {
                 state.keys.remove(dictionary);
             }
             if rest.len() > MANY {
-                // A message for each key could be more than may wait for a connection.
+                // A message for each key could exceed the limit of the messages that wait for a
+                // connection.
                 let mut readers: Vec<u64> = rest.into_values().flatten().collect();
                 readers.sort_unstable();
                 readers.dedup();
@@ -287,7 +290,7 @@ impl Tracking {
         }
     }
 
-    /// Tells that everything may have been changed.
+    /// Reports that all keys may have been changed.
     pub fn all(&self, clients: &Clients) {
         let mut state = self.state.lock();
         state.keys.clear();
@@ -308,7 +311,7 @@ impl Tracking {
     ) {
         let readers = readers.iter().filter(|reader| Some(**reader) != untold);
         let readers = readers.filter_map(|reader| trackers.get(reader));
-        // A client that has changed to prefixes since is notified by these.
+        // A client that has changed to prefixes since then is notified by its prefixes.
         for tracker in readers.filter(|tracker| tracker.prefixes.is_none()) {
             self.send(tracker, via, key, clients);
         }
@@ -331,15 +334,15 @@ impl Tracking {
 }
 
 /// Returns whether a key begins with one of these prefixes, which are sorted. All strings from a
-/// prefix of the key up to the key begin with it, and no prefix begins with another one: so it is
-/// the last one up to the key.
+/// prefix of the key up to the key begin with that prefix, and no prefix begins with another one.
+/// So the prefix of the key is the last one that is not greater than the key.
 fn begins_with(key: &[u8], prefixes: &[Bytes]) -> bool {
     let after = prefixes.partition_point(|prefix| prefix[..] <= *key);
     after.checked_sub(1).is_some_and(|last| key.starts_with(&prefixes[last]))
 }
 
-/// Returns whether keys with one of these prefixes, which are sorted, may be in a range: those that
-/// are in it themselves, and the one with which its start begins.
+/// Returns whether keys with one of these prefixes, which are sorted, may be in a range. This is
+/// the case if a prefix is in the range, or if the start of the range begins with a prefix.
 fn touches((start, end): (&[u8], &[u8]), prefixes: &[Bytes]) -> bool {
     let is_before_end = |prefix: &&Bytes| end.is_empty() || prefix[..] < *end;
     let at = prefixes.partition_point(|prefix| prefix[..] < *start);
@@ -418,7 +421,7 @@ mod tests {
         }
         assert_eq!(left(), 0);
         assert_eq!(tracking.state.lock().bytes, 0);
-        // Without a key of it, a dictionary is not noted.
+        // A dictionary is not recorded if none of its keys is.
         tracking.note(1, "none", std::iter::empty(), &clients);
         assert_eq!(left(), 0);
     }

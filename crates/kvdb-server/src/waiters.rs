@@ -1,10 +1,10 @@
 //! Connections that wait for an element under a key, in the order of their arrival.
 //!
-//! Only the first connection in the queue of a key may take an element; when it has, or gives up,
-//! the next one is woken. A commit wakes the first one of each key that it may have filled. Entries
-//! that are read from a stream stay in it, so all connections that wait for a stream are woken. No
-//! lock is held during a wait, and a connection that finds nothing when it is woken continues to
-//! wait.
+//! Only the first connection in the queue of a key may take an element. When it has taken one, or
+//! gives up, the next connection is woken. A commit wakes the first connection of each key that
+//! it may have filled. Entries that are read from a stream stay in it, so all connections that
+//! wait for a stream are woken. No lock is held during a wait, and a connection that finds
+//! nothing when it is woken continues to wait.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use kvdb::TransactionId;
 use crate::clients::Connection;
 use crate::keyspace::Kind;
 
-/// The location of a key: a dictionary of the store, of a clone, or as an open transaction sees it.
+/// The location of a key: a dictionary of the store, of a clone, or of an open transaction.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Spot {
     pub transaction: Option<TransactionId>,
@@ -26,13 +26,13 @@ pub struct Spot {
 }
 
 impl Spot {
-    /// Returns the branch of the store that it is in; `""` is the store itself.
+    /// Returns the branch of the store in which the spot is; `""` is the store itself.
     pub fn branch(&self) -> &str {
         self.clone.as_deref().unwrap_or_default()
     }
 }
 
-/// The object of a wait: an element under a key.
+/// The element for which a connection waits, identified by a key and a type.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Awaited {
     pub spot: Spot,
@@ -44,14 +44,14 @@ pub struct Awaited {
 #[derive(Default)]
 pub struct Waiters {
     queues: Mutex<Queues>,
-    /// Number of connections that wait.
+    /// The number of connections that wait.
     count: AtomicUsize,
 }
 
 #[derive(Default)]
 struct Queues {
     all: HashMap<Awaited, Queue>,
-    /// Number of fillings that [`Waiters::wake`] was notified of.
+    /// The number of fillings of which [`Waiters::wake`] was notified.
     filled: u64,
 }
 
@@ -59,7 +59,7 @@ struct Queues {
 #[derive(Default)]
 struct Queue {
     connections: VecDeque<Arc<Connection>>,
-    /// The number of the filling that put something under the key since it was last empty.
+    /// The number of the filling that put an element under the key since the key was last empty.
     filled: Option<u64>,
 }
 
@@ -77,7 +77,7 @@ impl Waiters {
     }
 
     /// Enters the connection at the end of each queue. A commit that becomes visible after this
-    /// returns wakes the connection if it is the first one.
+    /// call returns wakes the connection if it is the first one of the queue.
     pub fn wait(&self, connection: &Arc<Connection>, awaited: Vec<Awaited>) -> Place<'_> {
         let mut queues = self.queues.lock();
         self.count.fetch_add(1, Ordering::SeqCst);
@@ -93,8 +93,9 @@ impl Waiters {
         Place { waiters: self, connection: connection.clone(), awaited: kept }
     }
 
-    /// Called when a commit has put elements under these keys, in this order; `true` marks a key
-    /// that had none before. Wakes the connection that has waited longest for each.
+    /// Wakes the connection that has waited longest for each of these keys, in this order. It is
+    /// called when a commit has put elements under the keys; `true` marks a key that had no
+    /// elements before.
     pub fn wake(&self, filled: impl Iterator<Item = (Awaited, bool)>) {
         let mut queues = self.queues.lock();
         let before = queues.filled;
@@ -102,7 +103,8 @@ impl Waiters {
             queues.filled += 1;
             let now = queues.filled;
             let Some(queue) = queues.all.get_mut(&awaited) else { continue };
-            // The element of an earlier commit was taken before the waiter looked.
+            // The element of an earlier commit was taken before the waiting connection has
+            // looked.
             let stale = new && queue.filled.is_some_and(|filled| filled <= before);
             if queue.filled.is_none() || stale {
                 queue.filled = Some(now);
@@ -111,7 +113,8 @@ impl Waiters {
         }
     }
 
-    /// Wakes waiting connections: there may be elements under any key, or a transaction has ended.
+    /// Wakes all waiting connections, because there may be elements under any key, or because a
+    /// transaction has ended.
     pub fn wake_all(&self) {
         if self.count() > 0 {
             let queues = self.queues.lock();
@@ -124,11 +127,12 @@ impl Waiters {
 /// A key of which a connection is the first waiter.
 pub struct Turn {
     pub key: Bytes,
-    /// The number of the filling that put something under it, or `None` if no filling was reported.
+    /// The number of the filling that put an element under the key, or `None` if no filling was
+    /// reported.
     pub filled: Option<u64>,
 }
 
-/// The place of a connection in its queues, until this is dropped.
+/// The place of a connection in its queues. It is left when this value is dropped.
 pub struct Place<'a> {
     waiters: &'a Waiters,
     connection: Arc<Connection>,
@@ -136,9 +140,10 @@ pub struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// Returns the keys of which this connection is the first waiter: first those that were filled,
-    /// in that order, then the others in the order in which it has named them. If one transaction
-    /// fills several keys, a client must get the one that was written first.
+    /// Returns the keys of which this connection is the first waiter: first the keys that were
+    /// filled, in the order of the fillings, then the others in the order in which the connection
+    /// has named them. If one transaction fills several keys, a client must get the key that was
+    /// written first.
     pub fn turns(&self) -> Vec<Turn> {
         let queues = self.waiters.queues.lock();
         let turn = |one: &Awaited| {
@@ -152,8 +157,8 @@ impl Place<'_> {
         turns
     }
 
-    /// Notes that the key was empty in a state that was read after the turn was taken. A filling
-    /// since then still counts.
+    /// Records that the key was empty in a state that was read after the turn was taken. A
+    /// filling since then still counts.
     pub fn found_empty(&self, turn: &Turn) {
         let mut queues = self.waiters.queues.lock();
         let one = self.awaited.iter().find(|one| one.key == turn.key);

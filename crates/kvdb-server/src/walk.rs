@@ -1,13 +1,14 @@
 //! Walks over a range of keys, and replies whose length is not known beforehand.
 //!
-//! Keys are visited in order: those of strings in the dictionary itself, those of collections and
-//! long strings among the heads in the types dictionary, which also show which keys have expired;
-//! two cursors are advanced in parallel.
+//! Keys are visited in order. Keys of strings are in the dictionary itself; keys of collections
+//! and long strings are among the heads in the types dictionary, which also show which keys have
+//! expired. Two cursors advance in parallel.
 //!
-//! The length of an array is written before its elements. A short reply is collected, and gets its
-//! header when it is complete. For a long one the rest is counted first, by keys only, and then
-//! read again from the same view while it is sent: the view is one state of the store, so both
-//! walks see the same tuples, and memory stays bounded regardless of the length of the reply.
+//! The length of an array is written before its elements. A short reply is collected, and gets
+//! its header when it is complete. For a long reply the rest is first counted, by keys only, and
+//! then read again from the same view while it is sent. The view is one state of the store, so
+//! both walks see the same tuples, and memory stays bounded regardless of the length of the
+//! reply.
 
 use std::cmp::Ordering;
 
@@ -22,25 +23,25 @@ use crate::output::Output;
 use crate::session::Session;
 use crate::session::seen::Seen;
 
-/// A selection of keys: at most `limit` of those in `[start, end)` that match; an empty `end` is
+/// A selection of keys: at most `limit` of the matching keys in `[start, end)`. An empty `end` is
 /// the end of the dictionary.
 #[derive(Clone)]
 pub struct KeyRange {
     pub start: Vec<u8>,
     pub end: Vec<u8>,
-    /// The keys are visited from the last to the first.
+    /// Set if the keys are visited from the last to the first.
     pub backward: bool,
     pub limit: u64,
     pub pattern: Option<Vec<u8>>,
-    /// Only strings.
+    /// Set if only strings are selected.
     pub strings_only: bool,
-    /// Number of keys to skip first.
+    /// The number of keys to skip first.
     pub offset: u64,
 }
 
 impl KeyRange {
-    /// Returns the range of all keys that match `pattern`; its literal prefix bounds the keys that
-    /// are read.
+    /// Returns the range of all keys that match `pattern`. The literal prefix of the pattern
+    /// bounds the keys that are read.
     pub fn matching(pattern: &[u8]) -> Self {
         let (prefix, only_prefix) = glob::literal_prefix(pattern);
         let end = glob::prefix_end(&prefix);
@@ -61,8 +62,8 @@ impl KeyRange {
         if self.end.is_empty() { b"l".to_vec() } else { head_key(&self.end) }
     }
 
-    /// Returns whether each key of the range is a string in one tuple without a deadline: then the
-    /// tuples need only be counted.
+    /// Returns whether each key of the range is a string in one tuple without a deadline. In this
+    /// case the tuples need only be counted.
     fn is_plain(&self, seen: &Seen<'_>) -> Result<bool, Failure> {
         if !self.strings_only || self.pattern.is_some() {
             return Ok(false);
@@ -165,7 +166,7 @@ impl KeyRange {
         })
     }
 
-    /// Returns the rest of the range after `key`, of which `done` keys were visited.
+    /// Returns the rest of the range after `key`, when `done` keys have been visited.
     fn behind(&self, key: &[u8], done: u64) -> Self {
         let mut rest = KeyRange { limit: self.limit - done, ..self.clone() };
         if self.backward {
@@ -181,7 +182,7 @@ impl KeyRange {
 pub struct Item {
     pub key: Bytes,
     pub kind: Kind,
-    /// The tuple of a string that is kept in one.
+    /// The tuple of a string that is kept in one tuple.
     pub tuple: Option<Tuple>,
     /// The head of a string that is kept in pages.
     pub pages: Option<Head>,
@@ -262,7 +263,7 @@ impl Walk<'_> {
             None => None,
         };
         Ok(Some(match (live.map(|live| live.kind), head, string) {
-            // A collection, a long string, or an expired key.
+            // The key has a collection or a long string, or has expired.
             (Some(kind), Some((key, head)), _) => {
                 kind.filter(|kind| !self.range.strings_only || *kind == Kind::Pages).map(|kind| {
                     let pages = (kind == Kind::Pages).then_some(head);
@@ -304,8 +305,8 @@ pub fn answer(
         out.rewind(position);
     }
     let Some((rest, mut owed)) = result? else { return Ok(()) };
-    // From here on the header is written: even after a failure, as many replies as it announces
-    // must follow.
+    // From here on the header is written, so the announced number of replies must follow even
+    // after a failure.
     let mut stream = || -> Outcome {
         let mut walk = rest.walk(&seen, s)?;
         while owed > 0
@@ -329,7 +330,7 @@ pub fn answer(
 }
 
 /// Writes the header and as many items as fit. If not all of them fit, returns the rest of the
-/// range and its number of items.
+/// range and the number of items in it.
 fn write_what_fits(
     s: &Session,
     seen: &Seen<'_>,

@@ -1,5 +1,6 @@
-//! Answers to programs that ask about parts of Redis that this server does not have: replicas,
-//! modules, users, a cluster, pictures. Each says so, and has nothing to change.
+//! Replies to programs that ask about features of Redis that this server does not have: replicas,
+//! modules, users, a cluster, pictures. Each reply says that the feature is absent, and no
+//! command here changes anything.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -21,7 +22,7 @@ pub fn role(_: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `MODULE LIST`
+/// Executes `MODULE LIST`.
 pub fn module(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match (args.at(1), args.len()) {
         (c, 2) if is(c, "list") => out.array(0),
@@ -33,7 +34,7 @@ pub fn module(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
-/// `LOLWUT`: the version that tools look for in its last line, without the picture.
+/// `LOLWUT`: replies with the version that tools look for in the last line, without the picture.
 pub fn lolwut(_: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     let own = env!("CARGO_PKG_VERSION");
     out.verbatim(&format!("kvfs {own}, in the words of\nRedis ver. {REDIS_VERSION}\n"));
@@ -42,7 +43,7 @@ pub fn lolwut(_: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
 
 pub const ACL_USAGE: &str = "WHOAMI | USERS | LIST | GETUSER default | CAT [category] | DRYRUN default command [arg ...] | GENPASS [bits] | LOG [count|RESET]";
 
-/// `ACL`: there is one user, who may do everything.
+/// `ACL`: replies that there is one user, who may do everything.
 pub fn acl(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match (args.at(1), args.len()) {
         (c, 2) if is(c, "whoami") => out.bulk(b"default"),
@@ -62,7 +63,7 @@ pub fn acl(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         (c, 2 | 3) if is(c, "cat") => categories(args.get(2), out)?,
         (c, 4..) if is(c, "dryrun") => dry_run(args, out)?,
         (c, 2 | 3) if is(c, "genpass") => password(args.get(2), out)?,
-        // No one is denied anything but for the password, so nothing is logged.
+        // Access is denied only for a missing or wrong password, so nothing is logged.
         (c, 2) if is(c, "log") => out.array(0),
         (c, 3) if is(c, "log") && is(args.at(2), "reset") => out.ok(),
         (c, 3) if is(c, "log") && integer(args.at(2)).is_some() => out.array(0),
@@ -100,7 +101,7 @@ fn get_user(s: &Session, name: &[u8], out: &mut Output) {
     out.array(0);
 }
 
-/// `ACL CAT [category]`: the categories of commands, or the commands of one.
+/// `ACL CAT [category]`: lists the categories of commands, or the commands of one category.
 fn categories(wanted: Option<&[u8]>, out: &mut Output) -> Outcome {
     let all = COMMANDS.iter().map(|command| (command.name, specs::describe(command).categories));
     let found: BTreeSet<&str> = match wanted {
@@ -119,7 +120,7 @@ fn categories(wanted: Option<&[u8]>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `ACL DRYRUN user command [argument ...]`: the user may call each command.
+/// `ACL DRYRUN user command [argument ...]`: replies that the user may call each command.
 fn dry_run(args: Arguments<'_>, out: &mut Output) -> Outcome {
     let shown = |word: &[u8]| String::from_utf8_lossy(&word[..word.len().min(64)]).into_owned();
     if args.at(2) != b"default" {
@@ -136,7 +137,7 @@ fn dry_run(args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `ACL GENPASS [bits]`: random hexadecimal digits, as many as have that number of bits at least.
+/// `ACL GENPASS [bits]`: replies with random hexadecimal digits of at least `bits` bits.
 fn password(bits: Option<&[u8]>, out: &mut Output) -> Outcome {
     let bits = bits.map_or(Some(256), integer).filter(|bits| (1..=4096).contains(bits));
     let bits = bits.ok_or(Failure::request(
@@ -151,18 +152,19 @@ fn password(bits: Option<&[u8]>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `CLUSTER`, `READONLY`, `READWRITE`, `ASKING`
+/// Executes `CLUSTER`, `READONLY`, `READWRITE`, `ASKING`.
 pub fn cluster(_: &mut Session, _: Arguments<'_>, _: &mut Output) -> Outcome {
     Err(Failure::request("This instance has cluster support disabled"))
 }
 
-/// The error of a client that wants to become a replica.
+/// The error for a client that wants to become a replica.
 pub const NO_REPLICAS: Failure = Failure::Request(std::borrow::Cow::Borrowed(
     "the store cannot be copied as an RDB file or followed by a replica: use SNAPSHOT SEND, or `kvfs send`",
 ));
 
-/// `REPLCONF`: a client that announces itself as a replica continues with `SYNC`, which is another
-/// command here. It must not take the reply to that for the length of a file.
+/// `REPLCONF`: returns an error. A client that announces itself as a replica continues with
+/// `SYNC`, which is a different command in this server. The client must not take the reply to
+/// `SYNC` for the length of a file.
 pub fn replconf(s: &mut Session, _: Arguments<'_>, _: &mut Output) -> Outcome {
     s.identity.announce_replica();
     Err(NO_REPLICAS)
@@ -172,7 +174,7 @@ pub fn psync(_: &mut Session, _: Arguments<'_>, _: &mut Output) -> Outcome {
     Err(NO_REPLICAS)
 }
 
-/// `REPLICAOF`, `SLAVEOF`: this server is a master already.
+/// `REPLICAOF`, `SLAVEOF`: accepts only `NO ONE`, because this server is already a master.
 pub fn replicaof(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if !is(args.at(1), "no") || !is(args.at(2), "one") {
         return Err(Failure::request("the store cannot become a replica of another server"));

@@ -1,6 +1,6 @@
-//! The authors of conflicting changes in a merge, a rebase or a commit: the newest commit of a
-//! transaction to the branch that has changed the path or the key since the two sides diverged.
-//! Only commits that can be undone are known, with their labels and times
+//! The authors of conflicting changes in a merge, a rebase or a commit. The author is the newest
+//! commit of a transaction to the branch that has changed the path or the key since the two sides
+//! diverged. Only commits that can be undone are known, with their labels and times
 //! ([`kvdb::Kvdb::undoable_commits`]); writes outside of transactions have no author.
 
 use std::collections::BTreeSet;
@@ -14,7 +14,7 @@ use crate::output::Output;
 use crate::request::Arguments;
 use crate::session::Session;
 
-/// Paths that a commit has changed.
+/// The paths that a commit has changed.
 struct Changed(BTreeSet<Vec<u8>>);
 
 impl Changed {
@@ -27,9 +27,9 @@ impl Changed {
     }
 
     /// Returns whether the commit has changed the file at a path or a directory above it. A
-    /// directory above is a prefix of every changed path between its own and `path`, so the search
-    /// continues from the part that `path` has in common with the last changed path before it: it
-    /// does not look up each of a thousand directories above.
+    /// directory above the path is a prefix of every changed path between the directory and
+    /// `path`. The search therefore continues from the part that `path` has in common with the
+    /// last changed path before it, instead of looking up each of a thousand directories above.
     fn has_from_above(&self, mut path: &[u8]) -> bool {
         loop {
             let until = (Bound::Unbounded, Bound::Included(path));
@@ -37,7 +37,7 @@ impl Changed {
             if last == path {
                 return true;
             }
-            // `path` is longer: it comes after `last`.
+            // `path` is longer, so it comes after `last`.
             let common = last.iter().zip(path).take_while(|(a, b)| a == b).count();
             if common == last.len() && path[common] == b'/' {
                 return true;
@@ -61,8 +61,8 @@ fn has_changed_key(before: &View, after: &View, branch: &str, key: &[u8]) -> Opt
 }
 
 /// Returns for each of these paths, or keys if marked `true`, the last commit to a branch after
-/// number `since` that has changed it. A commit with the label `but` does not count as a change: it
-/// is an earlier merge, which made both sides equal.
+/// number `since` that has changed it. A commit with the label `but` does not count as a change,
+/// because it is an earlier merge, which made both sides equal.
 pub fn of(
     s: &Session,
     (branch, since, but): (&str, u64, &str),
@@ -79,7 +79,8 @@ pub fn of(
             break;
         }
         let Ok((before, after)) = s.db().states_around(commit.number) else { continue };
-        // If the changes of a commit cannot be listed, or are too many, no author is named.
+        // If the changes of a commit cannot be listed, or are too numerous, the commit is not
+        // named as an author.
         let files =
             s.shared.owner.snapshots().files_between(&before, &after, false).unwrap_or_default();
         let changed = Changed(files.into_iter().map(|file| file.path).collect());
@@ -96,7 +97,8 @@ pub fn of(
     authors
 }
 
-/// Writes the number of a commit, its label and its time in seconds since 1970, or null.
+/// Writes the number of a commit, its label and its time in seconds since 1970, or null if the
+/// commit is not known.
 pub fn put(author: Option<&UndoableCommit>, out: &mut Output) {
     match author {
         None => out.null(),
@@ -109,8 +111,8 @@ pub fn put(author: Option<&UndoableCommit>, out: &mut Output) {
     }
 }
 
-/// `TXN AGAINST [id]`: the paths that both the transaction and others have changed since it began,
-/// each with the other commit.
+/// `TXN AGAINST [id]`: lists the paths that both the transaction and another commit have changed
+/// since the transaction began, each with the other commit.
 pub fn against(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(args, 2, 3)?;
     let transaction = named(s, args, 2)?;
@@ -143,7 +145,7 @@ mod tests {
         for path in [&b"a/bc"[..], b"b", b"a/c", b"cd", b"ca/b"] {
             assert!(!changed.has(path), "{}", path.escape_ascii());
         }
-        // Names that sort between a directory and what lies in it.
+        // These names sort between a directory and its entries.
         let names = [&b"d"[..], b"d-", b"d/a-", b"d/a.", b"e/f/g-", b"e/f-/g", b"e-"];
         let changed = Changed(names.map(<[u8]>::to_vec).into());
         for path in [&b"d/a/b/c"[..], b"d/x", b"d-/y", b"e/f-/g/h", b"e-/z", b"e", b"e/f"] {

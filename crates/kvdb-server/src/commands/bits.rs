@@ -1,4 +1,4 @@
-//! Strings as arrays of bits; bit 0 is the highest one of the first byte.
+//! Strings as arrays of bits. Bit 0 is the highest bit of the first byte.
 
 use kvdb::Batch;
 
@@ -48,10 +48,10 @@ pub fn getbit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
-/// Passes the bytes of a string that contain `bits` to `look`, piece by piece: the bytes, the index
-/// of their first bit, and the range of wanted bits among them. Stops if `look` returns `false`. A
-/// hole of zeros that are not stored is passed as its first byte only, which is as good as all of
-/// it: a string of a tebibyte may consist of one page.
+/// Passes the bytes of a string that contain `bits` to `look` in pieces: the bytes, the index of
+/// their first bit, and the range of wanted bits among them. Stops if `look` returns `false`. A
+/// hole of zeros that are not stored is passed as its first byte only, because a string of a
+/// tebibyte may consist of one page, and its first byte has the same bits as the rest.
 fn look_through(
     (seen, key, text): (&Seen<'_>, &[u8], &Text),
     bits: std::ops::Range<usize>,
@@ -104,7 +104,7 @@ fn unit(text: Option<&[u8]>) -> Result<bool, Failure> {
     }
 }
 
-/// `BITCOUNT key [start end [BYTE|BIT]]`
+/// Executes `BITCOUNT key [start end [BYTE|BIT]]`.
 pub fn bitcount(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (key, seen) = (args.at(1), s.see()?);
     let text = seen.text(key)?.1;
@@ -145,7 +145,7 @@ fn count(value: &[u8], bits: std::ops::Range<usize>) -> i64 {
     edges + value[first..last].iter().map(|byte| i64::from(byte.count_ones())).sum::<i64>()
 }
 
-/// `BITPOS key bit [start [end [BYTE|BIT]]]`
+/// Executes `BITPOS key bit [start [end [BYTE|BIT]]]`.
 pub fn bitpos(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let bit = match integer(args.at(2)) {
         Some(bit @ 0..=1) => bit as u8,
@@ -174,7 +174,7 @@ pub fn bitpos(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     })?;
     out.integer(match found {
         Some(at) => at as i64,
-        // The value is followed by zeros, unless the command has given an end.
+        // The value counts as followed by zeros, unless the command specifies an end.
         None if bit == 0 && args.len() < 5 && !empty => behind as i64,
         None => -1,
     });
@@ -196,7 +196,7 @@ fn first(value: &[u8], bits: std::ops::Range<usize>, bit: u8) -> Option<usize> {
     None
 }
 
-/// `BITOP AND|OR|XOR|NOT destination key ...`
+/// Executes `BITOP AND|OR|XOR|NOT destination key ...`.
 pub fn bitop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let combine: fn(u8, u8) -> u8 = match args.at(1) {
         o if is(o, "and") => |a, b| a & b,
@@ -263,7 +263,7 @@ enum Overflow {
     Fail,
 }
 
-/// An integer in an array of bits.
+/// An integer field in an array of bits.
 #[derive(Clone, Copy)]
 struct Field {
     signed: bool,
@@ -306,7 +306,7 @@ impl Field {
         }
         self.cut(number)
     }
-    /// Reduces a number to as many low bits as the field has.
+    /// Truncates a number to the low bits that the field has.
     fn cut(&self, number: u64) -> i64 {
         let spare = 64 - self.width;
         match self.signed {
@@ -314,7 +314,7 @@ impl Field {
             false => (number << spare >> spare) as i64,
         }
     }
-    /// Returns the number of bytes up to the end of the field.
+    /// Returns the number of bytes of the string up to the end of the field.
     fn end(&self) -> usize {
         (self.at + self.width as usize).div_ceil(8)
     }
@@ -328,7 +328,7 @@ impl Field {
             *byte = if bit == 1 { *byte | mask } else { *byte & !mask };
         }
     }
-    /// Returns the stored form of a sum that may overflow.
+    /// Returns the stored form of a sum, which may overflow.
     fn fit(&self, sum: i128, overflow: Overflow) -> Option<i64> {
         let (low, high) = match self.signed {
             true => (-(1i128 << (self.width - 1)), (1i128 << (self.width - 1)) - 1),
@@ -343,7 +343,7 @@ impl Field {
     }
 }
 
-/// A field, the access to it, and the treatment of a number that does not fit.
+/// A field, the access to the field, and the treatment of a number that does not fit into it.
 type Step = (Field, FieldChange, Overflow);
 
 /// Parses the steps of a `BITFIELD`. Also returns whether any of them writes.
@@ -381,8 +381,8 @@ fn parse_steps(s: &Session, args: Arguments<'_>) -> Result<(Vec<Step>, bool), Fa
     Ok((steps, writes))
 }
 
-/// Runs the steps on `window`, which has all of their fields. Returns the result of each, and
-/// whether a field was written.
+/// Runs the steps on `window`, which contains all of their fields. Returns the result of each
+/// step, and whether a field was written.
 fn run_steps(steps: &[Step], window: &mut [u8]) -> (Vec<Option<i64>>, bool) {
     let mut changed = false;
     let mut results = Vec::with_capacity(steps.len());
@@ -406,11 +406,12 @@ fn run_steps(steps: &[Step], window: &mut [u8]) -> (Vec<Option<i64>>, bool) {
     (results, changed)
 }
 
-/// `BITFIELD key [GET type offset | [OVERFLOW WRAP|SAT|FAIL] SET|INCRBY type offset number ...]`
+/// Executes `BITFIELD key [GET type offset | [OVERFLOW WRAP|SAT|FAIL] SET|INCRBY type offset
+/// number ...]`.
 pub fn bitfield(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (mut steps, writes) = parse_steps(s, args)?;
-    // All fields lie in these bytes. Those that may be written end at `wanted`; the value is
-    // extended to that length, even if no field is written.
+    // All fields lie in these bytes. The fields that may be written end at `wanted`; the value is
+    // extended to that length even if no field is written.
     let low = steps.iter().map(|(field, ..)| field.at / 8).min().unwrap_or(0);
     let high = steps.iter().map(|(field, ..)| field.end()).max().unwrap_or(0);
     let wanted = steps.iter().filter(|step| !matches!(step.1, FieldChange::Get));
@@ -450,7 +451,7 @@ pub fn bitfield(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     Ok(())
 }
 
-/// `BITFIELD_RO key [GET type offset ...]`
+/// Executes `BITFIELD_RO key [GET type offset ...]`.
 pub fn bitfield_ro(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if args.from(2).step_by(3).any(|word| !is(word, "get")) {
         return Err(Failure::request("BITFIELD_RO only supports the GET subcommand"));

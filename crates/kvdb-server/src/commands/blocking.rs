@@ -1,11 +1,11 @@
-//! Commands that wait until there is an element under one of several keys.
+//! Commands that wait until one of several keys has an element.
 //!
-//! They take available elements at once, like their variants that do not wait. Otherwise the
-//! connection enters the queues of the keys after the connections that wait already
-//! (`crate::waiters`), sleeps until a commit may have filled a key of which it is the first waiter,
-//! and tries again. It holds nothing between two attempts, so a connection that is closed, killed
-//! or timed out has taken nothing. Between `MULTI` and `EXEC` and in scripts these commands do not
-//! wait.
+//! If elements are available, the commands take them at once, like their variants that do not
+//! wait. Otherwise the connection enters the queues of the keys after the connections that
+//! already wait (`crate::waiters`), sleeps until a commit may have filled a key of which it is
+//! the first waiter, and tries again. It holds nothing between two attempts, so a connection that
+//! is closed, killed or timed out has taken nothing. Between `MULTI` and `EXEC` and in scripts
+//! these commands do not wait.
 
 use std::time::{Duration, Instant};
 
@@ -28,15 +28,15 @@ use crate::waiters::{Awaited, Place as Turns, Spot, Turn};
 /// exists.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// The shortest wait.
+/// The shortest duration of a wait.
 const LEAST: Duration = Duration::from_millis(1);
 
-/// The object of a wait.
+/// The keys, the type and the time limit of a wait.
 struct Wanted<'a> {
     kind: Kind,
-    /// The first key in this order that has elements is used.
+    /// The keys of the wait. The first one in this order that has elements is used.
     keys: Vec<&'a [u8]>,
-    /// `None` waits without a limit.
+    /// The time limit, or `None` to wait without a limit.
     at_most: Option<Duration>,
 }
 
@@ -55,7 +55,8 @@ fn timeout(arg: &[u8]) -> Result<Option<Duration>, Failure> {
     Ok((seconds > 0.0).then(|| time.max(LEAST)))
 }
 
-/// Returns the result of `take` for the first key that has elements, or `None` if the time is up.
+/// Returns the result of `take` for the first key that has elements, or `None` if the time has
+/// elapsed.
 fn first_of<T>(
     s: &mut Session,
     wanted: &Wanted<'_>,
@@ -76,8 +77,9 @@ fn first_of<T>(
     wait(s, wanted, out, |s, place, tries| try_turns(s, wanted, place, tries, &take))
 }
 
-/// Waits for an element under keys of a kind until `read` returns something. The element stays
-/// there for other readers. Returns `None` if the time is up, or if waiting is not possible here.
+/// Waits for an element under keys of one type until `read` returns a result. The element stays
+/// in the store for other readers. Returns `None` if the time has elapsed, or if waiting is not
+/// possible here.
 pub fn until<T>(
     s: &mut Session,
     (kind, keys): (Kind, &[&[u8]]),
@@ -99,7 +101,7 @@ fn may_wait(s: &Session, out: &Output) -> bool {
     !out.is_kept() && !s.exec.is_running()
 }
 
-/// Sleeps and retries until one attempt finds something. Returns `None` if the time is up.
+/// Sleeps and retries until an attempt finds an element. Returns `None` if the time has elapsed.
 fn wait<T>(
     s: &mut Session,
     wanted: &Wanted<'_>,
@@ -158,17 +160,17 @@ fn wait<T>(
     found
 }
 
-/// The history of a wait's attempts.
+/// The state of a wait that its attempts share.
 #[derive(Default)]
 struct Tries {
     tried: bool,
-    /// Several keys had elements, and the order in which they were filled was not known yet.
+    /// Several keys had elements, but the order in which they were filled was not known yet.
     awaits_order: bool,
 }
 
-/// Tries the keys of which this connection is the first waiter, in one state of the store: a commit
-/// during the attempt fills none of them for this attempt. The other keys are only checked for
-/// their type: in the first attempt a key of another type is an error, later it is skipped.
+/// Tries the keys of which this connection is the first waiter, in one state of the store, so
+/// that a commit during the attempt does not fill any of them. The other keys are only checked
+/// for their type. A key of another type is an error in the first attempt, and is skipped later.
 fn try_turns<T>(
     s: &Session,
     wanted: &Wanted<'_>,
@@ -198,8 +200,8 @@ fn try_turns<T>(
     }
     drop(seen);
     if tried {
-        // The connection that has filled them reports it right after the commit, and rings the
-        // bell.
+        // The connection that has filled the keys reports the order right after its commit, and
+        // rings the bell.
         let untold = there.len() > 1 && there.iter().any(|turn| turn.filled.is_none());
         if untold && !std::mem::replace(&mut tries.awaits_order, true) {
             return Ok(None);
@@ -215,7 +217,7 @@ fn try_turns<T>(
     Ok(None)
 }
 
-/// `BLPOP key ... timeout`
+/// Executes `BLPOP key ... timeout` or `BRPOP key ... timeout`.
 fn pop(s: &mut Session, args: Arguments<'_>, end: End, out: &mut Output) -> Outcome {
     let last = args.len() - 1;
     let at_most = timeout(args.at(last))?;
@@ -264,20 +266,20 @@ fn carry(
     Ok(())
 }
 
-/// `BLMOVE source destination LEFT|RIGHT LEFT|RIGHT timeout`
+/// Executes `BLMOVE source destination LEFT|RIGHT LEFT|RIGHT timeout`.
 pub fn blmove(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let ends = (lists::end_of(args.at(3))?, lists::end_of(args.at(4))?);
     let at_most = timeout(args.at(5))?;
     carry(s, args, ends, at_most, out)
 }
 
-/// `BRPOPLPUSH source destination timeout`
+/// Executes `BRPOPLPUSH source destination timeout`.
 pub fn brpoplpush(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let at_most = timeout(args.at(3))?;
     carry(s, args, (End::Right, End::Left), at_most, out)
 }
 
-/// The arguments `numkeys key ... word [COUNT count]`.
+/// The arguments `numkeys key ... word [COUNT count]` of a command on several keys.
 struct Several<'a> {
     keys: Vec<&'a [u8]>,
     word: &'a [u8],
@@ -302,17 +304,17 @@ impl<'a> Several<'a> {
     }
 }
 
-/// `BLMPOP timeout numkeys key ... LEFT|RIGHT [COUNT count]`
+/// Executes `BLMPOP timeout numkeys key ... LEFT|RIGHT [COUNT count]`.
 pub fn blmpop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let at_most = timeout(args.at(1))?;
     pop_several(s, Several::parse(args, 2)?, Some(at_most), out)
 }
-/// `LMPOP numkeys key ... LEFT|RIGHT [COUNT count]`
+/// Executes `LMPOP numkeys key ... LEFT|RIGHT [COUNT count]`.
 pub fn lmpop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     pop_several(s, Several::parse(args, 1)?, None, out)
 }
 
-/// Pops up to `count` elements. `waits` is the time to wait, or `None` for a command that does not
+/// Pops up to `count` elements. `waits` is the time to wait, or `None` if the command does not
 /// wait.
 fn pop_several(
     s: &mut Session,
@@ -375,7 +377,7 @@ fn pop_scores(
     })
 }
 
-/// `BZPOPMIN key ... timeout`
+/// Executes `BZPOPMIN key ... timeout` or `BZPOPMAX key ... timeout`.
 fn pop_score(s: &mut Session, args: Arguments<'_>, backward: bool, out: &mut Output) -> Outcome {
     let last = args.len() - 1;
     let at_most = timeout(args.at(last))?;
@@ -401,12 +403,12 @@ pub fn bzpopmax(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     pop_score(s, args, true, out)
 }
 
-/// `BZMPOP timeout numkeys key ... MIN|MAX [COUNT count]`
+/// Executes `BZMPOP timeout numkeys key ... MIN|MAX [COUNT count]`.
 pub fn bzmpop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let at_most = timeout(args.at(1))?;
     pop_several_scores(s, Several::parse(args, 2)?, Some(at_most), out)
 }
-/// `ZMPOP numkeys key ... MIN|MAX [COUNT count]`
+/// Executes `ZMPOP numkeys key ... MIN|MAX [COUNT count]`.
 pub fn zmpop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     pop_several_scores(s, Several::parse(args, 1)?, None, out)
 }

@@ -1,6 +1,6 @@
-//! `TXN CHANGES` and `SNAPSHOT CHANGES`: the differences in the keys of the user's dictionaries. A
-//! string has a row of its own, in whichever form it is stored; a collection or a deadline has a
-//! row for its key.
+//! `TXN CHANGES` and `SNAPSHOT CHANGES`: the differences in the keys of the user's dictionaries.
+//! Each string has its own row, regardless of the form in which it is stored; a collection or a
+//! deadline has a row for its key.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -19,7 +19,8 @@ use crate::request::Arguments;
 use crate::review::{Element, Review, Reviewed, TypedState, has_same};
 use crate::session::Session;
 
-/// Parses the options from argument `at` on: returns for each of `names` whether it is among them.
+/// Parses the options from argument `at` on. Returns for each of `names` whether the option was
+/// given.
 fn options<const N: usize>(
     args: Arguments<'_>,
     at: usize,
@@ -33,7 +34,7 @@ fn options<const N: usize>(
     Ok(given)
 }
 
-/// A writer of rows of changes, as many as fit.
+/// A writer of the rows of a list of changes, within a budget.
 struct Rows<'a> {
     s: &'a Session,
     out: &'a mut Output,
@@ -41,8 +42,8 @@ struct Rows<'a> {
 }
 
 impl Rows<'_> {
-    /// Ends a row: counts it, sends the output if it is large, and fails if the output has exceeded
-    /// its budget.
+    /// Ends a row: counts the row, sends the output if it is large, and fails if the output
+    /// exceeds its budget.
     fn next(&mut self) -> Outcome {
         self.count += 1;
         if self.count.is_multiple_of(256) {
@@ -58,7 +59,7 @@ impl Rows<'_> {
         Ok(())
     }
 
-    /// Writes the row of a string in `SNAPSHOT CHANGES`: its length before and after.
+    /// Writes the row of a string in `SNAPSHOT CHANGES`, with its length before and after.
     fn string(&mut self, dictionary: &str, key: &[u8], sides: [Option<u64>; 2]) -> Outcome {
         self.out.array(4);
         self.out.bulk(dictionary.as_bytes());
@@ -67,8 +68,8 @@ impl Rows<'_> {
         self.next()
     }
 
-    /// Writes the differences of a key other than its string. `place` writes the dictionary, the
-    /// kind of difference and the key in the order of the command.
+    /// Writes the differences of a key other than the difference of its string. `place` writes
+    /// the dictionary, the kind of difference and the key in the order of the command.
     fn reviewed(
         &mut self,
         reviewed: &Reviewed,
@@ -107,21 +108,23 @@ impl Rows<'_> {
     }
 }
 
-/// A dictionary in the listing of a transaction's changes: below the transaction, and in it.
+/// A dictionary in two states, for the listing of a transaction's changes: below the transaction,
+/// and in the transaction.
 struct Sides<'a> {
     dictionary: &'a str,
     id: DictionaryId,
     before: TypedState<'a>,
     now: TypedState<'a>,
-    /// Rows also have the bytes of the string before the transaction.
+    /// Rows also contain the number of bytes of the string before the transaction.
     with_before: bool,
 }
 
-/// Deleted strings that have rows already, so that their pages get none.
+/// Deleted strings that already have rows, so that their pages get none.
 #[derive(Default)]
 struct Ended<'a> {
     keys: HashSet<&'a [u8]>,
-    /// Ranges from the first key up to the second; an empty second key means no end.
+    /// Ranges from the first key up to the second. If the second key is empty, the range has no
+    /// end.
     ranges: Vec<(Bytes, Bytes)>,
 }
 
@@ -133,8 +136,8 @@ impl Ended<'_> {
 }
 
 impl Rows<'_> {
-    /// Writes a row for each changed tuple of a dictionary. `of_keys` has the other differences, by
-    /// key. Returns the deletions among these rows that may be those of long strings.
+    /// Writes a row for each changed tuple of a dictionary. `of_keys` has the other differences
+    /// by key. Returns the deletions among these rows that may belong to long strings.
     fn tuples<'k>(
         &mut self,
         sides: &Sides<'_>,
@@ -162,7 +165,7 @@ impl Rows<'_> {
                 }
                 Changed::DeleteRange { start, .. } => (b"delete-range", start),
             };
-            // The same bytes were put again, as a revert does.
+            // The same bytes were put again, for example by a revert.
             if sides.with_before
                 && matches!(change, Changed::Put { .. } | Changed::Update { .. })
                 && has_same(sides.before.view, sides.now.view, sides.id, key)?
@@ -187,7 +190,7 @@ impl Rows<'_> {
     }
 
     /// Writes the row of a changed tuple. `before` is the length of the string before the
-    /// transaction, if the row has it.
+    /// transaction, if the row contains this length.
     fn tuple(
         &mut self,
         sides: &Sides<'_>,
@@ -215,7 +218,7 @@ impl Rows<'_> {
         self.next()
     }
 
-    /// Writes a row for each long string that differs, except those whose deletion has one.
+    /// Writes a row for each long string that differs, unless its deletion already has one.
     fn pages(&mut self, sides: &Sides<'_>, reviewed: &[Reviewed], ended: &Ended<'_>) -> Outcome {
         for reviewed in reviewed.iter().filter(|reviewed| reviewed.is_of_pages()) {
             let (key, len) = (&reviewed.key, reviewed.after.pages());
@@ -241,12 +244,12 @@ impl Rows<'_> {
     }
 }
 
-/// Limit on the bytes that are shown of a list's element.
+/// Limit on the number of bytes of a list's element that are shown.
 const SHOWN: usize = 256;
 
-/// Writes an element and the length of its value, or its score, on both sides. The element is
-/// identified by its name; in a list by the beginning of its value, because its number means
-/// nothing to a reader; in a stream by its role.
+/// Writes an element, and the length of its value or its score on both sides. The element is
+/// identified by its name. In a list it is identified by the beginning of its value, because its
+/// number means nothing to a reader, and in a stream by its role.
 fn field(element: &Element, kind: Option<Kind>, out: &mut Output) -> Outcome {
     let (name, sides) = element.shown()?;
     out.array(3);
@@ -271,12 +274,12 @@ fn field(element: &Element, kind: Option<Kind>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `TXN CHANGES [id] [BEFORE] [FIELDS]` lists the keys that the transaction has changed. Each is an
-/// array of dictionary, `put`, key, bytes of the value; or dictionary, `update`, key, bytes of the
-/// value as the transaction sees it; or dictionary, `delete`, key; or dictionary, `delete-range`,
-/// start, end. With `BEFORE`, each of these except `delete-range` also has the bytes of the string
-/// before the transaction, or nil if there was none, and strings that are as they were are left
-/// out.
+/// `TXN CHANGES [id] [BEFORE] [FIELDS]` lists the keys that the transaction has changed. Each row
+/// is an array of dictionary, `put`, key, bytes of the value; or dictionary, `update`, key, bytes
+/// of the value as the transaction sees it; or dictionary, `delete`, key; or dictionary,
+/// `delete-range`, start, end. With `BEFORE`, each row except `delete-range` also has the bytes
+/// of the string before the transaction, or nil if there was none, and strings whose value is
+/// unchanged are left out.
 ///
 /// The row of a collection is dictionary, `type`, key, type before and after (nil if there was no
 /// key), elements added, removed and changed, and with `FIELDS` an array of these elements, each
@@ -290,7 +293,7 @@ pub fn of_transaction(s: &mut Session, args: Arguments<'_>, out: &mut Output) ->
     out.whole(|out| {
         let position = out.position();
         let mut rows = Rows { s, out, count: 0 };
-        // The list may take longer than its idle limit.
+        // The listing may take longer than the idle limit of the transaction.
         transaction.in_use(|| list(&transaction, before, fields, &mut rows))?;
         let count = rows.count;
         out.insert_array_header(position, count);
@@ -339,7 +342,8 @@ fn list(
     Ok(())
 }
 
-/// Returns the user's dictionaries of a branch in a state, by name, with their types dictionaries.
+/// Returns the user's dictionaries of a branch in one state by name, each with its types
+/// dictionary.
 fn dictionaries_of(
     state: &View,
     branch: &str,
@@ -356,11 +360,11 @@ fn dictionaries_of(
 
 /// `SNAPSHOT CHANGES before [after] [FIELDS]` lists each string that differs as an array of
 /// dictionary, key, bytes before and bytes after, each nil if the string did not exist. Without
-/// `after` the snapshot is compared with the current state of the store, or of the clone that the
-/// snapshot was made of. The row of a collection or a deadline is dictionary, key, `type` or
-/// `deadline`, and the same fields that follow in `TXN CHANGES`.
+/// `after` the snapshot is compared with the current state of the store, or of the clone from
+/// which the snapshot was taken. The row of a collection or a deadline is dictionary, key, `type`
+/// or `deadline`, and the same fields that follow in `TXN CHANGES`.
 pub fn of_snapshots(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    // If a snapshot is named like the option, the option must be given as well.
+    // If a snapshot has the name of the option, the option must be given in addition.
     let last = args.len() - 1;
     let with_fields = last > 2 && is(args.at(last), "fields");
     if args.len() - usize::from(with_fields) > 4 {
@@ -373,15 +377,15 @@ pub fn of_snapshots(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> O
         None => {
             let snapshot = name(args.at(2))?;
             let of = s.db().snapshot_label(snapshot).map(|label| label.branch);
-            // If the clone no longer exists, the store is compared.
+            // If the clone no longer exists, the snapshot is compared with the store.
             (s.db().view(), of.filter(|name| s.db().has_branch(name)).unwrap_or_default())
         }
     };
     between(s, &before, (&after, &branch), with_fields, out)
 }
 
-/// Lists the differences between a snapshot and a branch in another state, in the format of two
-/// snapshots.
+/// Lists the differences between a snapshot and a branch in another state, in the format of a
+/// comparison of two snapshots.
 pub fn between(
     s: &mut Session,
     before: &View,
@@ -420,7 +424,7 @@ fn list_states(
         };
         for change in before.difference(first.0, after, second.0)? {
             let change = change?;
-            // If the string is long on one side, the tuple has only the length on the other side.
+            // If the string is long on one side, the tuple has the length of the other side only.
             let [old, new] =
                 [(&change.before, side(before, was)), (&change.after, side(after, is))].map(
                     |(tuple, state)| match tuple {
@@ -434,7 +438,7 @@ fn list_states(
         let review = Review::new(side(before, was), side(after, is), with_fields, most, &check);
         let reviewed = review.of_states()?;
         for reviewed in reviewed.iter().filter(|reviewed| reviewed.is_of_pages()) {
-            // Strings that are tuples on one side have a row already.
+            // Strings that are tuples on one side already have a row.
             let key = &reviewed.key;
             if side(before, was).tuple(key)?.is_none() && side(after, is).tuple(key)?.is_none() {
                 let sides = [reviewed.before.pages(), reviewed.after.pages()];

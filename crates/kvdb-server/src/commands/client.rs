@@ -1,4 +1,4 @@
-//! `CLIENT`: the settings of a connection, and the listing and control of other connections.
+//! `CLIENT`: changes the settings of a connection, and lists and controls other connections.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -73,7 +73,7 @@ pub fn client(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
-/// `CLIENT SETINFO LIB-NAME|LIB-VER value`
+/// Executes `CLIENT SETINFO LIB-NAME|LIB-VER value`.
 fn set_info(s: &mut Session, args: Arguments<'_>) -> Outcome {
     let value = name(args.at(3))?;
     match args.at(2) {
@@ -87,7 +87,7 @@ fn set_info(s: &mut Session, args: Arguments<'_>) -> Outcome {
     Ok(())
 }
 
-/// `CLIENT UNBLOCK id [TIMEOUT|ERROR]`. Returns whether a client of this number was blocked.
+/// `CLIENT UNBLOCK id [TIMEOUT|ERROR]`: returns whether a client with this number was blocked.
 fn unblock(s: &Session, args: Arguments<'_>) -> Result<bool, Failure> {
     let how = match args.get(3) {
         None => Unblocked::TimedOut,
@@ -101,7 +101,7 @@ fn unblock(s: &Session, args: Arguments<'_>) -> Result<bool, Failure> {
     Ok(found.is_some_and(|client| client.unblock(how)))
 }
 
-/// `CLIENT PAUSE milliseconds [WRITE|ALL]`
+/// Executes `CLIENT PAUSE milliseconds [WRITE|ALL]`.
 fn pause(s: &Session, args: Arguments<'_>) -> Outcome {
     let wrong = || Failure::request("timeout is not an integer or out of range");
     let time = integer(args.at(2)).ok_or_else(wrong)?;
@@ -120,7 +120,7 @@ fn number(arg: &[u8], otherwise: Failure) -> Result<u64, Failure> {
     integer(arg).and_then(|id| u64::try_from(id).ok()).ok_or(otherwise)
 }
 
-/// `CLIENT REPLY`: selects the replies that are sent from here on. Only `ON` has a reply itself.
+/// `CLIENT REPLY`: selects the replies that are sent from now on. Only `ON` itself has a reply.
 fn reply(s: &mut Session, wanted: &[u8], out: &mut Output) -> Outcome {
     match wanted {
         o if is(o, "on") => {
@@ -143,7 +143,7 @@ fn reply(s: &mut Session, wanted: &[u8], out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// Returns the address of the listener that a client has connected to.
+/// Returns the address of the listener to which a client has connected.
 fn local_address(client: &Connection, shared: &Shared) -> String {
     match shared.access.tcp().filter(|_| client.address.contains(':')) {
         Some(address) => address.to_string(),
@@ -199,7 +199,7 @@ fn line(client: &Connection, shared: &Shared) -> String {
     text
 }
 
-/// Returns whether a client is of a type that Redis knows. Masters and replicas do not exist in
+/// Returns whether a client is of the given type of Redis. Masters and replicas do not exist in
 /// this server.
 fn is_of_type(client: &Connection, kind: &[u8]) -> Result<bool, Failure> {
     match kind {
@@ -213,7 +213,7 @@ fn is_of_type(client: &Connection, kind: &[u8]) -> Result<bool, Failure> {
     }
 }
 
-/// `CLIENT LIST [TYPE type] [ID id ...]`
+/// Executes `CLIENT LIST [TYPE type] [ID id ...]`.
 fn list(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     s.show(out.resp3);
     let all = s.shared.clients.all();
@@ -237,7 +237,7 @@ fn list(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// The filter of the connections to close.
+/// A filter that selects the connections to close.
 #[derive(Default)]
 struct Killed<'a> {
     id: Option<u64>,
@@ -289,8 +289,8 @@ impl<'a> Killed<'a> {
     }
 }
 
-/// `CLIENT KILL address`, or with filters, in which case it replies with the number of closed
-/// connections.
+/// `CLIENT KILL`: closes the connection with an address, or all connections that match filters.
+/// With filters, the reply is the number of closed connections.
 fn kill(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let killed = Killed::parse(args)?;
     let mut count = 0;
@@ -299,7 +299,7 @@ fn kill(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             continue;
         }
         count += 1;
-        // The client's own connection ends after the reply.
+        // If the client closes its own connection, the connection ends after the reply.
         match client.id == s.id {
             true => s.closing = true,
             false => client.close(),

@@ -1,4 +1,4 @@
-//! The common part of hashes, sets, sorted sets and lists: their elements are tuples under the id
+//! The common part of hashes, sets, sorted sets and lists. Their elements are tuples under the id
 //! of the collection, in the order of their names.
 
 use std::collections::HashSet;
@@ -21,8 +21,8 @@ mod draw;
 
 pub use self::draw::{draw, wanted};
 
-/// Returns the part of the key of an element that stands for its name, without the leading id. In a
-/// list and a stream that is the name.
+/// Returns the part of an element's key that represents its name, without the leading id. In a
+/// list and a stream this part is the name itself.
 pub fn name(tuple: &Tuple) -> Bytes {
     tuple.key.slice(ELEMENT..)
 }
@@ -50,8 +50,8 @@ pub fn with_split<T>(
     Ok(tuple.with_value(|value| with(part, value))?)
 }
 
-/// Calls `with` with the name in the rest of a key from `at` on, and returns its result. The value
-/// is read only for a long name.
+/// Calls `with` with the name in the rest of a key from `at` on, and returns its result. The
+/// value is read only if the name is long.
 pub fn with_name<T>(
     tuple: TupleRef<'_>,
     at: usize,
@@ -65,7 +65,8 @@ pub fn with_name<T>(
     Ok(with(part))
 }
 
-/// Returns the names of fields or members, which together must fit into a command's memory.
+/// Returns the names of fields or members. All names together must fit into the memory of a
+/// command.
 pub fn members(s: &Session, tuples: &[Tuple]) -> Result<Vec<Bytes>, Failure> {
     let (mut room, mut found) = (Room::of(s), Vec::with_capacity(tuples.len()));
     for tuple in tuples {
@@ -76,8 +77,8 @@ pub fn members(s: &Session, tuples: &[Tuple]) -> Result<Vec<Bytes>, Failure> {
     Ok(found)
 }
 
-/// Visits the elements in `[start, end)` with their values, in order or in reverse, except fields
-/// whose deadlines have passed. Stops if `visit` returns `false`.
+/// Visits the elements in `[start, end)` with their values, in order or in reverse, but not
+/// fields whose deadlines have passed. Stops if `visit` returns `false`.
 pub fn visit(
     s: &Session,
     seen: &Seen<'_>,
@@ -89,7 +90,7 @@ pub fn visit(
     visit_refs(s, seen, of, range, backward, |tuple| visit(&tuple.to_tuple()))
 }
 
-/// Visits the elements like [`visit`], without copies of them.
+/// Visits the elements like [`visit`], but does not copy them.
 pub fn visit_refs(
     s: &Session,
     seen: &Seen<'_>,
@@ -101,7 +102,7 @@ pub fn visit_refs(
     visit_about(s, seen, of, range, (backward, 0), visit)
 }
 
-/// Visits the elements like [`visit_refs`], of which about `many` are needed.
+/// Visits the elements like [`visit_refs`], for a caller that needs about `many` of them.
 pub fn visit_about(
     s: &Session,
     seen: &Seen<'_>,
@@ -123,7 +124,8 @@ pub fn visit_about(
     }
 }
 
-/// Visits the elements in `[start, end)` in order, with the fields whose deadlines have passed.
+/// Visits the elements in `[start, end)` in order, including the fields whose deadlines have
+/// passed.
 fn visit_all(
     s: &Session,
     seen: &Seen<'_>,
@@ -236,20 +238,20 @@ pub fn place_at(
     Ok(found)
 }
 
-/// The elements that a reply sends one after the other.
+/// The elements that a reply sends one after another.
 #[derive(Clone, Copy)]
 pub struct Answered<'a> {
-    /// The keys `[start, end)`.
+    /// The range `[start, end)` of the keys of the elements.
     pub range: (&'a [u8], &'a [u8]),
     pub backward: bool,
-    /// Number of elements to send. The caller must have made sure that there are that many.
+    /// Number of elements to send. The caller must ensure that this many elements exist.
     pub count: usize,
-    /// Replies per element.
+    /// Number of replies for each element.
     pub each: usize,
 }
 
-/// Replies with `count` elements, which are known to exist, in bounded memory. The header must have
-/// been written.
+/// Replies with `count` elements, which are known to exist, in bounded memory. The caller must
+/// have written the header.
 pub fn answer(
     s: &Session,
     seen: &Seen<'_>,
@@ -266,7 +268,8 @@ pub fn answer(
     });
 }
 
-/// Notes that an element was sent. Returns whether more are owed and wanted.
+/// Records that an element was sent. Returns whether more elements are owed and the client still
+/// takes them.
 pub fn paid(out: &mut Output, owed: &mut usize) -> bool {
     *owed -= 1;
     out.send_if_large();
@@ -277,8 +280,9 @@ fn fewer(of: &Collection) -> String {
     format!("collection {:x} has fewer elements than it counts", of.id)
 }
 
-/// Replies with `count` elements, which `send` writes. As many replies as the header announces must
-/// follow, even after a failure; `missing` is the error text if there are fewer elements.
+/// Replies with `count` elements, which `send` writes. The header has announced a number of
+/// replies, and this number must follow even after a failure; `missing` is the error text for the
+/// case that there are fewer elements.
 pub fn pay(
     missing: &str,
     out: &mut Output,
@@ -300,23 +304,24 @@ pub fn pay(
     }
 }
 
-/// Number of removed elements up to which they are collected for the reply; if there are more, they
-/// are read again from the state before the removal.
+/// Limit on the number of removed elements that are collected in memory for the reply. If there
+/// are more, they are read again from the state before the removal.
 pub const FEW: usize = 1000;
 
-/// Many removed elements, in a state that still has them.
+/// Removed elements that are too many to collect, in a state that still has them.
 pub struct TakenFrom {
     pub state: View,
     pub of: Collection,
-    /// The range of the removed elements: all in it, unless the caller chooses among them.
+    /// The range of the removed elements: all elements of the range, unless the caller chooses
+    /// among them.
     pub range: (Vec<u8>, Vec<u8>),
     pub backward: bool,
     pub count: usize,
 }
 
 impl TakenFrom {
-    /// Replies with the `count` elements for which `chosen` returns `true`. The header must have
-    /// been written.
+    /// Replies with the `count` elements for which `chosen` returns `true`. The caller must have
+    /// written the header.
     pub fn answer(
         &self,
         s: &Session,
@@ -338,8 +343,8 @@ impl TakenFrom {
     }
 }
 
-/// Replies with all elements in order, `each` replies for one, in bounded memory. `header` writes
-/// the header for the given number of elements.
+/// Replies with all elements in order, in bounded memory. Each element has `each` replies.
+/// `header` writes the header for the given number of elements.
 pub fn answer_all(
     s: &Session,
     seen: &Seen<'_>,
@@ -361,12 +366,12 @@ pub fn answer_all(
     Ok(())
 }
 
-/// Number of fields whose deadlines have passed after which a page ends, however few elements it
-/// has found by then.
+/// Number of visited fields with expired deadlines after which a page ends, regardless of the
+/// number of elements that it has found.
 const PASSED: usize = 1024;
 
-/// `HSCAN`, `SSCAN`, `ZSCAN`: `key cursor [MATCH pattern] [COUNT count] [NOVALUES]`. The pages
-/// visit the elements in the order of their names.
+/// Executes `HSCAN`, `SSCAN` or `ZSCAN` with the arguments `key cursor [MATCH pattern] [COUNT
+/// count] [NOVALUES]`. The pages visit the elements in the order of their names.
 pub fn scan(
     s: &Session,
     args: Arguments<'_>,
@@ -394,7 +399,7 @@ pub fn scan(
             _ => return Err(Failure::SYNTAX),
         }
     }
-    // The scope of the cursor: it is valid for this key only.
+    // The scope of the cursor. A cursor is valid only for the key for which it was returned.
     let place = format!("{} {}", s.dictionary.name(), key.escape_ascii());
     let (predecessor, from) = match cursor {
         0 => (None, Vec::new()),
@@ -449,7 +454,7 @@ pub fn scan(
     Ok(())
 }
 
-/// Checks that an element may be stored.
+/// Checks that an element is allowed to be stored.
 pub fn check_element(s: &Session, element: &[u8]) -> Outcome {
     let max = s.shared.limits.element;
     if element.len() > max {
@@ -461,8 +466,8 @@ pub fn check_element(s: &Session, element: &[u8]) -> Outcome {
     Ok(())
 }
 
-/// Removes the elements named by the arguments from the third on from a hash or a set, and replies
-/// with the number of those that existed.
+/// Removes the elements named by the arguments from the third on from a hash or a set, and
+/// replies with the number of elements that existed.
 pub fn remove_elements(
     s: &mut Session,
     args: Arguments<'_>,

@@ -1,5 +1,4 @@
-//! `CONFIG`: the settings that clients can read, and those that they may change while the server
-//! runs.
+//! `CONFIG`: reads the settings, and changes those that may be changed while the server runs.
 
 use super::connection::yes;
 use super::{is, keys, unknown_subcommand};
@@ -12,15 +11,16 @@ use crate::session::Session;
 
 pub const USAGE: &str = "GET pattern ... | SET setting value ... | RESETSTAT";
 
-/// Upper bound of the time limit of scripts, milliseconds.
+/// Upper bound of the time limit of scripts, in milliseconds.
 const MOST_TIME: i64 = 3_600_000;
 /// Upper bound of the number of connections.
 const MOST_CONNECTIONS: i64 = 1_000_000;
-/// The bytes of a password. A client that is not authenticated may not send much.
+/// The largest length of a password, in bytes. A client that is not authenticated may send only
+/// little data.
 const LONGEST_PASSWORD: usize = 512;
 /// Upper bound of the number of entries in the slow log.
 const MOST_SLOW: i64 = 10_000;
-/// Upper bound of the time after which idle clients are disconnected, seconds.
+/// Upper bound of the time after which idle clients are disconnected, in seconds.
 const MOST_IDLE: i64 = i32::MAX as i64;
 
 pub fn config(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
@@ -44,7 +44,8 @@ pub fn config(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
             }
         }
         (c, 4..) if is(c, "set") && args.len().is_multiple_of(2) => {
-            // Either all settings are valid, or none is applied; the system may still refuse one.
+            // If any setting is invalid, none is applied. The system may still refuse a valid
+            // one.
             let mut settings = Vec::with_capacity(args.len() / 2 - 1);
             for (name, value) in args.from(2).step_by(2).zip(args.from(3).step_by(2)) {
                 settings.push(Setting::parse(s, name, value)?);
@@ -99,13 +100,13 @@ fn known(s: &Session) -> Vec<(&'static str, String)> {
     match s.shared.access.password().told() {
         None => all.push(("requirepass", String::new())),
         Some(password) if s.identity.needs_password() => all.push(("requirepass", password)),
-        // A client that needed no password cannot read it.
+        // A client that needed no password must not read it.
         Some(_) => {}
     }
     all
 }
 
-/// Parses a new password; an empty one is none.
+/// Parses a new password. An empty word removes the password.
 fn password(s: &Session, word: &[u8]) -> Result<Option<String>, Failure> {
     let wrong = |why: &str| {
         let what = "CONFIG SET failed (possibly related to argument 'requirepass')";
@@ -131,7 +132,7 @@ enum Setting {
     Connections(usize),
     IdleLimit(u64),
     Password(Option<String>),
-    /// Setting an unchangeable parameter to its present value succeeds.
+    /// An unchangeable parameter is set to its present value, which succeeds.
     Same,
 }
 

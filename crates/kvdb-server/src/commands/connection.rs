@@ -1,4 +1,4 @@
-//! Commands on the connection itself: authentication, protocol, dictionary.
+//! Commands that act on the connection itself: authentication, protocol, dictionary.
 
 use super::{client, is, monitor, tracking, wrong_arity};
 use crate::dictionaries::Selected;
@@ -15,7 +15,7 @@ const WRONGPASS: Failure = Failure::Coded(
 
 pub fn ping(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match args.len() {
-        // A client that expects messages is answered in the form of a message.
+        // A client that expects messages receives the reply in the form of a message.
         1 | 2 if s.is_subscribed() && !out.resp3 => {
             out.array(2);
             out.bulk(b"pong");
@@ -83,7 +83,7 @@ fn authenticate(s: &mut Session, user: &[u8], password: &[u8]) -> Outcome {
     Ok(())
 }
 
-/// `HELLO [2|3 [AUTH user password] [SETNAME name]]`
+/// Executes `HELLO [2|3 [AUTH user password] [SETNAME name]]`.
 pub fn hello(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let mut resp3 = out.resp3;
     if let Some(version) = args.get(1) {
@@ -158,7 +158,7 @@ pub fn numbered(s: &Session, number: &[u8]) -> Result<Selected, Failure> {
     Selected::choose(s.db(), n.to_string().as_bytes())
 }
 
-/// `USE name`
+/// Executes `USE name`.
 pub fn choose(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     s.dictionary = Selected::choose(s.db(), args.at(1))?;
     out.ok();
@@ -174,8 +174,8 @@ pub fn dicts(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `DURABLE [yes|no]`: sets or returns whether each write of this connection is on disk before its
-/// reply.
+/// `DURABLE [yes|no]`: sets or returns whether each write of this connection is on disk before
+/// its reply.
 pub fn durable(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match args.get(1) {
         None => out.bulk(if s.durable { b"yes" } else { b"no" }),

@@ -1,5 +1,6 @@
-//! `COPY … DB`: a key of the selected dictionary is copied to another one, in one transaction, by
-//! the payload that `DUMP` makes of it. So it may have as many bytes as `RESTORE` takes.
+//! `COPY … DB`: copies a key of the selected dictionary to another dictionary, in one
+//! transaction, as the payload that `DUMP` makes of it. The value is therefore limited to the
+//! number of bytes that `RESTORE` accepts.
 
 use super::dump;
 use super::multi::{Locks, atomically};
@@ -8,8 +9,8 @@ use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::session::Session;
 
-/// Copies the key `from` to the key `to` of another dictionary. Returns whether it was copied: the
-/// one must exist, and the other must not, unless `replace` is set.
+/// Copies the key `from` to the key `to` of another dictionary. Returns whether it was copied:
+/// `from` must exist, and `to` must not exist unless `replace` is set.
 pub fn to_other(
     s: &mut Session,
     (from, to): (&[u8], &[u8]),
@@ -25,9 +26,9 @@ pub fn to_other(
     if matches!(s.place, Place::Snapshot(..)) {
         work(s, out)?;
     } else if s.exec.is_running() {
-        // The locks of an `EXEC` and of a script are those of keys of the selected dictionary, so
-        // they run again under all locks: without the lock of `to`, its events could come in
-        // another order than its commits.
+        // `EXEC` and scripts lock only keys of the selected dictionary, so they run again under
+        // all locks. Without the lock of `to`, the order of its events could differ from the
+        // order of its commits.
         if !s.exec.are_all_locked() {
             return Err(Failure::again_and_again());
         }

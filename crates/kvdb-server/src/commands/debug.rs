@@ -1,4 +1,4 @@
-//! `DEBUG`: commands for tests of a server.
+//! `DEBUG`: commands that tests of a server use.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -12,22 +12,24 @@ use crate::sweeper::Sweeper;
 
 pub const USAGE: &str = "SWEEP [count] | SET-ACTIVE-EXPIRE 0|1 | SET-DISABLE-DENY-SCRIPTS 0|1 | SLEEP seconds | ERROR text | RELOAD | PROTOCOL type";
 
-/// Interval at which a sleeping command checks whether the server stops, or its client has
+/// Interval at which a sleeping command checks whether the server is stopping or its client has
 /// disconnected.
 const LOOK: Duration = Duration::from_millis(50);
-/// Longest sleep, seconds.
+/// Longest sleep, in seconds.
 const LONGEST: f64 = 3600.0;
-/// Longest time that the commands of an `EXEC` or a script sleep in all: they hold locks, so other
+/// Longest total sleep of the commands of an `EXEC` or a script. They hold locks, for which other
 /// clients wait.
 const LONGEST_UNDER_LOCKS: Duration = Duration::from_secs(1);
 
-/// `SWEEP [count]` removes up to `count` expired keys of each dictionary now and replies with their
-/// number. `SET-ACTIVE-EXPIRE 0` stops the sweeper, `1` starts it. `RELOAD` only syncs the store:
-/// reopening it would restore the same state. `PROTOCOL` replies with a value of a RESP3 type.
-/// `SET-DISABLE-DENY-SCRIPTS 1` lets scripts call `DEBUG`. `ERROR` replies with an error of that
-/// text, by which tests of clients see what these do when a server is loading or read-only.
+/// `SWEEP [count]` immediately removes up to `count` expired keys of each dictionary and replies
+/// with their number. `SET-ACTIVE-EXPIRE 0` stops the sweeper, and `1` starts it. `RELOAD` only
+/// syncs the store, because reopening it would restore the same state. `PROTOCOL` replies with a
+/// value of a RESP3 type. `SET-DISABLE-DENY-SCRIPTS 1` lets scripts call `DEBUG`. `ERROR` replies
+/// with an error of the given text; tests of clients use it to simulate a server that is loading
+/// or read-only.
 pub fn debug(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    // The sweeper takes locks, which this `EXEC` may hold, and the others wait for the disk.
+    // The sweeper takes locks that this `EXEC` may hold, and the other two commands wait for the
+    // disk.
     let alone = ["sweep", "reload", "loadaof"].into_iter().find(|name| is(args.at(1), name));
     if let (Some(name), true) = (alone, s.exec.is_running()) {
         let what = format!("DEBUG {name} is not possible in MULTI and in scripts");

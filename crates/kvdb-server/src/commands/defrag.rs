@@ -8,8 +8,8 @@ use crate::output::Output;
 use crate::request::Arguments;
 use crate::session::Session;
 
-/// `DEFRAG START [RATE bytes-a-second] [FULLEST percent] [OBJECTS 0|1]`, `DEFRAG STATUS`,
-/// `DEFRAG STOP`. The status is names and numbers in turn.
+/// `DEFRAG START [RATE bytes-a-second] [FULLEST percent] [OBJECTS 0|1]`, `DEFRAG STATUS`, `DEFRAG
+/// STOP`. The status is a sequence of names and numbers in alternation.
 pub fn defrag(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match (args.at(1), args.len()) {
         (c, n) if is(c, "start") && n.is_multiple_of(2) => {

@@ -1,4 +1,5 @@
-//! `DICT`: dictionaries and their options; `COMPACT`: merges the runs of a dictionary.
+//! `DICT`: lists and changes dictionaries and their options. `COMPACT`: merges the runs of a
+//! dictionary.
 
 use kvdb::{ADAPTIVE, ADAPTIVE_SEPARATION, Compression, DictionaryInfo, DictionaryOptions, Join};
 
@@ -58,14 +59,14 @@ pub fn dict(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             Ok(())
         }
         (c, 3) if is(c, "drop") => {
-            // A copy of its tuples may be in a file that was just written.
+            // A copy of the dictionary's tuples may be in a file that was just written.
             s.shared.owner.transactions().commit_written()?;
-            // Under these locks no command can find one dictionary without the other, or write into
-            // them while they are dropped.
+            // Under these locks no command can find one of the two dictionaries without the
+            // other, or write into them while they are dropped.
             let _held = s.shared.locks.all();
             let info = existing(s, args.at(2))?;
-            // Both are dropped in one change: a types dictionary left over would reappear in the
-            // next dictionary of that name.
+            // Both dictionaries are dropped in one change, because a types dictionary that was
+            // left over would reappear in the next dictionary of that name.
             let types = s.db().dictionary_in(&branch, &types_name(&info.name));
             let both: Vec<_> = [info.id].into_iter().chain(types).collect();
             s.db().drop_dictionaries(&both)?;
@@ -78,9 +79,9 @@ pub fn dict(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 }
 
 /// `COMPACT [start end]`: merges the runs of the dictionary, or the parts of them in a range of
-/// keys, and replies when the merge is done. `COMPACT STORE` merges the runs of every dictionary of
-/// the store, including those of the file system: it reads and changes nothing that a client could
-/// not.
+/// keys, and replies when the merge has finished. `COMPACT STORE` merges the runs of every
+/// dictionary of the store, including the dictionaries of the file system. This does not read or
+/// change any data that is closed to clients.
 pub fn compact(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
     if args.len() == 2 && is(args.at(1), "store") {
@@ -122,7 +123,7 @@ fn existing(s: &Session, name: &[u8]) -> Result<DictionaryInfo, Failure> {
     })
 }
 
-/// Returns the options with the changes that the arguments from the fourth on request.
+/// Returns the options with the changes that the arguments from the fourth on specify.
 fn changed(
     mut options: DictionaryOptions,
     args: Arguments<'_>,
@@ -150,7 +151,7 @@ fn changed(
                 options.separate_at = ADAPTIVE_SEPARATION
             }
             o if is(o, "separate-at") => {
-                // The words are stored as the largest numbers, which are therefore refused.
+                // The two words are stored as the largest numbers, so these numbers are refused.
                 let bytes = i32::try_from(number()?).map_err(|_| wrong())?;
                 options.separate_at = bytes.unsigned_abs()
             }

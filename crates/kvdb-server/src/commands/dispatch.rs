@@ -1,4 +1,4 @@
-//! Dispatch of a command: from its name to its handler.
+//! Dispatch of a command from its name to its handler.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::request::Arguments;
 use crate::session::{SNAPSHOT, Session};
 use crate::slow_log::{Entry, shortened};
 
-/// Runs one request and writes its one reply, followed by the messages that have arrived.
+/// Runs one request and writes its reply, followed by the messages that have arrived.
 pub fn run(s: &mut Session, args: Arguments<'_>, out: &mut Output) {
     let index = find(args.at(0));
     let muted = s.replies.mutes_next() && !index.is_some_and(|index| COMMANDS[index].pushes);
@@ -57,8 +57,8 @@ pub fn refuse(s: &mut Session, why: &str, out: &mut Output) {
     out.unmute();
 }
 
-/// Waits while commands of this kind are paused (`CLIENT PAUSE`). Commands that end a pause do not
-/// wait. Returns `false` if the client disconnected while it waited.
+/// Waits while commands of this kind are paused (`CLIENT PAUSE`). Commands that end a pause do
+/// not wait. Returns `false` if the client has disconnected during the wait.
 fn pause(s: &Session, command: &Command, out: &Output) -> bool {
     let with_writes = command.paused_with_writes;
     command.controls || s.shared.pause.wait(with_writes, || out.will_wait(), || out.is_gone())
@@ -91,15 +91,15 @@ fn answer(s: &mut Session, index: Option<usize>, args: Arguments<'_>, out: &mut 
         return;
     }
     let is_held = |s: &Session| command.writes && s.durable && s.inside().is_none();
-    // The command itself may switch this on or off.
+    // The command itself may switch replies on or off.
     let held = is_held(s);
     out.begin_reply(held);
     let done = run_one(s, index, args, out);
     out.end_reply(done && (held || is_held(s)));
 }
 
-/// Runs the command at `index` of the table and writes its one reply. Returns `false` if the reply
-/// is an error.
+/// Runs the command at `index` of the table and writes its reply. Returns `false` if the reply is
+/// an error.
 pub fn run_one(s: &mut Session, index: usize, args: Arguments<'_>, out: &mut Output) -> bool {
     let started = Instant::now();
     let waited = std::mem::take(&mut s.waited);
@@ -130,7 +130,7 @@ pub fn run_one(s: &mut Session, index: usize, args: Arguments<'_>, out: &mut Out
     done
 }
 
-/// Runs a command, and shows it to the clients that watch.
+/// Runs a command, and shows it to the clients that monitor commands.
 fn run_shown(s: &mut Session, command: &Command, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let first = command.shown == Shown::Before;
     if first {
@@ -143,7 +143,8 @@ fn run_shown(s: &mut Session, command: &Command, args: Arguments<'_>, out: &mut 
     outcome
 }
 
-/// Keeps a slow command, except `EXEC`, whose commands are kept individually.
+/// Adds a slow command to the slow log. `EXEC` is not added, because its commands are added
+/// individually.
 fn note_slow(s: &Session, command: &Command, args: Arguments<'_>, took: Duration) {
     if command.runs_queue {
         return;
@@ -158,8 +159,8 @@ fn note_slow(s: &Session, command: &Command, args: Arguments<'_>, took: Duration
     });
 }
 
-/// Returns the reason why a command is not run. A malformed `EXEC` discards the queue, so that the
-/// next one does not run commands that the client believes to be discarded.
+/// Returns the reason why a command is not run. A malformed `EXEC` discards the queue, so that
+/// the next `EXEC` does not run commands that the client believes to be discarded.
 fn refused(s: &mut Session, command: &Command, failure: Failure) -> Failure {
     if !command.runs_queue || !s.multi.is_queuing() {
         return failure;

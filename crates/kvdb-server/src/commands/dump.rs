@@ -1,6 +1,6 @@
 //! `DUMP` and `RESTORE`: the value of a key as bytes, which can be stored under a key again, in
-//! this or another store. What is stored is put in portions, so that the changes of a payload of
-//! many small elements are not all in memory.
+//! this store or another one. `RESTORE` stores the elements in portions, so that the changes of a
+//! payload of many small elements are not all in memory at the same time.
 
 use bytes::Bytes;
 use kvdb::Batch;
@@ -23,7 +23,7 @@ mod payload;
 pub use self::payload::is_sound;
 
 impl Content<'_> {
-    /// Checks the names of the elements, which have a limit of their own.
+    /// Checks the names of the elements, which have their own length limit.
     fn check(&self, s: &Session) -> Outcome {
         match self {
             Content::String(_) | Content::List(_) => Ok(()),
@@ -39,8 +39,9 @@ impl Content<'_> {
         }
     }
 
-    /// Stores the content under a key, replacing its previous value. The changes are made in
-    /// portions (see [`Seen::relieve`]): each element takes many times its bytes in a batch.
+    /// Stores the content under a key and replaces its previous value. The changes are made in
+    /// portions (see [`Seen::relieve`]), because an element in a batch takes many times the bytes
+    /// that it has.
     fn put(
         &self,
         s: &Session,
@@ -84,7 +85,7 @@ impl Content<'_> {
                 }
                 let first = fields.iter().map(|field| field.0).filter(|at| *at > 0).min();
                 seen.name_deadline(key, &of, first.unwrap_or(0), batch)?;
-                // The currently stored head.
+                // This is the head that is currently stored.
                 if let Some(head) = &mut of.live.head {
                     head.expiring = true;
                 }
@@ -121,7 +122,7 @@ impl Content<'_> {
     }
 }
 
-/// `DUMP key`; the reply is nil if the key does not exist.
+/// `DUMP key`: replies with the payload of the key, or nil if the key does not exist.
 pub fn dump(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (key, seen) = (args.at(1), s.see()?);
     match payload_of(s, &seen, key)? {
@@ -131,7 +132,7 @@ pub fn dump(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// Returns the payload of a key, or `None` if it does not exist.
+/// Returns the payload of a key, or `None` if the key does not exist.
 pub fn payload_of(s: &Session, seen: &Seen<'_>, key: &[u8]) -> Result<Option<Vec<u8>>, Failure> {
     Ok(payload(s, seen, key)?.map(Payload::finish))
 }
@@ -180,7 +181,8 @@ fn payload(s: &Session, seen: &Seen<'_>, key: &[u8]) -> Result<Option<Payload>, 
     Ok(Some(payload))
 }
 
-/// Returns the payload of a hash with the deadlines of its fields, or `None` if it has none.
+/// Returns the payload of a hash with the deadlines of its fields, or `None` if no field has a
+/// deadline.
 fn with_deadlines(
     s: &Session,
     seen: &Seen<'_>,
@@ -201,7 +203,7 @@ fn with_deadlines(
     Ok(any.then_some(payload))
 }
 
-/// The options after the payload.
+/// The options after the payload in a `RESTORE`.
 #[derive(Default)]
 struct Options {
     replace: bool,
@@ -218,7 +220,7 @@ impl Options {
             match word {
                 o if is(o, "replace") => options.replace = true,
                 o if is(o, "absttl") => options.absolute = true,
-                // Neither value is kept.
+                // The server does not keep idle times or frequencies.
                 o if is(o, "idletime") => {
                     if number()? < 0 {
                         return Err(Failure::request("Invalid IDLETIME value, must be >= 0"));
@@ -238,7 +240,7 @@ impl Options {
     }
 }
 
-/// `RESTORE key ttl payload [REPLACE] [ABSTTL] [IDLETIME seconds] [FREQ frequency]`
+/// Executes `RESTORE key ttl payload [REPLACE] [ABSTTL] [IDLETIME seconds] [FREQ frequency]`.
 pub fn restore(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let key = args.at(1);
     let options = Options::parse(args)?;
@@ -260,7 +262,7 @@ pub fn restore(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
             _ => Some(unit.deadline(args.at(2), seen.now, "restore")?),
         };
         if deadline.is_some_and(|deadline| deadline <= seen.now) {
-            // The deadline has passed already.
+            // The deadline has already passed.
             if there.exists() {
                 seen.remove(key, &there, batch);
                 seen.event(Classes::GENERIC, "del", key);
@@ -278,8 +280,8 @@ pub fn restore(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
     Ok(())
 }
 
-/// Stores what a payload of this server holds, as a copy. Returns whether it was stored: if the key
-/// exists, only with `replace`.
+/// Stores the content of a payload of this server as a copy. Returns whether it was stored: an
+/// existing key is replaced only if `replace` is set.
 pub fn store(
     s: &Session,
     key: &[u8],

@@ -1,12 +1,14 @@
-//! Scripts: `EVAL`, `EVALSHA`, their read-only forms, and `SCRIPT`; and the runs of functions
-//! (`functions` has their commands), which differ from those of scripts in what they begin with.
+//! Scripts: `EVAL`, `EVALSHA`, their read-only forms, and `SCRIPT`; and the execution of
+//! functions (`functions` has their commands). A function differs from a script in the code with
+//! which its run begins.
 //!
-//! A script runs in a worker, a process of its own (see `kvdb_lua`), which requests each command.
-//! It is executed as `EXEC` executes its commands: in one transaction of the store, as if it ran
-//! alone, and retried if other commits conflict. So a script that fails, exceeds its time or kills
-//! its process has no effect. Inside `EXEC` and in a joined transaction a script is a part of that
-//! transaction; if a script that has changed something fails in `EXEC`, `EXEC` fails, because a
-//! part of it cannot be undone.
+//! A script runs in a worker, which is a separate process (see `kvdb_lua`) and sends the server a
+//! request for each command. The server executes a script as `EXEC` executes its commands: in one
+//! transaction of the store, isolated from other commands, and with a retry if other commits
+//! conflict. So a script that fails, exceeds its time limit or kills its process has no effect.
+//! Inside `EXEC` and in a joined transaction a script is a part of that transaction. If a script
+//! that has changed something fails in `EXEC`, `EXEC` fails, because a part of it cannot be
+//! undone.
 
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
@@ -31,7 +33,8 @@ pub const SCRIPT_USAGE: &str = "LOAD script | EXISTS sha1 ... | FLUSH [ASYNC|SYN
 const GRACE: Duration = Duration::from_millis(100);
 /// Limit on the lines that a script may write to the log; further lines are dropped.
 const LINES: usize = 100;
-/// Bytes of a worker's message in addition to those of a whole command: the lengths in it.
+/// Number of bytes of a worker's message in addition to the bytes of a whole command, for the
+/// lengths in the message.
 const FRAMING: usize = 1 << 20;
 
 pub fn eval(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
@@ -77,7 +80,7 @@ pub fn script(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
-/// `SCRIPT LOAD`
+/// Executes `SCRIPT LOAD`.
 fn load(s: &mut Session, text: &[u8], out: &mut Output) -> Outcome {
     let said = shebang::read(text).map_err(Failure::request)?;
     let until = Instant::now() + s.shared.scripts.time();
@@ -108,8 +111,8 @@ fn load(s: &mut Session, text: &[u8], out: &mut Output) -> Outcome {
     }
 }
 
-/// Runs a library in a worker, and returns the functions that it registers. `text` is without its
-/// first line.
+/// Runs a library in a worker, and returns the functions that the library registers. `text` does
+/// not include the first line.
 pub fn register(
     s: &mut Session,
     name: &str,
@@ -165,8 +168,8 @@ fn register_by(
     }
 }
 
-/// Returns the time after which a worker ends by itself: the server, if it still exists, has ended
-/// the script by then.
+/// Returns the time after which a worker ends by itself. By then the server has ended the script,
+/// if the server still exists.
 fn seconds_until(until: Instant) -> u32 {
     let left = until.saturating_duration_since(Instant::now());
     u32::try_from(left.as_secs()).unwrap_or(u32::MAX).saturating_add(2)
@@ -195,13 +198,13 @@ fn give_back(s: &mut Session, slot: Slot) {
 /// A function of a library, found by its name.
 pub struct Found {
     pub name: String,
-    /// The text of its library, and the start of the code in it, after the first line.
+    /// The text of the library, and the start of the code in it, after the first line.
     pub text: Bytes,
     pub begin: usize,
     pub only_reads: bool,
 }
 
-/// Calls a function. `find` finds it in the state that its commands will see.
+/// Calls a function. `find` finds the function in the state that its commands will see.
 pub fn call(
     s: &mut Session,
     args: Arguments<'_>,
@@ -309,7 +312,7 @@ enum End {
     Done(Vec<u8>),
     Failed(Vec<u8>),
     Uncompiled(Vec<u8>),
-    /// The store failed in a command of the script.
+    /// The store failed while it executed a command of the script.
     Stopped(Failure),
     Broken(Broken),
 }
@@ -381,7 +384,7 @@ fn gone(s: &Session, name: &str, broken: &Broken, killed: bool) -> Failure {
     Failure::request(format!("Error running script {name}: {why}; nothing of it was done"))
 }
 
-/// Lets the worker run a script, and executes the commands that it requests.
+/// Lets the worker run a script, and executes the commands that the script requests.
 fn converse(worker: &mut Worker, asking: &mut Asking<'_>, resp3: bool) -> End {
     let script = asking.script;
     worker.by(script.until);
@@ -426,7 +429,7 @@ fn converse(worker: &mut Worker, asking: &mut Asking<'_>, resp3: bool) -> End {
             Kind::Done => return stopped_or(stopped, End::Done(frame.payload)),
             Kind::Failed => return stopped_or(stopped, End::Failed(frame.payload)),
             Kind::Uncompiled => return stopped_or(stopped, End::Uncompiled(frame.payload)),
-            // A script that continues after it was stopped, or an invalid message.
+            // The script continues after it was stopped, or the message is invalid.
             _ => return stopped_or(stopped, End::Broken(Broken::Gone)),
         }
     }
@@ -441,7 +444,7 @@ struct Asking<'a> {
     session: &'a mut Session,
     out: Output,
     script: &'a Script<'a>,
-    /// The script may have changed something.
+    /// Set if the script may have changed data.
     wrote: bool,
 }
 
@@ -497,7 +500,7 @@ impl Asking<'_> {
             && !s.exec.are_all_locked()
             && may_need_types(request.arguments(), s.shared.limits.tuple)
         {
-            // The types dictionary is created under all locks: in the next attempt.
+            // The types dictionary is created under all locks, in the next attempt.
             if s.existing()?.is_none_or(|space| space.types.is_none()) {
                 return Err(Failure::Conflict("deadlines and collections come into use".into()));
             }

@@ -1,4 +1,4 @@
-//! Deadlines of keys: setting, reading and removing them.
+//! Sets, reads and removes the deadlines of keys.
 
 use super::is;
 use crate::failure::{Failure, Outcome};
@@ -7,18 +7,18 @@ use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
 
-/// A unit of time, and its origin: the current time, or 1970 in the `At…` variants.
+/// A unit of time and its origin. The origin is the current time, or 1970 in the `At…` variants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Time {
-    /// Relative to the current time.
+    /// Seconds relative to the current time.
     Seconds,
     Millis,
-    /// Relative to 1970.
+    /// Seconds since 1970.
     AtSeconds,
     AtMillis,
 }
 
-/// Returns the option of `SET` and `GETEX` with that name.
+/// Returns the time option of `SET` and `GETEX` with this name.
 pub fn time_option(name: &[u8]) -> Option<Time> {
     match name {
         o if is(o, "ex") => Some(Time::Seconds),
@@ -30,8 +30,8 @@ pub fn time_option(name: &[u8]) -> Option<Time> {
 }
 
 impl Time {
-    /// Returns the deadline in milliseconds since 1970, which may have passed, or `None` if it does
-    /// not fit into 63 bits.
+    /// Returns the deadline in milliseconds since 1970, which may be in the past, or `None` if it
+    /// does not fit into 63 bits.
     pub fn millis(self, number: i64, now: u64) -> Option<i64> {
         let scaled = match self {
             Time::Seconds | Time::AtSeconds => number.checked_mul(1000)?,
@@ -67,7 +67,7 @@ pub fn pexpireat(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outc
     set(s, args, Time::AtMillis, "pexpireat", out)
 }
 
-/// The conditions under which a deadline is set.
+/// Conditions that restrict when a deadline is set.
 #[derive(Clone, Copy, Default)]
 pub struct Only {
     new: bool,
@@ -77,13 +77,14 @@ pub struct Only {
 }
 
 impl Only {
-    /// Reads up to `most` conditions from argument `at` on. Returns them, and the place after them.
+    /// Reads up to `most` conditions from argument `at` on. Returns them, and the index of the
+    /// next argument.
     pub fn read(args: Arguments<'_>, at: usize, most: usize) -> (Only, usize) {
         let mut only = Only::default();
         let number = args.from(at).take(most).take_while(|option| only.add(option)).count();
         (only, at + number)
     }
-    /// Reads the conditions that are the rest of the command.
+    /// Reads conditions up to the end of the command.
     fn rest(args: Arguments<'_>, at: usize) -> Result<Only, Failure> {
         let (only, next) = Only::read(args, at, usize::MAX);
         if let Some(option) = args.get(next) {
@@ -100,7 +101,7 @@ impl Only {
         }
         Ok(only)
     }
-    /// Adds the condition with this name. Returns whether there is one.
+    /// Adds the condition with this name. Returns whether there is such a condition.
     fn add(&mut self, option: &[u8]) -> bool {
         match option {
             o if is(o, "nx") => self.new = true,
@@ -111,8 +112,8 @@ impl Only {
         }
         true
     }
-    /// Returns whether the deadline may be set. A key without one counts as expiring after all
-    /// others.
+    /// Returns whether the deadline may be set. A key without a deadline counts as expiring after
+    /// all others.
     pub fn allows(&self, old: Option<u64>, new: i64) -> bool {
         let old = old.map(|old| i64::try_from(old).unwrap_or(i64::MAX));
         !(self.new && old.is_some()
@@ -170,7 +171,8 @@ pub fn persist(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
 }
 
 pub fn ttl(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    // Rounded to the nearest second, as in Redis: a key that was given 10 s a moment ago has 10.
+    // The time is rounded to the nearest second, as in Redis, so a key that was given 10 s a
+    // moment ago has 10 s left.
     tell(s, args, out, |at, now| (at - now + 500) / 1000)
 }
 pub fn pttl(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
@@ -183,7 +185,8 @@ pub fn pexpiretime(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Ou
     tell(s, args, out, |at, _| at)
 }
 
-/// Replies with the deadline of a key, -1 if it has none, or -2 if the key does not exist.
+/// Replies with the deadline of a key, with -1 if the key has none, or with -2 if the key does
+/// not exist.
 fn tell(
     s: &Session,
     args: Arguments<'_>,

@@ -1,6 +1,6 @@
-//! `CHANGES`: the keys that were changed since a commit, in the order of the commits. The store
-//! keeps a list of the newest commits, from the first use of this command until the store is
-//! closed. A connection that works in a clone reads the list of that clone.
+//! `CHANGES`: lists the keys that were changed since a commit, in the order of the commits. The
+//! store keeps a list of the newest commits, from the first use of this command until the store
+//! is closed. A connection that works in a clone reads the list of the clone.
 //!
 //! Only keys are listed. Their values are read from the current state, which is the state after the
 //! listed commit or a newer one.
@@ -25,7 +25,7 @@ use crate::session::{Session, Shared};
 pub const USAGE: &str =
     "[NOW] | SETTLED | SINCE position [COUNT count] [BLOCK milliseconds] [FILES]";
 
-/// Approximate limit on the changes in one reply; more follow in the next one.
+/// Approximate limit on the changes in one reply; the next reply continues after them.
 const MOST: usize = 65_536;
 /// Interval at which a waiting command checks that its client is still connected.
 const LOOK: Duration = Duration::from_millis(200);
@@ -43,22 +43,23 @@ pub fn changes(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
     Ok(())
 }
 
-/// Returns the branch that is followed. For a snapshot, which does not change, it is the store.
+/// Returns the branch whose changes are followed. A snapshot does not change, so the store is
+/// followed in its place.
 fn branch(s: &Session) -> &str {
     s.place.branch().unwrap_or_default()
 }
 
-/// Returns the position after all commits to the branch, which is followed from here on.
+/// Returns the position after all commits to the branch. The branch is followed from then on.
 fn newest(s: &Session) -> Result<CommitPosition, Failure> {
     let files = s.shared.owner.transactions().followed(branch(s));
     Ok(s.db().follow_branch(branch(s), s.shared.limits.feed, &files)?)
 }
 
-/// `CHANGES SETTLED`: returns the position after everything that programs have written to files
-/// before this command; all of it is committed first.
+/// `CHANGES SETTLED`: commits everything that programs have written to files before this command,
+/// and returns the position after it.
 fn settled(s: &mut Session, out: &mut Output) -> Outcome {
-    // A thread that waits for pages of the kernel's cache must not hold anything that their writer
-    // waits for.
+    // A thread that waits for pages of the kernel's cache must not hold a resource for which the
+    // writer of the pages waits.
     if out.is_kept() {
         return Err(Failure::request(
             "CHANGES SETTLED waits, and cannot stand in MULTI or a script",
@@ -70,12 +71,13 @@ fn settled(s: &mut Session, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// Returns a position in the form that clients see: the number of a commit, and the id of the list.
+/// Returns a position in the form that clients see: the number of a commit, and the id of the
+/// list.
 fn shown(position: CommitPosition) -> String {
     format!("{}-{:016x}", position.number, position.feed)
 }
 
-/// Parses the position in an argument. A number alone refers to the current list.
+/// Parses the position in an argument. A number without an id refers to the current list.
 fn position(arg: &[u8], feed: u64) -> Result<CommitPosition, Failure> {
     let wrong = || {
         Failure::request("a position is what CHANGES has given, or the number of a commit alone")
@@ -90,7 +92,7 @@ fn position(arg: &[u8], feed: u64) -> Result<CommitPosition, Failure> {
     number.zip(feed).map(|(number, feed)| CommitPosition { number, feed }).ok_or_else(wrong)
 }
 
-/// Parses the options of `CHANGES SINCE`: the number of commits, the time to wait for one in
+/// Parses the options of `CHANGES SINCE`: the number of commits, the time to wait for a commit in
 /// milliseconds (zero means no limit), and whether files are listed.
 fn since_options(args: Arguments<'_>) -> Result<(usize, Option<u64>, bool), Failure> {
     let (mut count, mut block, mut files) = (1000, None, false);
@@ -126,7 +128,7 @@ fn since(
     let begun = Instant::now();
     let mut at = from;
     loop {
-        // A position in the list of another branch means nothing in this one.
+        // A position in the list of another branch has no meaning in this list.
         let here = Some(at).filter(|at| at.feed == newest.feed);
         let Some(recent) = here.and_then(|at| s.db().commits_since(at, count)) else {
             return Err(Failure::coded(
@@ -140,7 +142,7 @@ fn since(
         };
         let rows = Rows::of(s, &recent.commits, files)?;
         at = recent.up_to;
-        // Zero milliseconds mean no limit.
+        // A wait of zero milliseconds has no limit.
         let left = match block {
             None => Duration::ZERO,
             Some(0) => LOOK,
@@ -209,15 +211,16 @@ fn reply(s: &Session, at: CommitPosition, rows: &Rows, out: &mut Output) -> Outc
 enum What {
     /// A key with its current type.
     Key(Bytes, Option<&'static str>),
-    /// All keys from the first one up to the second; an empty second one means up to the end.
+    /// All keys from the first one up to the second. If the second key is empty, the range has no
+    /// end.
     Range(Bytes, Bytes),
-    /// A path, and how it was changed.
+    /// A path, and the way in which it was changed.
     File(Vec<u8>, &'static str),
-    /// More files than are listed.
+    /// More files have changed than are listed.
     MoreFiles,
 }
 
-/// Rows of commit number, dictionary (empty for files) and change; each change appears once per
+/// Rows of commit number, dictionary (empty for files) and change. Each change appears once per
 /// commit.
 struct Rows(Vec<(u64, String, What)>);
 
@@ -244,7 +247,7 @@ impl Rows {
                 rows.extend(changed.more.then(|| row(What::MoreFiles)));
             }
             for (id, touched) in commit.changes.iter().filter(|change| !is_of_file(change)) {
-                // The dictionary no longer exists, so there is nothing to read.
+                // The dictionary no longer exists, so its keys cannot be read.
                 let Some(name) = ids.get(id) else { continue };
                 let (dictionary, types) = match name.strip_prefix(TYPES_PREFIX) {
                     Some(dictionary) => (dictionary, Some(*id)),
@@ -271,17 +274,18 @@ impl Rows {
     }
 }
 
-/// A change in the list of what was committed.
+/// A committed change in a list of changes.
 pub enum Changed {
     Key(Bytes),
-    /// All keys from the first one up to the second; an empty second one means up to the end.
+    /// All keys from the first one up to the second. If the second key is empty, the range has no
+    /// end.
     Range(Bytes, Bytes),
-    /// Something that is not listed.
+    /// A change that is not listed.
     Unlisted,
 }
 
 /// Passes all changes of keys that these commits to the store have made to `tell`, each with the
-/// name of its dictionary and the author of the commit. Each is passed once for a commit.
+/// name of its dictionary and the author of the commit. Each change is passed once per commit.
 pub fn each_changed(
     shared: &Shared,
     commits: &[CommittedKeys],
@@ -317,12 +321,12 @@ pub fn each_changed(
     Ok(())
 }
 
-/// Lookup of the types of keys, and of the keys of collections.
+/// Looks up the types of keys, and the keys of collections.
 struct Names {
     view: View,
     now: u64,
-    /// All collections of a types dictionary, read if one of them has no owner tuple that names its
-    /// key.
+    /// All collections of a types dictionary. They are read only if a collection has no owner
+    /// tuple that names its key.
     heads: HashMap<DictionaryId, HashMap<u64, Bytes>>,
 }
 
@@ -338,7 +342,7 @@ impl Names {
     }
 
     /// Returns the keys that the change of a tuple affects. `types` is set if the tuple is in the
-    /// types dictionary instead of a string.
+    /// types dictionary, and not a string.
     fn changed(
         &mut self,
         touched: &CommittedKey,
@@ -358,7 +362,8 @@ impl Names {
             CommittedKey::Put(at) | CommittedKey::Delete(at) => match parse_element(at) {
                 Some((id, ..)) => self.owner(types, id)?.into_iter().flat_map(key).collect(),
                 None if at.starts_with(b"k") => key(at.slice(1..)),
-                // Deadlines, and pages of long strings: the heads change with them.
+                // Deadlines and pages of long strings are not listed, because their heads change
+                // with them.
                 None => Vec::new(),
             },
             CommittedKey::DeleteRange(start, end) => {
@@ -366,7 +371,7 @@ impl Names {
                 if let Some((id, ..)) = parse_element(start) {
                     all.extend(self.owner(types, id)?.into_iter().flat_map(key));
                 }
-                // The heads in the range are keys, in key order.
+                // The heads in the range represent keys, in key order.
                 let first: &[u8] = (&start[..]).max(b"k");
                 let last: &[u8] = (&end[..]).min(b"l");
                 if first < last {
@@ -379,8 +384,8 @@ impl Names {
         })
     }
 
-    /// Returns the key of a collection, or `None` if the collection no longer exists: a later
-    /// commit has changed its head.
+    /// Returns the key of a collection, or `None` if the collection no longer exists because a
+    /// later commit has changed its head.
     fn owner(&mut self, types: DictionaryId, id: u64) -> Result<Option<Bytes>, Failure> {
         let state = TypedState { view: &self.view, strings: None, types: Some(types) };
         if let Some(key) = self.view.get(types, &owner_key(id))?

@@ -22,20 +22,20 @@ use crate::session::seen::{Collection, Field, Seen};
 enum Change {
     Keep,
     Persist,
-    /// In milliseconds since 1970.
+    /// The fields get this deadline, in milliseconds since 1970.
     Set(u64),
     /// The fields are removed.
     Remove,
 }
 
-/// The changes of fields of a hash so far.
+/// The changes of the fields of a hash so far.
 #[derive(Default)]
 struct Done {
     /// The number of fields removed.
     removed: i64,
-    /// The deadline that fields were given.
+    /// The deadline that fields have got.
     given: Option<u64>,
-    /// A field has lost its deadline.
+    /// Set if a field has lost its deadline.
     taken: bool,
 }
 
@@ -66,7 +66,7 @@ impl Done {
         }
     }
 
-    /// Updates the hash as a whole, and notes the events.
+    /// Updates the hash as a whole, and records the events.
     fn finish(&self, seen: &Seen<'_>, key: &[u8], of: &Collection, batch: &mut Batch) -> Outcome {
         if let Some(at) = self.given {
             seen.event(Classes::HASH, "hexpire", key);
@@ -83,7 +83,7 @@ impl Done {
     }
 }
 
-/// Replies with the values of fields, as they are before the change.
+/// Replies with the values of fields before the change.
 fn take<'a>(
     s: &Session,
     key: &[u8],
@@ -108,7 +108,7 @@ fn take<'a>(
                     let field = seen.look_at_field(&of, name)?;
                     done.change(change, seen, &of, (name, &field), batch);
                 } else if done.removed > 0 {
-                    // The command has removed the field where it named it before.
+                    // The command names this field twice, and has already removed it.
                     value = None;
                 }
                 values.push(value);
@@ -125,13 +125,13 @@ fn take<'a>(
     Ok(())
 }
 
-/// `HGETDEL key FIELDS numfields field ...`
+/// Executes `HGETDEL key FIELDS numfields field ...`.
 pub fn hgetdel(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let fields = named(args, 2, NOT_POSITIVE)?;
     take(s, args.at(1), fields, Change::Remove, out)
 }
 
-/// `HGETEX key [EX s|PX ms|EXAT s|PXAT ms|PERSIST] FIELDS numfields field ...`
+/// Executes `HGETEX key [EX s|PX ms|EXAT s|PXAT ms|PERSIST] FIELDS numfields field ...`.
 pub fn hgetex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (change, at) = match (args.at(2), time_option(args.at(2))) {
         (_, Some(unit)) => (Change::Set(deadline(args.at(3), unit, s.now(), "hgetex")?), 4),
@@ -142,9 +142,9 @@ pub fn hgetex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     take(s, args.at(1), fields, change, out)
 }
 
-/// Parses the options of `HSETEX`, and checks the number of fields. Returns the place of the word
-/// `FIELDS`, whether the fields must exist (`true`) or must not (`false`), and the change of their
-/// deadlines.
+/// Parses the options of `HSETEX`, and checks the number of fields. Returns the index of the word
+/// `FIELDS`, whether the fields must exist (`true`) or must not exist (`false`), and the change
+/// of their deadlines.
 fn set_options(
     s: &Session,
     args: Arguments<'_>,
@@ -172,7 +172,8 @@ fn set_options(
     Ok((at, only, change))
 }
 
-/// Returns whether all of the named fields exist, if they are `wanted`, or none does.
+/// Returns whether all of the named fields exist if `wanted` is set, and otherwise whether none
+/// of them exists.
 fn all_are<'a>(
     seen: &Seen<'_>,
     hash: Option<&Collection>,
@@ -191,7 +192,8 @@ fn all_are<'a>(
     Ok(true)
 }
 
-/// `HSETEX key [FNX|FXX] [EX s|PX ms|EXAT s|PXAT ms|KEEPTTL] FIELDS numfields field value ...`
+/// Executes `HSETEX key [FNX|FXX] [EX s|PX ms|EXAT s|PXAT ms|KEEPTTL] FIELDS numfields field
+/// value ...`.
 pub fn hsetex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let key = args.at(1);
     let (at, only, change) = set_options(s, args)?;

@@ -1,5 +1,5 @@
-//! Deadlines of the fields of hashes: setting, reading and removing them. The replies are those of
-//! Redis 7.4, a number for each field.
+//! Deadlines of the fields of hashes: setting, reading and removing them. The replies are the
+//! same as in Redis 7.4: a number for each field.
 
 use std::collections::HashMap;
 
@@ -13,19 +13,22 @@ use crate::request::{Arguments, integer};
 use crate::session::Session;
 use crate::session::seen::{Collection, Field};
 
-/// The replies for a field: it does not exist, has no deadline, does not satisfy the condition, has
-/// got or lost a deadline, or was removed, as the deadline has passed already.
+/// The reply for a field that does not exist.
 const ABSENT: i64 = -2;
+/// The reply for a field without a deadline.
 const NONE: i64 = -1;
+/// The reply for a field that does not satisfy the condition.
 const REFUSED: i64 = 0;
+/// The reply for a field that has got or lost a deadline.
 const DONE: i64 = 1;
+/// The reply for a field that was removed because the deadline has already passed.
 const REMOVED: i64 = 2;
 
-/// The latest deadline that Redis takes for a field, milliseconds since 1970.
+/// The latest deadline that Redis accepts for a field, in milliseconds since 1970.
 const LATEST: i64 = (1 << 46) - 1;
 
-/// Parses `FIELDS numfields field ...`, which begins at argument `at` and is the rest of the
-/// command. `few` is the error for a number that is not above 0.
+/// Parses `FIELDS numfields field ...`, which begins at argument `at` and extends to the end of
+/// the command. `few` is the error for a number that is not above 0.
 pub fn named<'a>(
     args: Arguments<'a>,
     at: usize,
@@ -45,7 +48,7 @@ pub fn named<'a>(
     Ok(args.from(at + 2))
 }
 
-/// Parses the deadline of a field, in milliseconds since 1970, which may have passed already.
+/// Parses the deadline of a field, in milliseconds since 1970, which may be in the past.
 pub fn deadline(number: &[u8], unit: Time, now: u64, command: &str) -> Result<u64, Failure> {
     let number = integer(number).ok_or(Failure::NOT_AN_INTEGER)?;
     if number < 0 {
@@ -77,7 +80,7 @@ pub fn hpexpireat(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Out
     set(s, args, Time::AtMillis, "hpexpireat", out)
 }
 
-/// `HEXPIRE key time [NX|XX|GT|LT] FIELDS numfields field ...`
+/// Executes `HEXPIRE key time [NX|XX|GT|LT] FIELDS numfields field ...`.
 fn set(s: &Session, args: Arguments<'_>, unit: Time, command: &str, out: &mut Output) -> Outcome {
     let key = args.at(1);
     let deadline = deadline(args.at(2), unit, s.now(), command)?;
@@ -89,7 +92,8 @@ fn set(s: &Session, args: Arguments<'_>, unit: Time, command: &str, out: &mut Ou
             let Some(of) = seen.roughly(key, Kind::Hash)? else {
                 return Ok(vec![ABSENT; fields.len()]);
             };
-            // The fields that the batch has changed, in case that the command names one twice.
+            // The map has the fields that the batch has changed, because the command may name a
+            // field twice.
             let mut changed: HashMap<&[u8], Field> = HashMap::new();
             let (mut answers, mut removed, mut given) = (Vec::new(), 0, false);
             for name in fields.clone() {
@@ -127,7 +131,7 @@ fn set(s: &Session, args: Arguments<'_>, unit: Time, command: &str, out: &mut Ou
     reply(&answers, out)
 }
 
-/// `HPERSIST key FIELDS numfields field ...`
+/// Executes `HPERSIST key FIELDS numfields field ...`.
 pub fn hpersist(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let key = args.at(1);
     let fields = named(args, 2, NOT_POSITIVE)?;
@@ -164,7 +168,7 @@ pub fn hpersist(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
 }
 
 pub fn httl(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    // Rounded up, as in Redis.
+    // The time is rounded up, as in Redis.
     tell(s, args, out, |at, now| (at - now + 999) / 1000)
 }
 pub fn hpttl(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
@@ -177,7 +181,8 @@ pub fn hpexpiretime(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> O
     tell(s, args, out, |at, _| at)
 }
 
-/// Replies with the deadlines of fields: `HTTL key FIELDS numfields field ...`
+/// Executes `HTTL key FIELDS numfields field ...` and its variants, which reply with the
+/// deadlines of fields.
 fn tell(
     s: &Session,
     args: Arguments<'_>,
@@ -187,7 +192,7 @@ fn tell(
     let fields = named(args, 2, NOT_POSITIVE)?;
     let seen = s.see()?;
     let of: Option<Collection> = seen.hash(args.at(1))?;
-    // A stored deadline may be any number, if the store is damaged.
+    // In a damaged store a stored deadline may be any number.
     let signed = |time: u64| i64::try_from(time).unwrap_or(i64::MAX).min(i64::MAX / 2);
     let mut answers = Vec::with_capacity(fields.len());
     for name in fields {

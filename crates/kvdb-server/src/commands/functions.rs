@@ -1,10 +1,11 @@
-//! `FUNCTION`, `FCALL`, `FCALL_RO`: functions of libraries, which are kept in the store.
+//! `FUNCTION`, `FCALL`, `FCALL_RO`: functions of libraries, which the store keeps.
 //!
-//! A library is a text whose code registers functions. It is run in a worker, as a script is (see
-//! `eval`), when it is loaded, to know its functions; and before each call of one of them, in the
-//! same process, so a library keeps no state from one call to the next. The libraries are tuples of
-//! a reserved dictionary (`libraries`). So they belong to the state of the store: a transaction, a
-//! clone or a snapshot has its own, and they come and go with a rollback.
+//! A library is a text whose code registers functions. The code runs in a worker, like a script
+//! (see `eval`). It runs when the library is loaded, to find out its functions, and before each
+//! call of one of them, in the same process, so a library keeps no state between calls. The
+//! libraries are tuples of a reserved dictionary (`libraries`). So they belong to the state of
+//! the store: a transaction, a clone or a snapshot has its own libraries, and a rollback restores
+//! the earlier ones.
 
 use kvdb_lua::library;
 
@@ -70,7 +71,7 @@ const HELP: &[&str] = &[
     "    Prints this help.",
 ];
 
-/// The subcommands, each with its number of arguments as in the table of commands.
+/// The subcommands, each with the number of its arguments as in the table of commands.
 static FORMS: [(&str, i32, Handler); 9] = [
     ("delete", 3, delete),
     ("dump", 2, dump),
@@ -119,8 +120,8 @@ fn shown(argument: &[u8]) -> String {
     String::from_utf8_lossy(&argument[..argument.len().min(128)]).into_owned()
 }
 
-/// Changes the libraries in one transaction. `edit` makes those there are into those there will be,
-/// and may be called again after a conflict.
+/// Changes the libraries in one transaction. `edit` changes the present libraries into the new
+/// ones, and may be called again after a conflict.
 fn change(s: &mut Session, out: &mut Output, edit: impl Fn(&mut Libraries) -> Outcome) -> Outcome {
     let dictionary = libraries::made(s)?;
     let work = |s: &mut Session, _: &mut Output| -> Outcome {
@@ -151,13 +152,13 @@ fn exists(name: &str) -> Failure {
     Failure::request(format!("Library '{name}' already exists"))
 }
 
-/// Runs a library, to know its functions.
+/// Runs a library to find out its functions.
 fn register(s: &mut Session, header: &library::Header, code: &[u8]) -> Result<Library, Failure> {
     let functions = eval::register(s, &header.name, &code[header.length..])?;
     Library::new(&header.name, code, functions)
 }
 
-/// `FUNCTION LOAD [REPLACE] code`
+/// Executes `FUNCTION LOAD [REPLACE] code`.
 fn load(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let last = args.len() - 1;
     for option in args.from(2).take(last - 2) {
@@ -179,7 +180,7 @@ fn load(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `FUNCTION DELETE name`
+/// Executes `FUNCTION DELETE name`.
 fn delete(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let not_found = || Failure::request("Library not found");
     let name = std::str::from_utf8(args.at(2)).map_err(|_| not_found())?;
@@ -191,7 +192,7 @@ fn delete(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `FUNCTION FLUSH [ASYNC|SYNC]`; both are done at once.
+/// `FUNCTION FLUSH [ASYNC|SYNC]`: both forms remove the libraries before the reply.
 fn flush(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match (args.len(), args.at(2)) {
         (2, _) => {}
@@ -211,7 +212,7 @@ fn flush(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `FUNCTION LIST [LIBRARYNAME pattern] [WITHCODE]`
+/// Executes `FUNCTION LIST [LIBRARYNAME pattern] [WITHCODE]`.
 fn list(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (mut pattern, mut with_code) = (None, false);
     let mut options = args.from(2);
@@ -267,13 +268,13 @@ fn list(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `FUNCTION DUMP`
+/// Executes `FUNCTION DUMP`.
 fn dump(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     out.bulk(&payload::write(libraries::all(s)?.values().map(|library| &library.code[..])));
     Ok(())
 }
 
-/// Determines what happens to existing libraries when others are restored.
+/// Determines the treatment of existing libraries when others are restored.
 #[derive(Clone, Copy, PartialEq)]
 enum Policy {
     Flush,
@@ -281,7 +282,7 @@ enum Policy {
     Replace,
 }
 
-/// `FUNCTION RESTORE payload [FLUSH|APPEND|REPLACE]`
+/// Executes `FUNCTION RESTORE payload [FLUSH|APPEND|REPLACE]`.
 fn restore(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let policy = match (args.len(), args.at(3)) {
         (3, _) => Policy::Append,
@@ -319,12 +320,13 @@ fn restore(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `FUNCTION STATS`
+/// Executes `FUNCTION STATS`.
 fn stats(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     let all = libraries::all(s)?;
     out.map(2);
     out.bulk(b"running_script");
-    // Copy what the reply needs: it may wait for the client, and others for the list of what runs.
+    // Copy the data for the reply, because writing the reply may wait for the client while other
+    // threads wait for the list of running scripts.
     let running = s.shared.scripts.show_call(|call| {
         (call.name.clone(), call.command.arguments().to_request(), call.begun.elapsed())
     });
@@ -353,14 +355,14 @@ fn stats(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `FUNCTION KILL`
+/// Executes `FUNCTION KILL`.
 fn kill(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     s.shared.scripts.kill(true)?;
     out.ok();
     Ok(())
 }
 
-/// `FUNCTION HELP`
+/// Executes `FUNCTION HELP`.
 fn help(_: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     out.array(HELP.len());
     HELP.iter().for_each(|line| out.status(line));

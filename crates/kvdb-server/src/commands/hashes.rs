@@ -1,4 +1,4 @@
-//! Hashes: a field is an element, and its value is the value of that tuple. A command reads and
+//! Hashes. Each field is an element, and its value is the value of its tuple. A command reads and
 //! writes only the fields that it names.
 
 use std::collections::HashSet;
@@ -35,7 +35,7 @@ fn put(s: &Session, args: Arguments<'_>, command: &str) -> Result<i64, Failure> 
             if !there.exists {
                 new.insert(field);
             }
-            // A field that has expired is still counted.
+            // A field that has expired is still counted in the length.
             if !there.stored {
                 added.insert(field);
             }
@@ -60,8 +60,8 @@ pub fn hmset(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     Ok(())
 }
 
-/// Replaces the value of a field, or its absence, by the result of `change`; `None` leaves it as it
-/// is. The field keeps its deadline. `event` is the name of the notification.
+/// Replaces the value of a field, or its absence, by the result of `change`; `None` leaves the
+/// field unchanged. The field keeps its deadline. `event` is the name of the notification.
 fn rewrite<T>(
     s: &Session,
     key: &[u8],
@@ -80,7 +80,7 @@ fn rewrite<T>(
             *batch = beginning;
             let mut stored = old.is_some();
             if !stored {
-                // The field may have expired, or have left a deadline over.
+                // The field may have expired, or may have a deadline that was left over.
                 let there = seen.look_at_field(&of, field)?;
                 seen.drop_deadline(&of, field, &there, batch);
                 stored = there.stored;
@@ -218,7 +218,7 @@ fn all(s: &Session, args: Arguments<'_>, out: &mut Output, fields: bool, values:
     })
 }
 
-/// `HRANDFIELD key [count [WITHVALUES]]`
+/// Executes `HRANDFIELD key [count [WITHVALUES]]`.
 pub fn hrandfield(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let values = match args.get(3) {
         None => false,

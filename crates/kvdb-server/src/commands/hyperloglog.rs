@@ -1,5 +1,5 @@
-//! `PFADD`, `PFCOUNT`, `PFMERGE`, `PFDEBUG`: strings that estimate the number of distinct elements
-//! added to them (`sketch`).
+//! `PFADD`, `PFCOUNT`, `PFMERGE`, `PFDEBUG`: strings that estimate the number of distinct
+//! elements added to them (`sketch`).
 
 use kvdb::Batch;
 
@@ -23,7 +23,7 @@ impl From<Broken> for Failure {
     }
 }
 
-/// Parses the string of a key.
+/// Parses the string of a key as a HyperLogLog.
 fn parse(bytes: &[u8]) -> Result<Sketch, Failure> {
     let wrong =
         |_| Failure::coded(ErrorCode::WrongType, "Key is not a valid HyperLogLog string value.");
@@ -34,8 +34,8 @@ fn read(seen: &Seen<'_>, key: &[u8]) -> Result<Option<Sketch>, Failure> {
     seen.string(key)?.1.map(|bytes| parse(&bytes)).transpose()
 }
 
-/// Replaces the HyperLogLog of a key by that which `change` makes of it, unless it returns `false`.
-/// The deadline stays.
+/// Replaces the HyperLogLog of a key by the result of `change`, unless `change` returns `false`.
+/// The key keeps its deadline.
 fn change(
     s: &Session,
     keys: &[&[u8]],
@@ -56,7 +56,7 @@ fn change(
     })
 }
 
-/// Stores a HyperLogLog under a key, whose deadline stays.
+/// Stores a HyperLogLog under a key. The key keeps its deadline.
 fn put(seen: &Seen<'_>, key: &[u8], live: &Live, sketch: Sketch, batch: &mut Batch) -> Outcome {
     let deadline = live.deadline().filter(|_| live.exists());
     let live = seen.put_string(key, live, sketch.into_bytes(), batch)?;
@@ -66,7 +66,7 @@ fn put(seen: &Seen<'_>, key: &[u8], live: &Live, sketch: Sketch, batch: &mut Bat
     Ok(())
 }
 
-/// `PFADD key [element ...]`
+/// Executes `PFADD key [element ...]`.
 pub fn pfadd(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let changed = change(s, &[args.at(1)], |_, sketch, new| {
         let mut changed = new;
@@ -79,7 +79,7 @@ pub fn pfadd(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     Ok(())
 }
 
-/// `PFMERGE destination [source ...]`
+/// Executes `PFMERGE destination [source ...]`.
 pub fn pfmerge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let keys: Vec<&[u8]> = args.from(1).collect();
     change(s, &keys, |seen, sketch, _| {
@@ -102,8 +102,9 @@ pub fn pfmerge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
     Ok(())
 }
 
-/// `PFCOUNT key ...`: the number of elements of all keys together. It only reads: the number is not
-/// kept in the string, so that transactions that count do not conflict.
+/// `PFCOUNT key ...`: replies with the number of distinct elements of all keys together. The
+/// command only reads: it does not cache the number in the string, so that transactions that
+/// count do not conflict.
 pub fn pfcount(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let seen = s.see()?;
     let count = match args.len() {
@@ -122,8 +123,8 @@ pub fn pfcount(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
     Ok(())
 }
 
-/// `PFDEBUG ENCODING|DECODE|GETREG|TODENSE key`: how the string of a key keeps its registers. As
-/// opposed to that of Redis, `GETREG` leaves the string as it is.
+/// `PFDEBUG ENCODING|DECODE|GETREG|TODENSE key`: shows how the string of a key stores its
+/// registers. In contrast to Redis, `GETREG` does not change the string.
 pub fn pfdebug(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (form, key) = (args.at(1), args.at(2));
     let missing = || Failure::request("The specified key does not exist");

@@ -1,5 +1,5 @@
 //! `INFO`: the state of the server, in the sections and under the names that programs for Redis
-//! look for. A number of something that this server does not have, or does not count, is 0.
+//! look for. Quantities that this server does not have or does not count are reported as 0.
 
 use std::fmt::Write;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,13 +13,14 @@ use crate::output::Output;
 use crate::request::Arguments;
 use crate::session::Session;
 
-/// The version of Redis whose commands and errors this server follows, for clients that ask.
+/// The version of Redis whose commands and errors this server follows, for clients that request a
+/// version.
 pub const REDIS_VERSION: &str = "7.0.15";
 
-/// Microseconds of a tick, the unit of time in `/proc/self/stat`.
+/// Length of a tick in microseconds. A tick is the unit of time in `/proc/self/stat`.
 const TICK: u64 = 10_000;
 
-/// Returns the value of a line of a file under `/proc` in bytes. The file has it in kB.
+/// Returns the value of a line of a file under `/proc` in bytes. The file states the value in kB.
 fn kept_by_system(file: &str, name: &str) -> u64 {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
@@ -27,11 +28,11 @@ fn kept_by_system(file: &str, name: &str) -> u64 {
     kib.unwrap_or(0) * 1024
 }
 
-/// Returns the time that the process has spent in the system and outside of it, and the same of
-/// the processes that it has waited for, microseconds.
+/// Returns the system time and the user time of the process, and of the child processes for which
+/// it has waited, in microseconds.
 fn processor_time() -> [u64; 4] {
     let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The name of the program, in parentheses, may contain anything.
+    // The name of the program, in parentheses, may contain any character.
     let rest = text.rsplit_once(')').map_or("", |(_, rest)| rest);
     let mut ticks = rest.split_ascii_whitespace().skip(11).map(|word| word.parse().unwrap_or(0));
     let mut next = || ticks.next().unwrap_or(0u64) * TICK;
@@ -39,7 +40,7 @@ fn processor_time() -> [u64; 4] {
     [system, user, system_of_children, user_of_children]
 }
 
-/// Returns a number of bytes in the form that Redis shows to people.
+/// Returns a number of bytes in the human-readable form of Redis.
 fn human(bytes: u64) -> String {
     const UNITS: [char; 4] = ['K', 'M', 'G', 'T'];
     if bytes < 1024 {
@@ -52,14 +53,14 @@ fn human(bytes: u64) -> String {
     format!("{size:.2}{}", UNITS[unit])
 }
 
-/// A section's text, in which each line is a name and its value.
+/// The text of a section, in which each line is a name and its value.
 struct Lines<'a>(&'a mut String);
 
 impl Lines<'_> {
     fn add(&mut self, name: &str, value: impl std::fmt::Display) {
         let _ = write!(self.0, "{name}:{value}\r\n");
     }
-    /// Adds names whose value is 0: there is nothing to count.
+    /// Adds names whose value is 0, because this server has nothing to count under them.
     fn none(&mut self, names: &[&str]) {
         names.iter().for_each(|name| self.add(name, 0));
     }
@@ -156,8 +157,8 @@ fn clients(s: &Session, t: &mut Lines<'_>) {
     t.none(&["clients_in_timeout_table"]);
 }
 
-/// There is no `maxmemory`: only replies and requests are counted, and the store has a bound of its
-/// own.
+/// Writes the memory section. There is no `maxmemory`: only replies and requests are counted, and
+/// the store has its own bound.
 fn memory(s: &Session, t: &mut Lines<'_>) {
     let resident = kept_by_system("/proc/self/status", "VmRSS");
     let peak = kept_by_system("/proc/self/status", "VmHWM");
@@ -199,8 +200,8 @@ fn memory(s: &Session, t: &mut Lines<'_>) {
     t.none(&["active_defrag_running", "lazyfree_pending_objects", "lazyfreed_objects"]);
 }
 
-/// `MEMORY STATS`: the fields of `INFO memory`, under other names. The number of keys is not among
-/// it: they would have to be counted.
+/// `MEMORY STATS`: replies with the fields of `INFO memory` under other names. The number of keys
+/// is not among them, because the keys would have to be counted.
 pub fn memory_stats(s: &Session, out: &mut Output) {
     let resident = kept_by_system("/proc/self/status", "VmRSS");
     let peak = kept_by_system("/proc/self/status", "VmHWM");
@@ -309,7 +310,8 @@ fn stats(s: &Session, t: &mut Lines<'_>) {
     t.add("events_dropped", m.effects_dropped.load(Relaxed));
 }
 
-/// There are no replicas: what is copied elsewhere is copied by snapshots.
+/// Writes the replication section. There are no replicas, because data is copied to other
+/// machines by snapshots.
 fn replication(s: &Session, t: &mut Lines<'_>) {
     t.add("role", "master");
     t.none(&["connected_slaves"]);
@@ -356,7 +358,7 @@ fn keyspace(s: &Session, t: &mut Lines<'_>) {
         if !name.bytes().all(|c| c.is_ascii_digit()) {
             continue;
         }
-        // These are estimates, which read no tuples.
+        // These numbers are estimates, for which no tuples are read.
         let view = s.shared.db.view();
         let strings = view.estimate::<&[u8]>(id, ..).map_or(0, |e| e.items);
         let types = s.shared.db.dictionary(&types_name(&name));

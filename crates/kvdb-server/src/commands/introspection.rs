@@ -1,4 +1,4 @@
-//! Information about the server's commands: `COMMAND` and `SLOWLOG`.
+//! `COMMAND` and `SLOWLOG`: information about the commands of the server.
 
 use super::specs::{self, Begin, Find, Keys};
 use super::{COMMANDS, Command, find, is, unknown_subcommand};
@@ -68,7 +68,7 @@ pub fn command(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
     Ok(())
 }
 
-/// `COMMAND LIST [FILTERBY PATTERN pattern|ACLCAT category]`
+/// Executes `COMMAND LIST [FILTERBY PATTERN pattern|ACLCAT category]`.
 fn list(args: Arguments<'_>, out: &mut Output) -> Outcome {
     let pattern = match args.len() {
         2 => b"*",
@@ -82,7 +82,7 @@ fn list(args: Arguments<'_>, out: &mut Output) -> Outcome {
             found.into_iter().for_each(|c| out.bulk(c.name.as_bytes()));
             return Ok(());
         }
-        // There are no modules to filter by.
+        // No command belongs to a module, so the list is empty.
         5 if is(args.at(2), "filterby") => {
             out.array(0);
             return Ok(());
@@ -101,8 +101,8 @@ fn list(args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// Writes the name, number of arguments, flags, keys, categories, tips, specifications of keys, and
-/// a list of subcommands that is empty in this server.
+/// Writes the name, number of arguments, flags, keys, categories, tips, specifications of keys,
+/// and a list of subcommands, which is always empty in this server.
 fn describe(c: &Command, out: &mut Output) {
     let described = specs::describe(c);
     out.array(10);
@@ -170,7 +170,7 @@ fn document(c: &Command, out: &mut Output) {
     out.bulk(b"group");
     out.bulk(if c.keys == (0, 0, 0) { b"server" } else { b"generic" });
     if !c.usage.is_empty() {
-        // All arguments are described as one: clients show it as a hint.
+        // All arguments are described as one, which clients show as a hint.
         out.bulk(b"arguments");
         out.array(1);
         out.map(3);
@@ -183,8 +183,8 @@ fn document(c: &Command, out: &mut Output) {
     }
 }
 
-/// `SLOWLOG GET [count]`, `LEN`, `RESET`: the newest commands that took longer than
-/// `slowlog-log-slower-than` microseconds.
+/// `SLOWLOG GET [count]`, `LEN`, `RESET`: lists, counts or removes the newest commands that took
+/// longer than `slowlog-log-slower-than` microseconds.
 pub fn slowlog(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let log = &s.shared.slow_log;
     match (args.at(1), args.len()) {
@@ -222,7 +222,7 @@ pub fn slowlog(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
 pub const LATENCY_USAGE: &str =
     "LATEST | HISTORY event | RESET [event ...] | HISTOGRAM [command ...] | DOCTOR";
 
-/// There is no latency monitor, so all its lists are empty.
+/// `LATENCY`: replies with empty lists, because there is no latency monitor.
 pub fn latency(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match (args.at(1), args.len()) {
         (c, 2) if is(c, "latest") => out.array(0),

@@ -1,4 +1,4 @@
-//! Commands on keys of any type.
+//! Commands that act on keys of any type.
 
 use std::collections::HashSet;
 
@@ -91,7 +91,7 @@ fn give_name(s: &Session, args: Arguments<'_>, only_new: bool) -> Result<bool, F
                 seen.set_deadline(to, &new, live.deadline(), batch);
             }
         } else if let (Some(types), Some(head)) = (seen.types, live.head) {
-            // The elements or pages stay where they are, under the id.
+            // The elements or pages stay where they are, under the id of the collection.
             seen.exclude_others(seen.strings, to)?;
             batch.delete(types, head_key(from));
             seen.forget_fields(&head, from, batch);
@@ -103,7 +103,8 @@ fn give_name(s: &Session, args: Arguments<'_>, only_new: bool) -> Result<bool, F
             seen.event(Classes::NEW, "new", to);
             seen.filled(kind, to, true);
             if kind == Kind::Stream {
-                // Clients that wait for the stream in a group must learn that it no longer exists.
+                // Clients that wait for the stream in a group must be notified that it no longer
+                // exists.
                 seen.filled(kind, from, false);
             }
         }
@@ -115,7 +116,7 @@ fn give_name(s: &Session, args: Arguments<'_>, only_new: bool) -> Result<bool, F
 
 fn put_head(types: DictionaryId, key: &[u8], head: Head, batch: &mut Batch) {
     batch.put(types, head_key(key), head.encode());
-    // Pages do not name their key: each change of them also changes the head.
+    // Pages do not need to name their key, because each change of them also changes the head.
     if head.kind != Kind::Pages {
         batch.put(types, owner_key(head.id), Bytes::copy_from_slice(key));
     }
@@ -124,7 +125,7 @@ fn put_head(types: DictionaryId, key: &[u8], head: Head, batch: &mut Batch) {
     }
 }
 
-/// `COPY source destination [DB n] [REPLACE]`
+/// Executes `COPY source destination [DB n] [REPLACE]`.
 pub fn copy(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (from, to) = (args.at(1), args.at(2));
     let (mut replace, mut other) = (false, None);
@@ -208,13 +209,13 @@ fn copy_collection(
         batch.put(types, copied, value);
         seen.relieve(batch, bytes)?;
     }
-    // The head is written after the copied elements, among which was the owner tuple of the
+    // The head is written after the copied elements, because they include the owner tuple of the
     // original.
     put_head(types, to, Head { id, ..head }, batch);
     seen.name_again(&head, to, batch)
 }
 
-/// `OBJECT ENCODING|REFCOUNT|IDLETIME|FREQ key`
+/// Executes `OBJECT ENCODING|REFCOUNT|IDLETIME|FREQ key`.
 pub fn object(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if is(args.at(1), "help") && args.len() == 2 {
         out.array(1);
@@ -231,7 +232,7 @@ pub fn object(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         _ if !live.exists() => out.null(),
         c if is(c, "encoding") => out.bulk(encoding(&seen, args.at(2), &live)?.as_bytes()),
         c if is(c, "refcount") => out.integer(1),
-        // The last access of a key is not recorded.
+        // The time of the last access of a key is not recorded.
         c if is(c, "idletime") => out.integer(0),
         _ => {
             return Err(Failure::request(
@@ -242,13 +243,13 @@ pub fn object(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
-/// Elements of a collection up to which its encoding is one list.
+/// Largest number of elements with which a collection has the encoding of one list.
 pub const LISTPACK: i64 = 128;
-/// Numbers in a set up to which its encoding is one list of them.
+/// Largest number of integers with which a set has the encoding of a list of integers.
 pub const INTSET: i64 = 512;
 
-/// Returns the encoding that Redis would choose, as far as the length of a collection determines
-/// it.
+/// Returns the encoding that Redis would choose, to the extent that it depends on the length of a
+/// collection.
 fn encoding(seen: &Seen<'_>, key: &[u8], live: &Live) -> Result<&'static str, Failure> {
     Ok(match (live.kind, live.count) {
         (Some(Kind::Hash | Kind::SortedSet), ..=LISTPACK) => "listpack",
@@ -283,9 +284,9 @@ fn all_integers(seen: &Seen<'_>, start: &[u8], end: &[u8]) -> Result<bool, Failu
     Ok(true)
 }
 
-/// `MEMORY STATS`, `MALLOC-STATS`, `DOCTOR` and `PURGE`, and `MEMORY USAGE key [SAMPLES n]`: the
-/// bytes that the key takes in the file, or will take once it is flushed; for a collection or a
-/// long string this is the tree's estimate.
+/// `MEMORY STATS`, `MALLOC-STATS`, `DOCTOR` and `PURGE`, and `MEMORY USAGE key [SAMPLES n]`. The
+/// usage is the number of bytes that the key takes in the file, or will take after it is flushed.
+/// For a collection or a long string it is an estimate of the tree.
 pub fn memory(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match (args.at(1), args.len()) {
         (c, 2) if is(c, "doctor") => {

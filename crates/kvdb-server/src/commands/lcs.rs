@@ -1,4 +1,4 @@
-//! `LCS`: the longest common subsequence of two strings.
+//! `LCS`: finds the longest common subsequence of two strings.
 
 use super::is;
 use crate::failure::{Failure, Outcome};
@@ -6,7 +6,7 @@ use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
 
-/// The table of lengths, with an entry for each pair of prefixes.
+/// The table of the lengths of common subsequences, with an entry for each pair of prefixes.
 struct Table {
     width: usize,
     lengths: Vec<u32>,
@@ -35,10 +35,10 @@ impl Table {
     }
 }
 
-/// A common match: its start in both strings, and its length.
+/// A common substring: its start in both strings, and its length.
 type Match = (usize, usize, usize);
 
-/// Returns the subsequence, and the matches that it consists of, the last one first.
+/// Returns the subsequence, and the matches that form it, in reverse order.
 fn trace(table: &Table, a: &[u8], b: &[u8]) -> (Vec<u8>, Vec<Match>) {
     let (mut i, mut j) = (a.len(), b.len());
     let (mut common, mut matches) = (Vec::new(), Vec::<Match>::new());
@@ -62,7 +62,7 @@ fn trace(table: &Table, a: &[u8], b: &[u8]) -> (Vec<u8>, Vec<Match>) {
     (common, matches)
 }
 
-/// `LCS key1 key2 [LEN] [IDX] [MINMATCHLEN length] [WITHMATCHLEN]`
+/// Executes `LCS key1 key2 [LEN] [IDX] [MINMATCHLEN length] [WITHMATCHLEN]`.
 pub fn lcs(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (mut len, mut places, mut shortest, mut lengths) = (false, false, 0, false);
     let mut options = args.from(3);

@@ -1,6 +1,6 @@
-//! Lists: elements have numbers and are sorted by them; an element added at an end gets a number
+//! Lists. Elements have numbers and are sorted by them; an element added at an end gets a number
 //! beyond that end. If all numbers between the ends are in use, the number of an element follows
-//! from its rank; otherwise the element is found by ranks.
+//! from its rank. Otherwise the element is found by its rank.
 
 use bytes::Bytes;
 use kvdb::Batch;
@@ -47,7 +47,7 @@ fn push_all<'k>(
     Ok(of.live.count + pushed)
 }
 
-/// Stores a list of these values, of any number, under a key that the batch has removed.
+/// Stores a list of any number of values under a key that the batch has removed.
 pub fn put_all(
     s: &Session,
     seen: &Seen<'_>,
@@ -150,8 +150,8 @@ pub fn pop_from(
     })
 }
 
-/// Takes many elements from an end. Returns `None`, and takes none, unless more than [`FEW`] can be
-/// taken.
+/// Takes many elements from an end. Returns `None`, and takes none, unless more than [`FEW`] can
+/// be taken.
 fn pop_many(
     s: &Session,
     key: &[u8],
@@ -168,7 +168,7 @@ fn pop_many(
         }
         let (mut first, mut last) = within(seen, &of)?;
         if count < len {
-            // The outermost element that stays.
+            // `stays` is the outermost element that stays in the list.
             let stays = if end == End::Left { count } else { len - 1 - count };
             let Some(stays) = key_at(s, seen, &of, stays)? else { return Ok(None) };
             set_bound(&of, end, number(&stays)?, batch);
@@ -340,7 +340,7 @@ pub fn lset(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `LREM key count element`
+/// Executes `LREM key count element`.
 pub fn lrem(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (key, value) = (args.at(1), args.at(3));
     let count = integer(args.at(2)).ok_or(Failure::NOT_AN_INTEGER)?;
@@ -353,8 +353,9 @@ pub fn lrem(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             let (near, far) =
                 if count < 0 { (End::Right, End::Left) } else { (End::Left, End::Right) };
             let mut removed = 0u64;
-            // The new bounds: the number of the last visited element that stays, and the number of
-            // the last removed one before the first that stays.
+            // These are the new bounds: `kept` is the number of the last visited element that
+            // stays, and `stripped` is the number of the last removed element before the first
+            // one that stays.
             let (mut kept, mut stripped) = (None, None);
             visit(s, seen, &of, (&start, &end), count < 0, |tuple| {
                 if tuple.value_len() == value.len() && tuple.value()? == value {
@@ -399,7 +400,8 @@ pub fn ltrim(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
                 return Ok(());
             };
             let (start, end) = within(seen, &of)?;
-            // Trimming costs two range tombstones, however many elements they cover.
+            // A trim costs at most two range tombstones, regardless of the number of elements
+            // that they cover.
             if let (true, Some(first)) = (from > 0, nth(s, seen, &of, from)?) {
                 set_bound(&of, End::Left, number(&first)?, batch);
                 batch.delete_range(of.types, start, first);
@@ -416,8 +418,8 @@ pub fn ltrim(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     Ok(())
 }
 
-/// `LINSERT key BEFORE|AFTER pivot element`: the elements on the shorter side of the pivot move by
-/// one.
+/// `LINSERT key BEFORE|AFTER pivot element`: inserts an element. The elements on the shorter side
+/// of the pivot move by one.
 pub fn linsert(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let after = match args.at(2) {
         o if is(o, "before") => false,
@@ -468,7 +470,7 @@ pub fn linsert(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
     Ok(())
 }
 
-/// `LPOS key element [RANK rank] [COUNT n] [MAXLEN n]`
+/// Executes `LPOS key element [RANK rank] [COUNT n] [MAXLEN n]`.
 pub fn lpos(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (mut rank, mut count, mut most) = (1, None, 0);
     let mut options = args.from(3);

@@ -1,16 +1,17 @@
-//! The arithmetic of `INCRBYFLOAT`: numbers with 64 bits of mantissa, which Redis uses on most
-//! machines (`long double`), so that both compute the same sums. Each operation rounds once, to the
-//! nearest number and in a tie to the even one, where C does so.
+//! The arithmetic of `INCRBYFLOAT`. Numbers have 64 bits of mantissa, as in Redis on most
+//! machines (`long double`), so that both compute the same sums. Each operation rounds once, to
+//! the nearest number and in a tie to the even one, at the same points as in C.
 
-/// Longest text of a number, bytes.
+/// Longest text of a number, in bytes.
 const LONGEST: usize = 5 * 1024 - 1;
-/// Exponents of the lowest bit: of the largest numbers, and of the smallest.
+/// The exponent of the lowest bit of the largest numbers.
 const MOST: i32 = 16384 - 64;
+/// The exponent of the lowest bit of the smallest numbers.
 const LEAST: i32 = -16382 - 63;
-/// Decimals in the output.
+/// Largest number of decimals in the output.
 const DECIMALS: u32 = 17;
 
-/// `mantissa` times 2 to the power of `exponent`, or infinity.
+/// A number: `mantissa` times 2 to the power of `exponent`, or infinity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LongDouble {
     negative: bool,
@@ -19,7 +20,7 @@ pub struct LongDouble {
     exponent: i32,
 }
 
-/// An arbitrarily large integer, as digits of 32 bits, the lowest first.
+/// An arbitrarily large integer. Its digits have 32 bits; the lowest digit comes first.
 #[derive(Clone, Debug)]
 struct Whole(Vec<u32>);
 
@@ -63,7 +64,7 @@ impl Whole {
     fn bit(&self, at: u32) -> bool {
         self.0.get((at / 32) as usize).is_some_and(|digit| digit >> (at % 32) & 1 == 1)
     }
-    /// Returns whether a bit below this one is set.
+    /// Returns whether a bit below bit `at` is set.
     fn any_below(&self, at: u32) -> bool {
         let whole = (at / 32) as usize;
         let part = self.0.get(whole).copied().unwrap_or(0) & ((1u32 << (at % 32)) - 1);
@@ -118,10 +119,10 @@ impl LongDouble {
         self.infinite
     }
 
-    /// Returns the number nearest to `whole` times 2 to the power of `exponent`; with `more`,
-    /// nearest to a slightly larger value.
+    /// Returns the number nearest to `whole` times 2 to the power of `exponent`. If `more` is
+    /// set, the exact value is slightly larger than this product.
     fn nearest(negative: bool, whole: &Whole, exponent: i32, more: bool) -> LongDouble {
-        // The number of low bits to drop.
+        // `drop` is the number of low bits to drop.
         let drop = (whole.bits() as i32 - 64).max(LEAST - exponent).max(0) as u32;
         let mut mantissa = 0u128;
         for at in (drop..whole.bits().max(drop)).rev() {
@@ -139,7 +140,7 @@ impl LongDouble {
             mantissa >>= 1;
             exponent += 1;
         }
-        // Normalized, so that each number has one representation.
+        // The number is normalized, so that each value has one representation.
         let up = (mantissa as u64).leading_zeros().min((exponent - LEAST).max(0) as u32);
         let (mantissa, exponent) = ((mantissa as u64) << up, exponent - up as i32);
         if exponent > MOST {
@@ -156,9 +157,9 @@ impl LongDouble {
         if self.negative { -double } else { double }
     }
 
-    /// Parses the whole text in the formats of C's `strtold`: decimal or hexadecimal, or a name of
-    /// infinity. Returns `None` if it is not a number, or if the number is too large, or so small
-    /// that it underflows to zero.
+    /// Parses the whole text in the formats of C's `strtold`: decimal or hexadecimal, or a name
+    /// of infinity. Returns `None` if the text is not a number, if the number is too large, or if
+    /// it is so small that it underflows to zero.
     pub fn parse(text: &[u8]) -> Option<LongDouble> {
         if text.len() > LONGEST {
             return None;
@@ -234,7 +235,7 @@ impl LongDouble {
         LongDouble::nearest(negative, &quotient, -(up as i32), !whole.0.is_empty())
     }
 
-    /// Returns the sum, or `None` if it is not a finite number.
+    /// Returns the sum, or `None` if the sum is not a finite number.
     pub fn plus(self, other: LongDouble) -> Option<LongDouble> {
         if self.infinite || other.infinite {
             return None;
@@ -247,7 +248,7 @@ impl LongDouble {
             a.shift_left(apart);
             (Whole::of(small.mantissa.into()), small.exponent, false)
         } else {
-            // The small number affects the result only by being non-zero.
+            // The small number affects the result only by the fact that it is not zero.
             a.shift_left(200);
             (Whole::of(u128::from(small.mantissa != 0)), large.exponent - 200, false)
         };

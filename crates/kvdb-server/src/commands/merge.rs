@@ -1,6 +1,6 @@
-//! Merging and rebasing. `TXN MERGE` merges the changes of a clone in a transaction of the branch
-//! that the clone was made from, or vice versa; or the changes of a fork in a transaction of its
-//! original store. `TXN REBASE` repeats the changes of a transaction in one that begins now.
+//! Merges and rebases. `TXN MERGE` merges the changes of a clone in a transaction of the branch
+//! from which the clone was made, or vice versa, or the changes of a fork in a transaction of its
+//! original store. `TXN REBASE` repeats the changes of a transaction in a new transaction.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -20,7 +20,7 @@ use crate::request::Arguments;
 use crate::session::Session;
 use crate::transactions::{Conflicting, Merge, Merging, Preferred, Rebased};
 
-/// Parses a merge. Also returns whether it is attached to the connection.
+/// Parses the arguments of a merge. Also returns whether it is attached to the connection.
 fn parse(args: Arguments<'_>) -> Result<(Merge, bool), Failure> {
     let clone = snapshot::name(args.get(2).ok_or(Failure::SYNTAX)?)?.to_owned();
     let mut merge = Merge { clone, ..Merge::default() };
@@ -44,7 +44,7 @@ fn parse(args: Arguments<'_>) -> Result<(Merge, bool), Failure> {
     Ok((merge, attached))
 }
 
-/// Checks that a fork may be merged as asked by this connection.
+/// Checks that this connection may merge the requested fork.
 fn check_fork(s: &Session, merge: &Merge) -> Outcome {
     if merge.rebase {
         return Err(Failure::request("a fork is merged into the store, and not rebased"));
@@ -58,18 +58,18 @@ fn check_fork(s: &Session, merge: &Merge) -> Outcome {
     Ok(())
 }
 
-/// `TXN MERGE clone [REBASE | INTO branch | FORK place] [DRY] [OURS path] [THEIRS path] [BOTH path]
-/// ... [ATTACHED]` begins a transaction that merges the clone into the branch that it was made from
-/// when it commits. It replies with the transaction's number, the clone that it commits to and the
-/// one whose changes are merged (empty for the store itself), and the conflicts. Each conflict has
-/// its path or key, `path` or `key`, the change on each side, and the commit that made it on the
-/// other side (number, label, seconds since 1970, or null). Last is the number of conflicts that
-/// are not named, since there are too many. A transaction with conflicts can be read, but not
-/// committed. `REBASE` merges in the opposite direction. `DRY` means that the merge
-/// is not going to be committed. `INTO` merges into the given branch (empty for the main one),
-/// which must share a state with the clone, instead of the branch that the clone was made from.
-/// `FORK` merges a fork of this store, at an address or in a file on this machine, under the name
-/// `clone`; a client on the network may not open files.
+/// `TXN MERGE clone [REBASE | INTO branch | FORK place] [DRY] [OURS path] [THEIRS path] [BOTH
+/// path] ... [ATTACHED]` begins a transaction that merges the clone into the branch from which it
+/// was made when it commits. The reply is the number of the transaction, the branch to which it
+/// commits, the branch whose changes are merged (empty for the store itself), and the conflicts.
+/// Each conflict has its path or key, `path` or `key`, the change on each side, and the commit
+/// that made the change on the other side (number, label, seconds since 1970, or null). The last
+/// element is the number of conflicts that are not listed because there are too many. A
+/// transaction with conflicts can be read, but not committed. `REBASE` merges in the opposite
+/// direction. `DRY` means that the merge is not going to be committed. `INTO` merges into the
+/// given branch (empty for the main one), which must share a state with the clone, instead of the
+/// branch from which the clone was made. `FORK` merges a fork of this store, at an address or in
+/// a file on this machine, under the name `clone`; a client on the network may not open files.
 pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (mut merge, attached) = parse(args)?;
     if merge.fork.is_some() {
@@ -115,7 +115,7 @@ pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     out.integer(id.0 as i64);
     out.bulk(into.as_bytes());
     out.bulk(from.as_bytes());
-    // The authors are searched on the side opposite to the clone's.
+    // The authors are searched on the side opposite to the side of the clone.
     let branch = if merge.rebase { &from } else { &into };
     let since = since.map(|since| (branch.as_str(), since, merge.options.label.as_str()));
     list(s, since, (&conflicts[..], more), out);
@@ -123,10 +123,10 @@ pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
 }
 
 /// `TXN REBASE id [OURS path] [THEIRS path] [BOTH path] ... [ATTACHED]` ends a transaction and
-/// begins another one with the same options and the same changes, based on the current state. It
-/// replies with the number of the new transaction and no conflicts; or with null and the conflicts,
-/// in the format of a merge, and the transaction stays as it was. A connection in the old
-/// transaction joins the new one.
+/// begins another one with the same options and the same changes, based on the current state. The
+/// reply is the number of the new transaction and no conflicts. If there are conflicts, the reply
+/// is null and the conflicts, in the format of a merge, and the transaction is unchanged. A
+/// connection in the old transaction joins the new one.
 pub fn rebase(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let old = named(s, args, 2)?;
     let (mut choices, mut attached) = (Vec::new(), false);
@@ -139,7 +139,7 @@ pub fn rebase(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     }
     let id = old.id();
     let (view, meet) = (old.view()?, RefCell::new(Ok(Vec::new())));
-    // The transaction, or others, may have removed the owner tuple that names the key.
+    // The transaction or another commit may have removed the owner tuple that names the key.
     let states = [view.clone(), view.beneath(), s.db().view()];
     let owner = |types: &str, tuple: &Bytes| {
         let types = s.db().dictionary_in(old.branch(), types)?;
@@ -152,7 +152,7 @@ pub fn rebase(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
             undo::keep_deadlines(s, transaction)?;
             let found = kinds_that_meet(s, transaction)?;
             if found.is_empty() && s.shared.transaction_states.is_older(id) {
-                // The effects of its own commands are not known any more.
+                // The effects of the transaction's earlier commands are no longer known.
                 undo::note_events(s, transaction.id(), "rebase")?;
             }
             Ok(found)
@@ -179,7 +179,7 @@ pub fn rebase(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
-/// Transfers the server's state of a transaction to the one that replaces it.
+/// Transfers the server's state of a transaction to the transaction that replaces it.
 fn take_over(s: &mut Session, old: TransactionId, new: TransactionId, attached: bool) -> Outcome {
     let states = &s.shared.transaction_states;
     if let Some(effects) = states.end(old).and_then(|state| state.effects.lock().take())
@@ -201,7 +201,7 @@ fn take_over(s: &mut Session, old: TransactionId, new: TransactionId, attached: 
     Ok(())
 }
 
-/// Parses the preferred version at a path.
+/// Parses the version that is preferred at a path.
 fn choice(whose: &[u8], path: Option<&[u8]>) -> Result<(Vec<u8>, Preferred), Failure> {
     let preferred = match whose {
         o if is(o, "ours") => Preferred::Ours,
@@ -213,8 +213,9 @@ fn choice(whose: &[u8], path: Option<&[u8]>) -> Result<(Vec<u8>, Preferred), Fai
 }
 
 /// Writes the conflicts. `since` is the branch whose commits are searched for authors, the number
-/// of the newest commit that both sides have, and a label that does not count. It is `None` if that
-/// commit is not known. `more` is the number of conflicts that are not named.
+/// of the newest commit that both sides have, and a label whose commits do not count. `since` is
+/// `None` if the newest common commit is not known. `more` is the number of conflicts that are
+/// not listed.
 fn list(
     s: &Session,
     since: Option<(&str, u64, &str)>,
@@ -239,8 +240,8 @@ fn list(
     out.integer(i64::try_from(more).unwrap_or(i64::MAX));
 }
 
-/// Begins a merge. Tuples of collections are settled, and named in conflicts, by the key that they
-/// belong to.
+/// Begins a merge. Tuples of collections are settled under the key to which they belong, and
+/// conflicts name them by this key.
 fn begin(s: &Session, merge: &Merge) -> Result<Merging, Failure> {
     let parent = match (&merge.fork, &merge.into) {
         (Some(_), _) => String::new(),
@@ -260,26 +261,26 @@ fn begin(s: &Session, merge: &Merge) -> Result<Merging, Failure> {
     Ok(merging)
 }
 
-/// Returns the key of the collection that an element belongs to, according to a state.
+/// Returns the key of the collection to which an element belongs in a state.
 fn owner_in(state: &View, types: DictionaryId, tuple: &Bytes) -> Option<Bytes> {
     let (id, ..) = parse_element(tuple)?;
     state.get(types, &owner_key(id)).ok().flatten()
 }
 
-/// Limit of the conflicting tuples of a dictionary whose names are kept: a merge names no more of
-/// them.
+/// Limit on the conflicting tuples of a dictionary whose names are kept. A merge does not list
+/// more of them.
 const NAMED: usize = 10_000;
 
-/// The settlement of conflicting tuples of collections, and their names.
+/// Settles conflicting tuples of collections, and keeps their names.
 struct Keys<'a, F> {
     choices: &'a [(Vec<u8>, Preferred)],
-    /// The choice that stands for the version that is merged into the transaction.
+    /// The choice that means the version that is merged into the transaction.
     taken: Preferred,
-    /// Returns the key that a tuple of a types dictionary belongs to.
+    /// Returns the key to which a tuple of a types dictionary belongs.
     owner: F,
     /// The name that is shown for each conflicting tuple.
     named: RefCell<HashMap<Vec<u8>, Vec<u8>>>,
-    /// The number of names of each dictionary.
+    /// The number of names kept for each dictionary.
     counts: RefCell<HashMap<String, usize>>,
 }
 
@@ -317,7 +318,7 @@ impl<'a, F: Fn(&str, &Bytes) -> Option<Bytes>> Keys<'a, F> {
         }
     }
 
-    /// Replaces the names of conflicts by those that are shown, each once.
+    /// Replaces the names of conflicts by the names that are shown, and removes duplicates.
     fn name(&self, conflicts: &mut Vec<Conflicting>) {
         let named = self.named.borrow();
         for conflict in &mut *conflicts {
@@ -330,8 +331,8 @@ impl<'a, F: Fn(&str, &Bytes) -> Option<Bytes>> Keys<'a, F> {
     }
 }
 
-/// Corrects the counts of collections in which both sides have added and removed elements: a count
-/// is the one before plus the elements added, minus those removed.
+/// Corrects the counts of collections in which both sides have added and removed elements. The
+/// new count is the count before plus the elements added, minus the elements removed.
 fn mend_counts(s: &Session, transaction: &Transaction) -> Outcome {
     let view = transaction.view()?;
     let before = view.beneath();
@@ -344,7 +345,7 @@ fn mend_counts(s: &Session, transaction: &Transaction) -> Outcome {
             let (key, by) = match change?.1 {
                 Changed::Put { key, .. } | Changed::Update { key, .. } => (key, 1),
                 Changed::Delete { key } => (key, -1),
-                // The deletion of a whole dictionary.
+                // This is the deletion of a whole dictionary.
                 Changed::DeleteRange { .. } => continue,
             };
             if let Some((id, 1, _)) = parse_element(&key) {
@@ -369,7 +370,7 @@ fn mend_counts(s: &Session, transaction: &Transaction) -> Outcome {
     Ok(())
 }
 
-/// Returns the keys that would be a string and another type at once.
+/// Returns the keys that would have a string and a value of another type at once.
 fn kinds_that_meet(s: &Session, transaction: &Transaction) -> Result<Vec<Conflicting>, Failure> {
     let all = Place::of(transaction).all(s.db());
     let named = |(dict, key): (kvdb::DictionaryId, Bytes)| {

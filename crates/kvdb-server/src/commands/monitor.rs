@@ -1,7 +1,8 @@
-//! `MONITOR`: shows a client all commands, of all clients, when they have been run; those that may
-//! wait, and those that call scripts and functions, when they are about to be run. Those between
-//! `MULTI` and `EXEC`, and those of a script, are shown once the transaction has committed, as far
-//! as they fit into a mailbox; those in a transaction that the client has joined, at once.
+//! `MONITOR`: shows a client the commands of all clients after they have run. Commands that may
+//! wait, and commands that call scripts and functions, are shown before they run. Commands
+//! between `MULTI` and `EXEC`, and commands of a script, are shown once the transaction has
+//! committed, up to the size of a mailbox. Commands in a transaction that the client has joined
+//! are shown at once.
 
 use std::fmt::Write;
 
@@ -14,7 +15,7 @@ use crate::output::Output;
 use crate::request::Arguments;
 use crate::session::Session;
 
-/// Length after which a line is cut.
+/// Length at which a line is cut off.
 const MOST: usize = 1 << 20;
 
 pub fn monitor(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
@@ -24,15 +25,15 @@ pub fn monitor(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// Ends the watching of a connection.
+/// Stops a connection from monitoring.
 pub fn end(s: &mut Session) {
     if std::mem::take(&mut s.monitors) {
         s.shared.monitors.remove(s.id);
     }
 }
 
-/// Shows a command to those who watch, or keeps it until the transaction that it belongs to has
-/// committed.
+/// Shows a command to the clients that monitor, or keeps it until the transaction to which it
+/// belongs has committed.
 pub fn show(s: &mut Session, command: &Command, args: Arguments<'_>) {
     if command.shown == Shown::Never {
         return;
@@ -40,7 +41,7 @@ pub fn show(s: &mut Session, command: &Command, args: Arguments<'_>) {
     if !s.exec.is_running() {
         return s.shared.monitors.show(&line(s, command, args));
     }
-    // More than may wait for a connection would end all that watch.
+    // If more were kept than fits into a mailbox, every monitoring client would be disconnected.
     if s.exec.has_room_for_line(s.shared.limits.mailbox) {
         let line = line(s, command, args);
         s.exec.keep_line(line);
@@ -83,7 +84,7 @@ fn line(s: &Session, command: &Command, args: Arguments<'_>) -> Bytes {
     text.into()
 }
 
-/// Writes bytes as Redis shows them.
+/// Writes bytes in the escaped form of Redis.
 fn escape(bytes: &[u8], to: &mut String) {
     for byte in bytes {
         match byte {

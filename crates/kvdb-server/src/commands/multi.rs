@@ -1,17 +1,18 @@
-//! `MULTI`, `EXEC`, `DISCARD`, `WATCH`, `UNWATCH`, as in Redis.
+//! `MULTI`, `EXEC`, `DISCARD`, `WATCH`, `UNWATCH`, with the semantics of Redis.
 //!
 //! Commands between `MULTI` and `EXEC` are queued, and `EXEC` runs them in one transaction of the
-//! store, so that they become visible, and survive a crash, all or none. `EXEC` holds the locks of
-//! the keys that they touch, so that other clients do not interfere; a transaction that commits in
-//! between is a conflict, after which the commands are run again. In a joined transaction they run
-//! on a nested batch of it, which is applied after all of them have run. As in Redis, a command
-//! that fails does not keep the others from taking effect; but if the store fails (a lock cannot be
-//! obtained, there is no room), none takes effect, and `EXEC` itself returns the error.
+//! store, so that either all or none of them become visible and survive a crash. `EXEC` holds the
+//! locks of the keys that the commands touch, so that other clients do not interfere. A
+//! transaction that commits in between is a conflict, after which the commands are run again. In
+//! a joined transaction the commands run on a nested batch of the transaction, which is applied
+//! after all of them have run. As in Redis, a command that fails does not prevent the other
+//! commands from taking effect. But if the store fails (a lock cannot be obtained, or the store
+//! is full), none takes effect, and `EXEC` itself returns the error.
 //!
 //! `WATCH` begins a transaction whose commit would depend on the watched keys, and which never
-//! commits. The transaction of `EXEC` depends on it: so the store checks at the very moment of the
-//! commit whether a watched key was changed, which leaves no window for a race. The reads of the
-//! commands are dependencies of that commit as well: `EXEC` is serializable.
+//! commits. The transaction of `EXEC` depends on the watching transaction, so the store checks in
+//! the commit itself whether a watched key was changed, which leaves no window for a race. The
+//! commit also depends on the reads of the commands: `EXEC` is serializable.
 
 use bytes::Bytes;
 use env::sync::Mutex;
@@ -88,8 +89,8 @@ pub fn watch(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     Ok(())
 }
 
-/// Begins a transaction of the store that depends on the watched keys. Also returns the earliest of
-/// their deadlines.
+/// Begins a transaction of the store that depends on the watched keys. Also returns the earliest
+/// deadline of these keys.
 fn watch_store(
     s: &Session,
     space: Keyspace,
@@ -121,7 +122,7 @@ fn watch_store(
             watch.read_conflict_key(space.strings, key)?;
             let live = seen.live(key)?;
             expires = [expires, live.deadline()].into_iter().flatten().min();
-            // Every change of a string changes its tuple, or its head.
+            // Every change of a string changes its tuple or its head.
             if let (Some(types), Some(head)) = (space.types, live.head)
                 && head.kind != Kind::Pages
                 && let Some((start, end)) = head.beneath()
@@ -153,7 +154,8 @@ pub fn exec(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
         find(request.arguments().at(0)).is_some_and(|index| COMMANDS[index].needs_worker)
     };
     if queue.requests().iter().any(needs_worker) {
-        // Taken before any lock: the connections that use the other workers may wait for that lock.
+        // The worker is taken before any lock, because connections that use the other workers may
+        // wait for the lock.
         match s.shared.scripts.slot() {
             Err(failure) if failure.is_of_the_store() => return Err(failure),
             taken => slot = taken.ok(),
@@ -171,16 +173,16 @@ pub fn exec(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
 /// The locks that are taken in the first attempt.
 #[derive(Clone, Copy)]
 pub enum Locks<'a> {
-    /// The keys that these commands touch.
+    /// The locks of the keys that these commands touch.
     Queue(&'a Queue),
-    /// These keys.
+    /// The locks of these keys of the selected dictionary.
     Keys(&'a [&'a [u8]]),
-    /// These keys of dictionaries that need not be the selected one.
+    /// The locks of these keys of any dictionaries.
     Places(&'a [(&'a Selected, &'a [u8])]),
 }
 
 /// Runs `work` in one transaction of the store, unless a watched key has changed, and retries it
-/// after conflicts. If it fails, nothing has happened.
+/// after conflicts. If it fails, it has no effect.
 pub fn atomically(
     s: &mut Session,
     watches: &[(Watch, Counted)],
@@ -201,11 +203,11 @@ pub fn atomically(
         if outcome.is_ok() {
             break;
         }
-        // No command has run, so the connection is reset as well.
+        // The attempt had no effect, so the state of the connection is reset as well.
         out.rewind(position);
         (s.dictionary, s.durable, out.resp3) = (dictionary.clone(), durable, resp3);
         s.identity.set_name(name.clone());
-        // In a joined transaction the retry is up to the client that began it.
+        // In a joined transaction the client that began it decides about a retry.
         if s.joined.is_some() || !matches!(outcome, Err(Failure::Conflict(_))) {
             break;
         }
@@ -229,8 +231,8 @@ fn attempt(
     let (shared, state) = (s.shared.clone(), s.joined.as_ref().map(|(_, state)| state.clone()));
     s.exec.begin_attempt(s.clock());
     let held = match (&state, locks) {
-        // Other connections in the transaction wait, possibly for long if one of these commands
-        // waits for a lock.
+        // Other connections in the transaction wait, possibly for a long time if one of these
+        // commands waits for a lock.
         (Some(state), _) => state.locks.all(),
         // Keys that are only read need not be locked at first; in a retry all keys are locked.
         (None, _) if tried > 0 => shared.locks.all(),
@@ -264,7 +266,7 @@ fn attempt(
         // The client has disconnected, so nothing is committed.
         return Ok(());
     }
-    // Still under the locks, so that the events of a key are in the order of its commits.
+    // The locks are still held, so that the events of a key are in the order of its commits.
     let _held = match s.exec.end() {
         Some(Executing::Joined(nested)) => {
             nested.into_inner().finish()?;
@@ -276,8 +278,8 @@ fn attempt(
     Ok(())
 }
 
-/// Makes the commit of a transaction depend on the watched keys. Returns `false` if one of them has
-/// changed.
+/// Makes the commit of a transaction depend on the watched keys. Returns `false` if one of the
+/// watched keys has changed.
 fn depends_on(
     s: &Session,
     transaction: &Transaction,
@@ -298,8 +300,8 @@ fn depends_on(
 }
 
 /// Commits the changes that were made under these locks, and returns the locks. They are released
-/// while the commit waits for a transaction. Afterwards all keys are locked, since the rest of the
-/// work is not done again.
+/// while the commit waits for a transaction. All keys are locked after the wait, because the rest
+/// of the work is not repeated.
 fn commit<'a>(
     shared: &'a Shared,
     transaction: &Transaction,
@@ -339,8 +341,8 @@ fn run(s: &mut Session, queue: &Queue, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// Takes the locks of the keys that the commands touch, as far as these are known beforehand;
-/// otherwise takes all.
+/// Takes the locks of the keys that the commands touch if all of these are known beforehand, and
+/// otherwise the locks of all keys.
 fn hold<'a>(s: &mut Session, shared: &'a Shared, queue: &Queue) -> Result<Held<'a>, Failure> {
     let mut keys: Vec<&[u8]> = Vec::new();
     let mut writes = false;
@@ -367,8 +369,8 @@ fn hold<'a>(s: &mut Session, shared: &'a Shared, queue: &Queue) -> Result<Held<'
     })
 }
 
-/// Takes the locks of keys of several dictionaries; those of all keys if a dictionary does not
-/// exist, since the command may create it.
+/// Takes the locks of keys of several dictionaries. Takes the locks of all keys if a dictionary
+/// does not exist, because the command may create it.
 fn hold_places<'a>(
     s: &Session,
     shared: &'a Shared,

@@ -1,4 +1,4 @@
-//! Counters: values that are decimal numbers.
+//! Commands for counters, which are values that are decimal numbers.
 
 use bytes::Bytes;
 use kvdb::{Batch, Update};
@@ -35,17 +35,18 @@ pub fn decrby(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
 fn add(s: &Session, key: &[u8], by: i64, out: &mut Output) -> Outcome {
     s.check_key(key)?;
     let joined = s.is_joined();
-    // Through the types dictionary the commit detects that others have changed the type of the key.
+    // The update reads the types dictionary, so the commit detects that others have changed the
+    // type of the key.
     let space = if joined { s.typed()? } else { s.writable()? };
-    // Two transactions that add to one key both commit. `EXEC` returns sums that must still hold
-    // when it commits.
+    // Two transactions that add to one key can both commit. `EXEC` replies with sums that must
+    // still be valid when it commits, so its additions do not commute.
     let commutes = joined && keeps_its_type(s, space, key)?;
     let change = |seen: &Seen<'_>, batch: &mut Batch| {
         let (live, value) = seen.number(key, Failure::NOT_AN_INTEGER)?;
         let old = value.as_deref().map_or(Some(0), integer).ok_or(Failure::NOT_AN_INTEGER)?;
         let sum =
             old.checked_add(by).ok_or(Failure::request("increment or decrement would overflow"))?;
-        // An expired key still has a tuple: it must be replaced, not added to.
+        // An expired key still has a tuple, which must be replaced instead of being added to.
         match commutes && (live.exists() || live.head.is_none()) {
             true => batch.update(space.strings, Bytes::copy_from_slice(key), Update::add(by)),
             false => seen.change_string(key, &live, sum.to_string(), batch)?,
@@ -62,9 +63,10 @@ fn add(s: &Session, key: &[u8], by: i64, out: &mut Output) -> Outcome {
 }
 
 /// Makes the commit of the joined transaction a conflict if others store a collection or a long
-/// string under the key, or change its deadline: an addition commutes with a deletion of the
-/// string, and would leave a counter next to the collection. Returns `false` if the transaction
-/// cannot note that: a durable one keeps no reads, and any other keeps a limited number.
+/// string under the key, or change its deadline. An addition commutes with a deletion of the
+/// string, and would leave a counter in addition to the collection. Returns `false` if the
+/// transaction cannot record this dependency: a durable transaction keeps no reads, and any other
+/// keeps a limited number.
 fn keeps_its_type(s: &Session, space: Keyspace, key: &[u8]) -> Result<bool, Failure> {
     let (Some((transaction, _)), Some(types)) = (&s.joined, space.types) else { return Ok(false) };
     if !transaction.checks_conflicts() {

@@ -1,4 +1,4 @@
-//! Channels: `SUBSCRIBE` and its variants, `PUBLISH`, and `PUBSUB`.
+//! `SUBSCRIBE` and its variants, `PUBLISH`, and `PUBSUB`: commands for channels.
 
 use bytes::Bytes;
 
@@ -32,7 +32,7 @@ pub fn sunsubscribe(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> O
     end(s, args, (By::Shard, "sunsubscribe"), out)
 }
 
-/// Confirms that a name was subscribed to, or unsubscribed from, with the number of current
+/// Confirms a subscription to a name, or the end of one, with the number of current
 /// subscriptions.
 fn confirm(s: &Session, (by, word): (By, &str), name: Option<&[u8]>, out: &mut Output) {
     let (all, shards) = (s.subscriptions.count(), s.subscriptions.shards.len());
@@ -53,7 +53,7 @@ fn begin(
     for name in args.from(1) {
         match s.subscribe(by, name) {
             Ok(()) => confirm(s, (by, word), Some(name), out),
-            // The names before it have been confirmed.
+            // The preceding names have already been confirmed.
             Err(failure) => out.error(&failure.to_string()),
         }
     }
@@ -77,8 +77,8 @@ fn end(s: &mut Session, args: Arguments<'_>, (by, word): (By, &str), out: &mut O
     Ok(())
 }
 
-/// `PUBLISH channel message`: replies with the number of receivers. In a transaction the message is
-/// sent at the commit, and the number is that of the current subscribers.
+/// `PUBLISH channel message`: replies with the number of receivers. In a transaction the message
+/// is sent at the commit, and the reply is the number of current subscribers.
 pub fn publish(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     send(s, args, To::Channel, out)
 }

@@ -1,8 +1,8 @@
-//! Commands of an ordered store that Redis lacks: reading and deleting ranges of keys.
+//! Commands of an ordered store that Redis lacks: they read and delete ranges of keys.
 //!
-//! A range is `[start, end)`: it excludes its end. An empty bound, `-` as the start and `+` as the
-//! end mean that there is no bound; with `EXACT` only an empty one does, so that programs can name
-//! any key.
+//! A range is `[start, end)`: it excludes its end. An empty bound, `-` as the start and `+` as
+//! the end mean that there is no bound. With `EXACT` only an empty bound has this meaning, so
+//! that programs can name any key.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -24,7 +24,7 @@ use crate::session::seen::Seen;
 use crate::session::{Executing, Session, retry_on_conflict};
 use crate::walk::{KeyRange, answer};
 
-/// Returns the bounds in the first two arguments; an empty one means no bound.
+/// Returns the bounds in the first two arguments. An empty bound means that there is none.
 pub fn bounds<'a>(args: Arguments<'a>, exact: bool) -> (&'a [u8], &'a [u8]) {
     match (args.at(1), args.at(2)) {
         (start, end) if exact => (start, end),
@@ -34,7 +34,8 @@ pub fn bounds<'a>(args: Arguments<'a>, exact: bool) -> (&'a [u8], &'a [u8]) {
     }
 }
 
-/// `RANGE start end [REV] [OFFSET n] [LIMIT n] [NOVALUES] [EXACT]`: keys and values in turn.
+/// `RANGE start end [REV] [OFFSET n] [LIMIT n] [NOVALUES] [EXACT]`: replies with keys and values
+/// in alternation.
 pub fn range(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (mut backward, mut limit, mut values, mut exact) = (false, u64::MAX, true, false);
     let mut offset = 0;
@@ -92,7 +93,7 @@ pub fn range(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     }
 }
 
-/// `COUNT start end [EXACT]`: the number of strings.
+/// `COUNT start end [EXACT]`: replies with the number of strings.
 pub fn count(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let exact = args.get(3).is_some_and(|o| is(o, "exact"));
     if args.len() > 4 || (args.len() == 4 && !exact) {
@@ -106,8 +107,9 @@ pub fn count(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     Ok(())
 }
 
-/// `DELRANGE start end [EXACT]` costs one range tombstone, however many strings it covers, and one
-/// for each collection and each string in pages. So it does not reply with the number of keys.
+/// `DELRANGE start end [EXACT]` costs one range tombstone, regardless of the number of strings
+/// that it covers, and one more for each collection and each string in pages. It does not reply
+/// with the number of keys, because it does not read the strings.
 pub fn delrange(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let exact = args.get(3).is_some_and(|o| is(o, "exact"));
     if args.len() > 4 || (args.len() == 4 && !exact) {
@@ -138,11 +140,11 @@ fn empty_range(s: &mut Session, start: &[u8], end: &[u8]) -> Outcome {
     })
 }
 
-/// Events of dictionaries, by name.
+/// Events by the names of their dictionaries.
 type Events = Vec<(String, Vec<Effect>)>;
 
 /// Commits the batch that `fill` makes, under the locks of all keys, atomically with its reads.
-/// Transactions and scripts hold no locks when they commit: if one of them commits in between and
+/// Transactions and scripts hold no locks when they commit. If one of them commits in between and
 /// invalidates a read, the batch is made again. The events are published after the commit.
 fn delete_atomically(
     s: &mut Session,
@@ -167,7 +169,8 @@ fn delete_atomically(
     let shared = s.shared.clone();
     keeping_clear(&shared.stopping, || {
         let _held = shared.locks.all();
-        // The deletions do not depend on the deleted values; only the reads must still be valid.
+        // The deletions do not depend on the deleted values, so only the reads must still be
+        // valid.
         retry_on_conflict(&shared.db, false, |own, batch| {
             events.clear();
             s.exec.begin(Executing::Own(own.clone()));
@@ -183,8 +186,8 @@ fn delete_atomically(
 }
 
 /// Returns the events of the keys in `[start, end)`, which are going to be deleted: one for each
-/// key, or one `delrange` for all if there are too many, or if the commit may delete keys that do
-/// not exist yet. Returns `None` if there is no key, or if no events are wanted.
+/// key, or one `delrange` for all keys if there are too many, or if the commit may delete keys
+/// that do not exist yet. Returns `None` if the range has no key, or if no client wants events.
 fn events_of(
     s: &Session,
     space: Keyspace,
@@ -211,7 +214,8 @@ fn events_of(
         Some(types) => seen.cursor(types, &head_key(start), &heads_end)?,
         None => None,
     };
-    // The keys found. The value states whether the key has expired and only waits to be removed.
+    // The keys that were found. The value states whether the key has expired and only waits to be
+    // removed.
     let mut met: BTreeMap<Bytes, bool> = BTreeMap::new();
     for (mut cursor, of_heads) in [(strings, false), (heads, true)] {
         while let Some(tuple) = cursor.as_mut().map(|cursor| cursor.next()).transpose()?.flatten() {
@@ -235,10 +239,11 @@ fn events_of(
     Ok((!met.is_empty()).then(|| met.into_iter().map(event).collect()))
 }
 
-/// Limit on the collections and long strings that one command may delete with a range of keys.
+/// Limit on the number of collections and long strings that one command may delete with a range
+/// of keys.
 const MOST_COLLECTIONS: usize = 1 << 16;
 
-/// Adds the deletion of the data in the types dictionary that belongs to the keys in this range.
+/// Adds the deletion of the data in the types dictionary that belongs to the keys in the range.
 fn delete_types(
     s: &Session,
     space: Keyspace,
@@ -266,7 +271,7 @@ fn delete_types(
         if heads.is_multiple_of(256) {
             s.check_stopping()?;
         }
-        // The sweeper recognizes a stale deadline of the head.
+        // A deadline of the head that remains is recognized as stale by the sweeper.
         let Some(head) = Head::decode(&tuple.value()?) else { continue };
         let Some((first, last)) = head.beneath() else { continue };
         collections += 1;
@@ -305,8 +310,9 @@ pub fn estimate(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     Ok(())
 }
 
-/// Adds the deletion of `[start, end)` to `batch`. With an empty `end`, it deletes up to the last
-/// key, which is looked up; the commit then depends on the fact that no key follows it.
+/// Adds the deletion of `[start, end)` to `batch`. If `end` is empty, the range ends with the
+/// last key, which is looked up; the commit then depends on the fact that no key follows the last
+/// key.
 fn delete(s: &Session, dict: DictionaryId, start: &[u8], end: &[u8], batch: &mut Batch) -> Outcome {
     if !end.is_empty() {
         if start < end {
@@ -344,7 +350,7 @@ pub fn flushdb(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
     Ok(())
 }
 
-/// Empties every dictionary of the user, and none of the file system's.
+/// Empties every dictionary of the user, but no dictionary of the file system.
 pub fn flushall(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     flush_mode(args)?;
     delete_atomically(s, |s, batch, events| {
@@ -362,7 +368,8 @@ pub fn flushall(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     Ok(())
 }
 
-/// `ASYNC` and `SYNC` are both accepted: emptying costs the same constant time either way.
+/// `ASYNC` and `SYNC` are both accepted, because emptying takes the same constant time in both
+/// modes.
 fn flush_mode(args: Arguments<'_>) -> Outcome {
     match args.get(1) {
         None => Ok(()),

@@ -1,5 +1,6 @@
 //! `TXN REVERT KEY`: restores a key in the transaction to its state beneath the transaction,
-//! whatever its types before and after: with its elements or pages and its deadline, by reference.
+//! whatever its types before and after. Its elements or pages and its deadline are restored by
+//! reference.
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ use crate::request::Arguments;
 use crate::review::TypedState;
 use crate::session::Session;
 
-/// Tuples in one batch.
+/// Number of tuples in one batch.
 const STEP: usize = 1024;
 
 pub fn revert(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
@@ -46,8 +47,8 @@ pub fn revert_key(s: &Session, key: &[u8]) -> Outcome {
     let key = Bytes::copy_from_slice(key);
     let filled = |kind| Effect::Filled { kind, key: key.clone(), new: true };
     let mut effects = [Kind::List, Kind::SortedSet, Kind::Stream].map(filled).to_vec();
-    // The commit may restore the key over changes by others, and the transaction's earlier changes
-    // of the key have events as well. So the revert needs an event of its own.
+    // The commit may restore the key over changes by others, and the transaction's earlier
+    // changes of the key have events as well. So the revert needs its own event.
     if s.notes(Classes::GENERIC) {
         let event = Event { class: Classes::GENERIC, name: "revert" };
         effects.push(Effect::Event { event, key });
@@ -56,7 +57,8 @@ pub fn revert_key(s: &Session, key: &[u8]) -> Outcome {
     Ok(())
 }
 
-/// In a serializable transaction, locks all tuples that are read and written, before they are read.
+/// In a serializable transaction, locks all tuples that are read and written before they are
+/// read.
 fn lock(s: &Session, transaction: &Transaction, space: Keyspace, key: &[u8]) -> Outcome {
     let Some(types) = space.types else { return Ok(()) };
     if transaction.isolation() == Isolation::Snapshot {
@@ -120,8 +122,8 @@ impl Revert<'_> {
         Ok(nested.finish()?)
     }
 
-    /// Makes the sweeper come for the fields of a hash at their first deadline beneath the
-    /// transaction, which may have removed the deadlines that named the hash.
+    /// Lets the sweeper visit the fields of a hash at their first deadline beneath the
+    /// transaction, because the transaction may have removed the deadlines that named the hash.
     fn name_fields(
         &self,
         types: DictionaryId,
@@ -140,8 +142,8 @@ impl Revert<'_> {
         Ok(())
     }
 
-    /// Restores a tuple to its state beneath the transaction. Nothing is written for a tuple that
-    /// exists on neither side, so that `TXN CHANGES` does not list its deletion.
+    /// Restores a tuple to its state beneath the transaction. A tuple that exists on neither side
+    /// is not written, so that `TXN CHANGES` does not list its deletion.
     fn tuple(&self, dict: DictionaryId, key: &Bytes, batch: &mut Batch) -> Outcome {
         match self.base.stored(dict, key)? {
             Some(value) => batch.put_stored(dict, key.clone(), value),
@@ -151,7 +153,7 @@ impl Revert<'_> {
         Ok(())
     }
 
-    /// Reverts the transaction's changes to elements or pages that lie at the same place on both
+    /// Reverts the transaction's changes to elements or pages that have the same place on both
     /// sides.
     fn touched(
         &self,
@@ -184,8 +186,8 @@ impl Revert<'_> {
         Ok(())
     }
 
-    /// Restores a collection or a long string that this key no longer has: under its old id, or
-    /// under a new one if another key has taken over the old one (`RENAME`).
+    /// Restores a collection or a long string that this key no longer has. It is restored under
+    /// its old id, or under a new one if another key has taken over the old one (`RENAME`).
     fn again(
         &self,
         types: DictionaryId,
@@ -217,8 +219,8 @@ impl Revert<'_> {
         Ok(nested.apply(batch)?)
     }
 
-    /// Copies the tuples in `[start, end)` beneath the transaction, each to the tuple key that
-    /// `place` returns.
+    /// Copies the tuples in `[start, end)` beneath the transaction. Each is copied to the tuple
+    /// key that `place` returns.
     fn range(
         &self,
         types: DictionaryId,

@@ -1,6 +1,6 @@
-//! A row of the table of commands: all that the server must know of a command, apart from the
-//! descriptions that Redis has of its own (`specs`). A property that some commands have is a field
-//! here, and never a list of names elsewhere.
+//! A row of the table of commands. It has everything that the server must know about a command,
+//! apart from the descriptions that Redis has for its commands (`specs`). A property that some
+//! commands have is a field here, and never a list of names in another module.
 
 use crate::failure::{Failure, Outcome};
 use crate::files::Whose;
@@ -9,52 +9,57 @@ use crate::request::{Arguments, integer};
 use crate::seals::Confined;
 use crate::session::Session;
 
-/// A command. The constructors and the methods below are the words in which `table` writes it.
+/// A command. `table` builds the commands by the constructors and the methods below.
 pub struct Command {
-    /// The name in lower case.
+    /// The name of the command in lower case.
     pub name: &'static str,
-    /// The arguments, as shown to users.
+    /// The arguments in the form that is shown to users.
     pub usage: &'static str,
-    /// Number of arguments including the name. A negative number is a minimum.
+    /// The number of arguments including the name. A negative number is a minimum.
     pub arity: i32,
     pub run: Handler,
     /// A success reply acknowledges a change of the store.
     pub writes: bool,
-    /// Allowed before the client has authenticated.
+    /// The command is allowed before the client has authenticated.
     pub open: bool,
-    /// First and last argument that is a key, and the step between keys. A negative last one counts
-    /// from the end. All 0 if there are no keys, or if only `other_keys` finds them.
+    /// The first and the last argument that is a key, and the step between keys. A negative last
+    /// argument counts from the end. All three are 0 if there are no keys, or if only
+    /// `other_keys` finds them.
     pub keys: (i32, i32, i32),
     pub other_keys: OtherKeys,
-    /// Returns the flags of the keys of `COMMAND GETKEYSANDFLAGS` if these depend on the arguments.
+    /// Returns the flags of the keys of `COMMAND GETKEYSANDFLAGS`, if these depend on the
+    /// arguments.
     pub key_flags: Option<KeyFlags>,
-    /// Clients that track are notified of changes of the keys.
+    /// Clients that track keys are notified of changes of the keys that the command reads.
     pub tracked: bool,
     pub types: Types,
     pub in_multi: InMulti,
     pub in_scripts: InScripts,
     pub on_snapshots: OnSnapshots,
     pub sealed: Sealed,
-    /// Returns the files that the command changes, or `None` if it continues an operation.
+    /// Returns the files that the command changes, or `None` if the command continues an
+    /// operation.
     pub files: Option<FilesOf>,
     /// The command sends messages instead of replies ([`pushes`]).
     pub pushes: bool,
-    /// A RESP2 client may use the command while it receives messages: its reply can be
-    /// distinguished from messages.
+    /// A RESP2 client may use the command while it receives messages, because the reply of the
+    /// command can be distinguished from messages.
     pub among_messages: bool,
-    /// The command waits while others may not write (`CLIENT PAUSE`), since it changes state that
-    /// others see, if only in some of its forms.
+    /// The command waits while writes are paused (`CLIENT PAUSE`), because some or all of its
+    /// forms change state that other clients see.
     pub paused_with_writes: bool,
-    /// The command controls connections (`CLIENT`): it does not wait for the end of a pause, and
-    /// `CLIENT CACHING` is about the command after it.
+    /// The command controls connections (`CLIENT`). It does not wait for the end of a pause, and
+    /// `CLIENT CACHING` applies to the command that follows it.
     pub controls: bool,
-    /// The command runs those that `MULTI` has queued (`EXEC`), which are checked, and kept if they
-    /// are slow, one by one.
+    /// The command runs the commands that `MULTI` has queued (`EXEC`). They are checked one by
+    /// one, and each slow one is added to the slow log.
     pub runs_queue: bool,
-    /// The commands after it in a queue work elsewhere, so that their keys are not known before.
+    /// The commands that follow this command in a queue work in another place, so their keys are
+    /// not known beforehand.
     pub moves: bool,
-    /// The command changes where the connection works, or whether it queues: so it is refused after
-    /// `SNAPSHOT USE name` and `CLONE USE name`, where one command works elsewhere.
+    /// The command changes the place in which the connection works, or whether it queues
+    /// commands. So it is refused after `SNAPSHOT USE name` and `CLONE USE name`, which run one
+    /// command in another place.
     pub moves_connection: bool,
     /// The command needs a process that runs scripts.
     pub needs_worker: bool,
@@ -71,7 +76,7 @@ pub type KeyFlags = fn(Arguments<'_>) -> Option<&'static [&'static str]>;
 
 type FilesOf = fn(&Session, &Arguments<'_>) -> Option<Result<Whose, Failure>>;
 
-/// The keys of a command that are not in one range of the arguments.
+/// Finds the keys of a command that are not in one range of the arguments.
 #[derive(Clone, Copy)]
 pub enum OtherKeys {
     None,
@@ -81,61 +86,62 @@ pub enum OtherKeys {
     StoredAndCounted,
     /// An option names a key in which the result is stored.
     Destination(for<'a> fn(Arguments<'a>) -> Option<&'a [u8]>),
-    /// A function finds them.
+    /// A function finds the keys.
     Found(for<'a> fn(Arguments<'a>) -> Vec<&'a [u8]>),
 }
 
-/// Need of the types dictionary, which a command has that may set a deadline on a key, or store a
-/// value that is not a string.
+/// The need of a command for the types dictionary. A command has this need if it may set a
+/// deadline on a key, or store a value that is not a string.
 #[derive(Clone, Copy)]
 pub enum Types {
     Unneeded,
     Needed,
-    /// Needed unless the function returns `true`.
+    /// The types dictionary is needed unless the function returns `true`.
     NeededUnless(fn(Arguments<'_>) -> bool),
 }
 
-/// Treatment of a command between `MULTI` and `EXEC`.
+/// The treatment of a command between `MULTI` and `EXEC`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum InMulti {
-    /// `EXEC` runs it.
+    /// `EXEC` runs the command.
     Queued,
     /// The command runs at once, and handles `MULTI` itself.
     AtOnce,
     Refused,
 }
 
-/// Treatment of a command that a script calls. Commands that `MULTI` does not queue are refused.
+/// The treatment of a command that a script calls. Commands that `MULTI` does not queue are
+/// refused.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum InScripts {
     Allowed,
-    /// Allowed in the forms that do not wait for entries of streams.
+    /// The command is allowed in the forms that do not wait for entries of streams.
     AllowedWithoutBlock,
-    /// Allowed where scripts may debug the server.
+    /// The command is allowed if scripts may debug the server.
     Debugging,
     Refused,
 }
 
-/// Treatment of a command of a connection that reads a snapshot.
+/// The treatment of a command on a connection that reads a snapshot.
 #[derive(Clone, Copy)]
 pub enum OnSnapshots {
     /// The command is refused if it writes.
     AsItWrites,
-    /// These subcommands are allowed, though the command writes.
+    /// These subcommands are allowed although the command writes.
     Forms(&'static [&'static str]),
     Refused,
 }
 
-/// The rights of a client that a seal confines (see `sealed`).
+/// The rights of a client that a seal confines to its transactions (see `sealed`).
 #[derive(Clone, Copy)]
 pub enum Sealed {
     /// The command may read keys, and write in the transactions of the seal.
     AsItWrites,
-    /// The command changes nothing of others.
+    /// The command does not change anything that belongs to other clients.
     Harmless,
     /// Only these subcommands are allowed. If the command writes, they are treated as writes.
     Forms(&'static [&'static str]),
-    /// Only these subcommands are allowed, as far as the function has no objections.
+    /// Only these subcommands are allowed, and only if the function has no objections.
     Checked(&'static [&'static str], fn(&Session, Confined, Arguments<'_>) -> Outcome),
 }
 
@@ -143,21 +149,22 @@ pub enum Sealed {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Shown {
     After,
-    /// Before it runs: it may wait for others, or a script's commands follow it.
+    /// The command is shown before it runs, because it may wait for others, or the commands of a
+    /// script follow it.
     Before,
-    /// Never: it is about the server, and may name its secrets.
+    /// The command is never shown, because it concerns the server and may name its secrets.
     Never,
 }
 
-/// The arguments that are not shown by `MONITOR`. The slow log shows none of a command that has
-/// some ([`Command::is_secret`]).
+/// The arguments that `MONITOR` does not show. The slow log shows no arguments of a command that
+/// has secret ones ([`Command::is_secret`]).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Secret {
     None,
     All,
-    /// All arguments after the word `AUTH`.
+    /// All arguments after the word `AUTH` are secret.
     AfterAuth,
-    /// All arguments after this word, if it is present.
+    /// All arguments after this word are secret, if the word is present.
     IfNamed(&'static str),
 }
 
@@ -189,8 +196,8 @@ impl Command {
         (first as usize..last).step_by(step as usize).map(|i| args.at(i)).collect()
     }
 
-    /// Returns whether the command may need the types dictionary, apart from strings that are too
-    /// long for one tuple.
+    /// Returns whether the command may need the types dictionary for reasons other than strings
+    /// that are too long for one tuple.
     pub fn needs_types(&self, args: Arguments<'_>) -> bool {
         match self.types {
             Types::Unneeded => false,
@@ -199,8 +206,8 @@ impl Command {
         }
     }
 
-    /// Returns whether a script may call the command; `debugging` is whether it may debug the
-    /// server.
+    /// Returns whether a script may call the command. `debugging` states whether the script may
+    /// debug the server.
     pub fn is_for_scripts(&self, debugging: bool) -> bool {
         match self.in_scripts {
             InScripts::Allowed | InScripts::AllowedWithoutBlock => true,
@@ -274,7 +281,8 @@ pub(super) const fn reads(
     }
 }
 
-/// Makes a command without keys in a fixed place, which changes nothing of other clients.
+/// Makes a command without keys at a fixed position, which does not change anything of other
+/// clients.
 pub(super) const fn asks(
     name: &'static str,
     usage: &'static str,
@@ -284,8 +292,8 @@ pub(super) const fn asks(
     reads(name, usage, arity, NONE, run).sealed(Sealed::Harmless)
 }
 
-/// Makes a command without keys that acts on other things than these: the caller states how far a
-/// client confined by a seal may use it.
+/// Makes a command that acts on things other than keys. The caller states to what extent a client
+/// confined by a seal may use it.
 pub(super) const fn acts(
     name: &'static str,
     usage: &'static str,
@@ -333,8 +341,8 @@ pub(super) const fn typed(
     Command { types: Types::Needed, ..writes(name, usage, arity, keys, run) }
 }
 
-/// Makes a command of subscriptions: it sends messages, even where replies are suppressed, and is
-/// allowed while a RESP2 client expects nothing but messages.
+/// Makes a command of subscriptions. It sends messages even if replies are suppressed, and is
+/// allowed while a RESP2 client expects only messages.
 pub(super) const fn pushes(
     name: &'static str,
     usage: &'static str,
@@ -349,7 +357,8 @@ impl Command {
     pub(super) const fn other_keys(self, other_keys: OtherKeys) -> Command {
         Command { other_keys, ..self }
     }
-    /// Makes it a command whose argument at this index is the number of keys that follow it.
+    /// Returns the command with keys whose number is the argument at index `at`, and which follow
+    /// this argument.
     pub(super) const fn counted(self, at: usize) -> Command {
         self.other_keys(OtherKeys::Counted(at))
     }
@@ -404,8 +413,8 @@ impl Command {
     pub(super) const fn moves_connection(self) -> Command {
         Command { moves_connection: true, ..self }
     }
-    /// Makes it a command that runs a script or a function. The second argument is the number of
-    /// its keys.
+    /// Returns the command as one that runs a script or a function. The second argument is the
+    /// number of its keys.
     pub(super) const fn runs_script(self) -> Command {
         self.needs_worker().shown_before().counted(2)
     }

@@ -1,4 +1,4 @@
-//! Commands that walk a whole dictionary, page by page or at once.
+//! Commands that visit a whole dictionary, page by page or at once.
 
 use super::is;
 use crate::failure::{Failure, Outcome};
@@ -8,15 +8,15 @@ use crate::request::{Arguments, integer};
 use crate::session::Session;
 use crate::walk::{KeyRange, answer};
 
-/// A page ends when its keys have this many bytes, regardless of `COUNT`.
+/// Number of bytes of keys at which a page ends, regardless of `COUNT`.
 const PAGE_BYTES: usize = 1 << 20;
 
-/// The options of a page.
+/// The options for a page.
 struct Options<'a> {
     /// The number of keys to visit, at least 1.
     count: i64,
     pattern: Option<&'a [u8]>,
-    /// The name of a type; keys of others are left out.
+    /// The name of a type; keys of other types are left out.
     kind: Option<&'a [u8]>,
 }
 
@@ -43,7 +43,7 @@ impl<'a> Options<'a> {
 }
 
 /// `SCAN cursor [MATCH pattern] [COUNT n] [TYPE t]`. The pages visit the keys in order, so a key
-/// that is present throughout is returned exactly once.
+/// that exists during the whole scan is returned exactly once.
 pub fn scan(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     const INVALID: Failure = Failure::Request(std::borrow::Cow::Borrowed("invalid cursor"));
     let cursor: u64 =
@@ -62,7 +62,8 @@ pub fn scan(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     };
     let (mut keys, mut next, mut compared) = (Vec::new(), None, Compared::default());
     let mut range = KeyRange::matching(pattern.unwrap_or(b"*"));
-    // The page size counts the keys visited, so that a page ends even if no key matches.
+    // The page size limits the number of visited keys, so that a page ends even if no key
+    // matches.
     range.pattern = None;
     range.start = range.start.max(from);
     let mut bytes = 0;
@@ -106,7 +107,7 @@ pub fn keys(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     })
 }
 
-/// Replies with the exact number of keys, which it counts.
+/// Replies with the exact number of keys, which is determined by counting them.
 pub fn dbsize(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     let (all, seen) = (KeyRange::matching(b"*"), s.see()?);
     let mut walk = all.walk(&seen, s)?;
@@ -118,8 +119,8 @@ pub fn dbsize(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// Replies with a random key: the one next to a random place between the first key and the last, so
-/// that isolated keys are chosen more often than clustered ones.
+/// Replies with a random key. It is the key next to a random place between the first key and the
+/// last one, so isolated keys are chosen more often than clustered ones.
 pub fn randomkey(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     let seen = s.see()?;
     let one = |start: &[u8], end: &[u8], backward: bool| {
@@ -142,7 +143,7 @@ pub fn randomkey(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
-/// Returns a key between two others, at the fraction `random` / 2^64 of their distance.
+/// Returns a key between two other keys, at the fraction `random` / 2^64 of their distance.
 pub fn between(first: &[u8], last: &[u8], random: u64) -> Vec<u8> {
     let common = first.iter().zip(last).take_while(|(a, b)| a == b).count();
     let number = |key: &[u8], filler: u8| {

@@ -8,10 +8,10 @@ use crate::output::Output;
 use crate::request::Arguments;
 use crate::session::Session;
 
-/// `SCRUB START [RATE bytes-a-second]`, `SCRUB STATUS`, `SCRUB STOP`, `SCRUB FAULTS`. The status is
-/// a list of names and numbers in turn. Each fault is an array: place, fault, dictionary, first
-/// key, end of the keys (these three are empty if the fault is not about keys), and the owner's
-/// description of the keys, or nothing.
+/// `SCRUB START [RATE bytes-a-second]`, `SCRUB STATUS`, `SCRUB STOP`, `SCRUB FAULTS`. The status
+/// is a list of names and numbers in alternation. Each fault is an array: place, fault,
+/// dictionary, first key, end of the keys (these three are empty if the fault does not concern
+/// keys), and the owner's description of the keys, or an empty string.
 pub fn scrub(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match (args.at(1), args.len()) {
         (c, n) if is(c, "start") && n.is_multiple_of(2) => {

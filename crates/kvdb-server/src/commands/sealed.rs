@@ -13,7 +13,7 @@ use crate::request::{Arguments, integer};
 use crate::seals::Confined;
 use crate::session::Session;
 
-/// The rights in `CLIENT`.
+/// The rights of a confined client in `CLIENT`.
 pub const CLIENT: Sealed = Sealed::Checked(
     &[
         "caching",
@@ -34,7 +34,7 @@ pub const CLIENT: Sealed = Sealed::Checked(
     check_client,
 );
 
-/// The rights in `TXN`.
+/// The rights of a confined client in `TXN`.
 pub const TXN: Sealed = Sealed::Checked(
     &[
         "abort",
@@ -81,7 +81,7 @@ pub fn admit(s: &Session, command: &Command, args: Arguments<'_>) -> Outcome {
         Sealed::Forms(_) => {}
         Sealed::Checked(_, check) => check(s, confined, args)?,
     }
-    // `EXEC` is allowed: the commands in its queue are checked one by one.
+    // `EXEC` is allowed, because the commands in its queue are checked one by one.
     if !command.writes || command.runs_queue {
         return Ok(());
     }
@@ -109,7 +109,8 @@ fn check_client(_: &Session, _: Confined, args: Arguments<'_>) -> Outcome {
     allow(!(is(args.at(1), "tracking") && redirects()))
 }
 
-/// Checks that `TXN` joins, begins, ends and reverts transactions within those of the seal.
+/// Checks that `TXN` joins, begins, ends and reverts only transactions within the transactions of
+/// the seal.
 fn check_txn(s: &Session, confined: Confined, args: Arguments<'_>) -> Outcome {
     let allowed = |id: TransactionId| s.shared.seals.allow(confined, id);
     match args.at(1) {
@@ -129,10 +130,11 @@ fn check_txn(s: &Session, confined: Confined, args: Arguments<'_>) -> Outcome {
             let inner = |id: &TransactionId| allowed(*id) && around(*id).is_some_and(allowed);
             allow(!all.is_empty() && all.iter().all(inner))
         }
-        // It confines what this client starts to a part of what it may do itself. A number would
-        // name a transaction that may not be a part of that.
+        // `TXN SEAL` without a number confines the programs that this client starts to a subset
+        // of the client's own rights. A number could name a transaction outside of this subset.
         form if is(form, "seal") => allow(args.len() == 2),
-        // It changes files and keys, though the row of `TXN` does not write.
+        // `TXN REVERT` changes files and keys, although the row of `TXN` does not count as a
+        // write.
         form if is(form, "revert") => {
             let joined = s.joined.as_ref().map(|(transaction, _)| transaction.id());
             allow(joined.is_none_or(allowed))

@@ -1,4 +1,4 @@
-//! Commands on the server: its time, its statistics, checks, and syncing.
+//! Commands that concern the server: its time, its statistics, checks, and syncs.
 
 use super::administration::NO_REPLICAS;
 use super::is;
@@ -7,8 +7,8 @@ use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
 
-/// Replies after everything acknowledged before this command is on disk. A client that has
-/// announced itself as a replica means Redis' command of that name, which sends a file.
+/// Replies after everything that was acknowledged before this command is on disk. A client that
+/// has announced itself as a replica expects the `SYNC` of Redis, which sends a file.
 pub fn sync(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if s.identity.is_replica() && is(args.at(0), "sync") {
         return Err(NO_REPLICAS);
@@ -18,14 +18,16 @@ pub fn sync(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// Waits until everything acknowledged so far is on disk, and notes the time for `LASTSAVE`.
+/// Waits until everything that was acknowledged so far is on disk, and records the time for
+/// `LASTSAVE`.
 fn sync_now(s: &Session, out: &Output) -> Outcome {
     out.will_wait();
     s.shared.owner.sync(s.db())?;
     Ok(())
 }
 
-/// `BGSAVE [SCHEDULE]`: as `SAVE`, in the words that a client expects who looks at `LASTSAVE` next.
+/// `BGSAVE [SCHEDULE]`: does the same as `SAVE`. The reply is the text that a client expects
+/// before it polls `LASTSAVE`.
 pub fn bgsave(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match args.get(1) {
         None => {}
@@ -37,15 +39,16 @@ pub fn bgsave(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
-/// Replies with the time of the last sync that a client has asked for, seconds since 1970. Before
-/// the first one it is the time at which the server was started.
+/// Replies with the time of the last sync that a client has requested, in seconds since 1970.
+/// Before the first sync it is the time at which the server was started.
 pub fn lastsave(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     out.integer(s.shared.owner.last_sync() as i64);
     Ok(())
 }
 
-/// `SHUTDOWN [NOSAVE|SAVE] [NOW] [FORCE] [ABORT]`: the server ends with the program that has the
-/// store, a mount in most cases, and its files are not a client's to take away.
+/// `SHUTDOWN [NOSAVE|SAVE] [NOW] [FORCE] [ABORT]`: returns an error. The server ends with the
+/// program that has opened the store, which is usually a mount, and a client must not take its
+/// files away.
 pub fn shutdown(_: &mut Session, args: Arguments<'_>, _: &mut Output) -> Outcome {
     let given = |name: &str| args.from(1).any(|word| is(word, name));
     let known = ["nosave", "save", "now", "force", "abort"];
@@ -62,14 +65,14 @@ pub fn shutdown(_: &mut Session, args: Arguments<'_>, _: &mut Output) -> Outcome
     ))
 }
 
-/// Replies with 0, since there are no replicas.
+/// Replies with 0, because there are no replicas.
 pub fn wait(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     integer(args.at(1)).and(integer(args.at(2))).ok_or(Failure::NOT_AN_INTEGER)?;
     out.integer(0);
     Ok(())
 }
 
-/// `WAITAOF local replicas timeout`, Redis' equivalent of `SYNC`.
+/// `WAITAOF local replicas timeout`: does the same as `SYNC`, under the name that Redis uses.
 pub fn waitaof(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     integer(args.at(1))
         .and(integer(args.at(2)))
@@ -82,7 +85,7 @@ pub fn waitaof(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
     Ok(())
 }
 
-/// Replies with the time of the clock that decides about expiry.
+/// Replies with the time of the clock that decides when keys expire.
 pub fn time(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     let now = s.db().wall_clock();
     out.array(2);
@@ -100,7 +103,7 @@ pub fn stat(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
 }
 
 /// `KVFS.CHECK`: lets the owner of the store check its data, and replies with the faults and the
-/// amount of data checked, as JSON.
+/// amount of checked data, as JSON.
 pub fn check(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     let nothing = || Failure::request("there are no files in this store that could be checked");
     let check = s.shared.owner.check().cloned().ok_or_else(nothing)?;
@@ -108,9 +111,9 @@ pub fn check(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `KVFS.PUSH address`: publishes the store to object storage, and replies with statistics as JSON
-/// when it is done. The address may name a place on this machine, so a client on the network may
-/// not use this command to create files.
+/// `KVFS.PUSH address`: publishes the store to object storage, and replies with statistics as
+/// JSON when it has finished. The address may name a place on this machine, so a client on the
+/// network may not use this command to create files.
 pub fn push(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
     let nothing = || Failure::request("this server publishes nothing");

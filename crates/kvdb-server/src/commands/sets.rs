@@ -1,4 +1,4 @@
-//! Sets: a member is an element without a value.
+//! Sets. Each member is an element without a value.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -95,7 +95,7 @@ pub fn smembers(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     })
 }
 
-/// `SPOP key [count]`
+/// Executes `SPOP key [count]`.
 pub fn spop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if args.len() > 3 {
         return Err(Failure::SYNTAX);
@@ -143,8 +143,8 @@ pub fn spop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// A random choice of `wanted` out of `left` elements, each with the same probability. The same
-/// seed makes the same choice.
+/// A random choice of `wanted` out of `left` elements. Each element is chosen with the same
+/// probability. The same seed yields the same choice.
 #[derive(Clone)]
 struct Chosen {
     seed: u64,
@@ -155,7 +155,7 @@ struct Chosen {
 impl Chosen {
     /// Returns whether the next element is drawn.
     fn takes_next(&mut self) -> bool {
-        // The steps of SplitMix64.
+        // These are the steps of SplitMix64.
         self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.seed;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -196,7 +196,7 @@ fn pop_many(s: &Session, key: &[u8], wanted: i64) -> Result<Option<(TakenFrom, C
     })
 }
 
-/// `SRANDMEMBER key [count]`
+/// Executes `SRANDMEMBER key [count]`.
 pub fn srandmember(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if args.len() > 3 {
         return Err(Failure::SYNTAX);
@@ -269,7 +269,7 @@ enum Algebra {
 }
 
 impl Algebra {
-    /// Returns the event of a stored result.
+    /// Returns the name of the event for a stored result.
     fn event(self) -> &'static str {
         match self {
             Algebra::Union => "sunionstore",
@@ -279,8 +279,9 @@ impl Algebra {
     }
 }
 
-/// Visits the members of the union of these collections, in the order of their keys, each once
-/// with its tuples and the indexes of their collections. Stops if `visit` returns `false`.
+/// Visits the members of the union of these collections in the order of their keys. Each member
+/// is visited once, with its tuples and the indexes of their collections. Stops if `visit`
+/// returns `false`.
 pub fn united(
     s: &Session,
     seen: &Seen<'_>,
@@ -288,7 +289,8 @@ pub fn united(
     mut visit: impl FnMut(Bytes, &[(usize, Tuple)]) -> Result<bool, Failure>,
 ) -> Outcome {
     let mut cursors = Vec::new();
-    // The next element of each cursor, by the part of its key that stands for its name.
+    // `next` has the next element of each cursor, by the part of its key that represents its
+    // name.
     let mut next: BTreeSet<(Bytes, usize)> = BTreeSet::new();
     let mut heads: Vec<Option<Tuple>> = vec![None; all.len()];
     for (i, of) in all.iter().enumerate() {
@@ -331,7 +333,8 @@ pub fn united(
     Ok(())
 }
 
-/// Returns the name that a part of a key stands for in these tuples, which must be the same in all.
+/// Returns the name that a part of a key represents in these tuples; all tuples must have the
+/// same name.
 fn one_name(part: Bytes, of: &[(usize, Tuple)]) -> Result<Bytes, Failure> {
     let long = names::is_long_in_key(&part);
     let Some((_, first)) = of.first().filter(|_| long) else { return Ok(part) };
@@ -350,7 +353,7 @@ pub fn announce(seen: &Seen<'_>, of: &Collection) -> Outcome {
     seen.range(of.types, &start, &end).map(drop)
 }
 
-/// Passes the members of the result, in order, to `take` until it returns `false`.
+/// Passes the members of the result to `take`, in order, until `take` returns `false`.
 fn combine<'k>(
     s: &Session,
     seen: &Seen<'_>,
@@ -374,7 +377,7 @@ fn combine<'k>(
         first = (0..sets.len()).min_by_key(len).unwrap_or(0);
     }
     let Some(base) = sets.get(first).copied().flatten() else { return Ok(()) };
-    // Lookups of many members are announced as one range.
+    // If many members are looked up, they are announced as one range.
     let many = base.live.count > FEW as i64;
     if many {
         sets.iter().flatten().try_for_each(|of| announce(seen, of))?;
@@ -396,8 +399,8 @@ fn combine<'k>(
     })
 }
 
-/// Bytes of members that are collected before they are sent. If there are more, their number is
-/// determined first by visiting all of them, and then they are read again from the same state.
+/// Limit on the bytes of members that are collected before they are sent. If there are more, all
+/// members are first visited to count them, and then read again from the same state.
 const GATHERED: usize = 1 << 20;
 
 fn answer(s: &Session, args: Arguments<'_>, how: Algebra, out: &mut Output) -> Outcome {
@@ -480,7 +483,7 @@ pub fn sdiffstore(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Out
     store(s, args, Algebra::Difference, out)
 }
 
-/// Returns the number of keys that follow the argument at `at`, which contains it.
+/// Returns the number of keys that follow the argument at `at`, as this argument states it.
 pub fn key_count(args: Arguments<'_>, at: usize) -> Result<usize, Failure> {
     match integer(args.at(at)) {
         Some(n) if n > 0 && (n as usize) < args.len() - at => Ok(n as usize),
@@ -491,7 +494,7 @@ pub fn key_count(args: Arguments<'_>, at: usize) -> Result<usize, Failure> {
     }
 }
 
-/// Parses `LIMIT n` after the keys; 0 means no limit.
+/// Parses `LIMIT n` after the keys. A limit of 0 means that there is none.
 pub fn limit(args: Arguments<'_>, behind: usize) -> Result<usize, Failure> {
     match (args.get(behind), args.len() - behind) {
         (None, _) => Ok(usize::MAX),
@@ -504,7 +507,7 @@ pub fn limit(args: Arguments<'_>, behind: usize) -> Result<usize, Failure> {
     }
 }
 
-/// `SINTERCARD numkeys key ... [LIMIT n]`
+/// Executes `SINTERCARD numkeys key ... [LIMIT n]`.
 pub fn sintercard(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let n = key_count(args, 1)?;
     let most = limit(args, 2 + n)?;

@@ -1,4 +1,4 @@
-//! `SNAPSHOT` and `CLONE`: persistent states of the store, branches made from them, and the
+//! `SNAPSHOT` and `CLONE`: persistent states of the store, branches that begin at them, and the
 //! differences between two states.
 
 use std::collections::BTreeSet;
@@ -26,7 +26,7 @@ pub fn name(arg: &[u8]) -> Result<&str, Failure> {
     std::str::from_utf8(arg).map_err(|_| Failure::request("a name is UTF-8 text"))
 }
 
-/// All changes by these subcommands are on disk before the reply.
+/// `SNAPSHOT` with its subcommands. All of their changes are on disk before the reply.
 pub fn snapshot(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
     let snapshots = s.shared.owner.snapshots().clone();
@@ -52,7 +52,7 @@ pub fn snapshot(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
             return Ok(());
         }
         (c, 3..=5) if is(c, "files") => {
-            // If a snapshot is named like the option, the option must be given as well.
+            // If a snapshot has the name of the option, the option must be given in addition.
             let last = args.len() - 1;
             let collapsed = last > 2 && is(args.at(last), "collapsed");
             if last > 3 + usize::from(collapsed) {
@@ -91,8 +91,8 @@ fn names_in(branch: &str, s: &Session) -> Vec<String> {
     all.into_iter().map(|(name, _)| name).collect()
 }
 
-/// Moves the connection to a place, out of the transaction that it has joined (`USE name`), or runs
-/// only one command there (`USE name command …`).
+/// Moves the connection to a place (`USE name`); the connection leaves the transaction that it
+/// has joined. With further arguments, runs only one command there (`USE name command …`).
 fn go_to(s: &mut Session, place: Place, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if args.len() == 3 {
         s.leave();
@@ -109,8 +109,8 @@ fn go_to(s: &mut Session, place: Place, args: Arguments<'_>, out: &mut Output) -
     Ok(())
 }
 
-/// `SNAPSHOT SEND name [BASE snapshot] [FROM position]`: replies with `OK`, followed by the bytes
-/// of a stream for [`kvdb::Kvdb::receive`], up to the end of the connection.
+/// `SNAPSHOT SEND name [BASE snapshot] [FROM position]`: replies with `OK`, and then sends the
+/// bytes of a stream for [`kvdb::Kvdb::receive`] until the connection ends.
 fn send(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     struct Raw<'a>(&'a mut Output, &'a Session);
     impl Write for Raw<'_> {
@@ -170,8 +170,8 @@ fn receive_options(args: Arguments<'_>) -> Result<ReceiveOptions, Failure> {
     Ok(options)
 }
 
-/// Receives streams up to the end of the input. Returns those that were received, and the failure
-/// that ended it early, if any.
+/// Receives streams up to the end of the input. Returns the streams that were received, and the
+/// failure that ended the input early, or `None`.
 fn receive_all(
     snapshots: &dyn Snapshots,
     input: &mut impl BufRead,
@@ -185,7 +185,7 @@ fn receive_all(
         }
         match input.fill_buf() {
             Ok([]) => break None,
-            // A given name can be used for one snapshot only.
+            // The name that was given can be used for one snapshot only.
             Ok(_) if options.snapshot.is_some() => {
                 let what = "more follows behind the stream, and was not taken: AS names one";
                 break Some(Failure::request(what));
@@ -197,9 +197,10 @@ fn receive_all(
     (all, failed)
 }
 
-/// `SNAPSHOT RECEIVE clone [AS name] [REPLACE]`: replies with `OK`. Then the client sends streams
-/// of [`kvdb::Kvdb::send`], one after the other, and closes its side of the connection. A second
-/// reply says what was received, or why the rest was not; then the connection ends.
+/// `SNAPSHOT RECEIVE clone [AS name] [REPLACE]`: replies with `OK`. The client then sends streams
+/// of [`kvdb::Kvdb::send`], one after another, and closes its side of the connection. A second
+/// reply lists the streams that were received, or says why the rest was not. Then the connection
+/// ends.
 fn receive(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     struct Raw<'a>(&'a mut Output);
     impl Read for Raw<'_> {
@@ -228,7 +229,8 @@ fn receive(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             n => format!(" ({n} streams before this one were received)"),
         };
         out.error(&format!("{failure}{before}"));
-        // The rest of the input is still read, so that a client that is sending receives the error.
+        // The rest of the input is still read, so that a client that is sending receives the
+        // error.
         return Ok(());
     }
     out.array(all.len());
@@ -291,7 +293,7 @@ fn limit(arg: &[u8]) -> Result<Option<u64>, Failure> {
     bytes.map(Some).ok_or(Failure::NOT_AN_INTEGER)
 }
 
-/// `CLONE CREATE snapshot name [LIMIT bytes] [FILES n]`
+/// Executes `CLONE CREATE snapshot name [LIMIT bytes] [FILES n]`.
 fn create_clone(s: &Session, snapshots: &dyn Snapshots, args: Arguments<'_>) -> Outcome {
     let (mut bytes, mut files) = (None, None);
     for at in (4..args.len()).step_by(2) {
@@ -308,7 +310,7 @@ fn create_clone(s: &Session, snapshots: &dyn Snapshots, args: Arguments<'_>) -> 
     Ok(())
 }
 
-/// `CLONE LIST`
+/// Executes `CLONE LIST`.
 fn list_clones(s: &Session, snapshots: &dyn Snapshots, out: &mut Output) {
     let all = s.db().branches();
     out.array(all.len());
@@ -325,7 +327,7 @@ fn list_clones(s: &Session, snapshots: &dyn Snapshots, out: &mut Output) {
         out.bulk(b"limit_of_files");
         size(info.limit_of_files, out);
         out.bulk(b"files");
-        // A clone whose files cannot be counted does not hide the others.
+        // A clone whose files cannot be counted does not prevent the others from being listed.
         let count = |_| snapshots.files_of(&info.name).ok().flatten();
         size(info.limit_of_files.and_then(count), out);
         out.bulk(b"parent");

@@ -1,5 +1,5 @@
-//! `SORT` and `SORT_RO`: the elements of a list, set or sorted set, sorted by their own values or
-//! by the values of other keys that a pattern derives from them.
+//! `SORT` and `SORT_RO`: sort the elements of a list, set or sorted set by their own values, or
+//! by the values of other keys that a pattern derives from the elements.
 
 use std::cmp::Ordering;
 
@@ -19,7 +19,7 @@ pub const USAGE: &str = "key [BY pattern] [LIMIT offset count] [GET pattern ...]
 pub const RO_USAGE: &str =
     "key [BY pattern] [LIMIT offset count] [GET pattern ...] [ASC|DESC] [ALPHA]";
 
-/// The options after the key.
+/// The options of a `SORT` after the key.
 #[derive(Clone, Default)]
 struct Sorting<'a> {
     by: Option<Pattern<'a>>,
@@ -51,13 +51,13 @@ impl<'a> Sorting<'a> {
         Ok(sorting)
     }
 
-    /// Returns whether the elements keep the order that they have: the pattern yields the same key
-    /// for all of them.
+    /// Returns whether the elements keep their present order, because the pattern yields the same
+    /// key for all of them.
     fn keeps_order(&self) -> bool {
         matches!(self.by, Some(Pattern::Element | Pattern::Same))
     }
 
-    /// Returns the wanted part of a list of `len` elements.
+    /// Returns the range of a list of `len` elements that the options select.
     fn part(&self, len: usize) -> (usize, usize) {
         let Some((offset, count)) = self.limit else { return (0, len) };
         let from = usize::try_from(offset).unwrap_or(0).min(len);
@@ -65,7 +65,7 @@ impl<'a> Sorting<'a> {
         (from, from.saturating_add(count).min(len))
     }
 
-    /// Returns the wanted values in order, or `None` for a value that does not exist.
+    /// Returns the selected values in order, with `None` for a value that does not exist.
     fn run(&self, s: &Session, seen: &Seen<'_>, key: &[u8]) -> Result<Vec<Option<Bytes>>, Failure> {
         let mut room = Room::of(s);
         let mut found = self.elements(s, seen, key, &mut room)?;
@@ -89,8 +89,8 @@ impl<'a> Sorting<'a> {
         Ok(values)
     }
 
-    /// Returns the elements in the order that they have: in a list by position, in a set by name,
-    /// in a sorted set by score.
+    /// Returns the elements in their present order: in a list by position, in a set by name, in a
+    /// sorted set by score.
     fn elements(
         &self,
         s: &Session,
@@ -148,7 +148,7 @@ impl<'a> Sorting<'a> {
             keyed.push((weight, element));
         }
         keyed.sort_by(|a, b| {
-            // Elements of equal weight are sorted by their own value.
+            // Elements of equal weight are sorted by their own values.
             let order = a.0.order(&b.0).then_with(|| a.1.cmp(&b.1));
             if self.descending { order.reverse() } else { order }
         });
@@ -160,8 +160,8 @@ const NO_NUMBER: Failure = Failure::Request(std::borrow::Cow::Borrowed(
     "One or more scores can't be converted into double",
 ));
 
-/// Parses a number like the C library: leading blanks are skipped, it ends at a NUL, and an empty
-/// text is zero.
+/// Parses a number like the C library: leading blanks are skipped, the text ends at a NUL, and an
+/// empty text is zero.
 fn number(text: &[u8]) -> Option<f64> {
     let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
     if text.is_empty() { Some(0.0) } else { sorted_sets::number(text.trim_ascii_start()) }
@@ -170,7 +170,7 @@ fn number(text: &[u8]) -> Option<f64> {
 /// The sort key of an element.
 enum Weight {
     Number(f64),
-    /// `None` if there is no string under the key; it sorts first.
+    /// A string. It is `None` if there is no string under the key; `None` sorts first.
     Text(Option<Bytes>),
 }
 
@@ -185,15 +185,16 @@ impl Weight {
     }
 }
 
-/// A pattern of `BY` or `GET`.
+/// A pattern given with `BY` or `GET`.
 #[derive(Clone, Copy)]
 enum Pattern<'a> {
-    /// `#`: the element itself.
+    /// The pattern `#`, which stands for the element itself.
     Element,
-    /// A pattern without a `*`: the same key for all elements, which is not looked up.
+    /// A pattern without a `*`. It yields the same key for all elements, and this key is not
+    /// looked up.
     Same,
-    /// The key with the element in the place of the first `*`, and, after `->`, a field of the hash
-    /// under that key.
+    /// A pattern for a key in which the element replaces the first `*`. A field after `->` is a
+    /// field of the hash under that key.
     Of { before: &'a [u8], behind: &'a [u8], field: Option<&'a [u8]> },
 }
 
@@ -215,15 +216,15 @@ impl<'a> Pattern<'a> {
         }
     }
 
-    /// Returns the value for an element, or `None` if there is none, or it is not a string, or not
-    /// a hash.
+    /// Returns the value for an element, or `None` if there is no value, or if the key does not
+    /// have a string, or a hash if the pattern names a field.
     fn look_up(&self, seen: &Seen<'_>, element: &Bytes) -> Result<Option<Bytes>, Failure> {
         let (before, behind, field) = match self {
             Pattern::Element => return Ok(Some(element.clone())),
             Pattern::Same => return Ok(None),
             Pattern::Of { before, behind, field } => (before, behind, field),
         };
-        // No key is that long, and the commit would depend on each key that was looked up.
+        // A key cannot be that long, and the commit would depend on each key that was looked up.
         if before.len() + element.len() + behind.len() > kvdb::MAX_KEY {
             return Ok(None);
         }
@@ -249,7 +250,7 @@ pub fn sort(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let stored = s.change(s.typed()?, [key, store], |seen, batch| {
         let mut sorting = sorting.clone();
         if sorting.keeps_order() && seen.live(key)?.kind == Some(Kind::Set) {
-            // A stored result must have an order that is determined by the members of the set.
+            // A stored result must have an order that the members of the set determine.
             (sorting.by, sorting.as_text) = (None, true);
         }
         let found = sorting.run(s, seen, key)?;
@@ -283,7 +284,8 @@ fn answer(s: &Session, sorting: &Sorting<'_>, key: &[u8], out: &mut Output) -> O
     Ok(())
 }
 
-/// Returns the destination in the arguments, if the result is to be stored. The last one counts.
+/// Returns the destination in the arguments, if the result is to be stored. If there are several,
+/// the last one counts.
 pub fn destination(args: Arguments<'_>) -> Option<&[u8]> {
     Sorting::parse(args, true).ok().and_then(|sorting| sorting.store)
 }

@@ -1,7 +1,7 @@
-//! Sorted sets: a member is an element whose value is its score. A second tuple places it in the
-//! order of the scores, and of the names among equal scores (of long names by their first bytes,
-//! see `names`). A range of scores is a range of keys, and the ranks of members are the ranks of
-//! these tuples ([`Kvdb::rank`](kvdb::Kvdb::rank)).
+//! Sorted sets. Each member is an element whose value is its score. A second tuple places the
+//! member in the order of the scores, and among equal scores in the order of the names (of long
+//! names by their first bytes, see `names`). A range of scores is a range of keys, and the ranks
+//! of members are the ranks of these tuples ([`Kvdb::rank`](kvdb::Kvdb::rank)).
 
 use std::collections::HashMap;
 
@@ -72,7 +72,7 @@ fn with_order<T>(
     with_name(tuple, ELEMENT + 8, |member| with(member, score))
 }
 
-/// Writes a member, and its score if it is wanted.
+/// Writes a member, and its score if `score` is set.
 fn send_pair(member: &[u8], score: Option<f64>, out: &mut Output) {
     if score.is_some() && out.resp3 {
         out.array(2);
@@ -91,7 +91,7 @@ fn decode(bytes: &[u8]) -> Option<f64> {
     bytes.try_into().ok().map(from_sortable)
 }
 
-/// Returns the score of a member.
+/// Returns the score of a member, or `None` if the set does not have the member.
 fn score(seen: &Seen<'_>, of: &Collection, member: &[u8]) -> Result<Option<f64>, Failure> {
     let bytes = seen.member(of, member)?;
     bytes.map(|bytes| decode(&bytes).ok_or_else(|| broken(of))).transpose()
@@ -155,7 +155,7 @@ impl Adding {
     }
 }
 
-/// `ZADD key [NX|XX] [GT|LT] [CH] [INCR] score member ...`
+/// Executes `ZADD key [NX|XX] [GT|LT] [CH] [INCR] score member ...`.
 pub fn zadd(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (adding, at) = Adding::parse(args);
     let pairs = args.len() - at;
@@ -191,7 +191,7 @@ fn add(s: &Session, args: Arguments<'_>, at: usize, adding: &Adding, out: &mut O
     add_pairs(s, key, &pairs, adding, out)
 }
 
-/// Adds members with their scores, and replies as `ZADD`.
+/// Adds members with their scores, and replies like `ZADD`.
 fn add_pairs(
     s: &Session,
     key: &[u8],
@@ -203,7 +203,8 @@ fn add_pairs(
         let mut changes = Batch::new();
         let of = seen.begin_collection(key, Kind::SortedSet, || s.random(), &mut changes)?;
         let (mut added, mut changed, mut last) = (0, 0, None);
-        // Scores that this command has set already: the batch cannot be read.
+        // The map has the scores that this command has already set, because the batch cannot be
+        // read.
         let mut given: HashMap<&[u8], f64> = HashMap::new();
         for (value, member) in pairs {
             let old = match given.get(member) {
@@ -314,7 +315,7 @@ pub fn zrevrank(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     rank(s, args, "zrevrank", true, out)
 }
 
-/// Replies with the number of members before one.
+/// Replies with the number of members that come before a member.
 fn rank(
     s: &Session,
     args: Arguments<'_>,
@@ -403,7 +404,7 @@ fn pop(s: &Session, args: Arguments<'_>, backward: bool, out: &mut Output) -> Ou
     Ok(())
 }
 
-/// Takes up to `count` members, beginning at the lowest or the highest score.
+/// Takes up to `count` members, starting at the lowest or the highest score.
 pub fn pop_from(
     s: &Session,
     key: &[u8],
@@ -433,7 +434,7 @@ pub fn pop_from(
     })
 }
 
-/// Takes many members, beginning at the lowest or the highest score. Returns `None`, and takes
+/// Takes many members, starting at the lowest or the highest score. Returns `None`, and takes
 /// none, unless more than [`FEW`] can be taken.
 fn pop_many(
     s: &Session,
@@ -451,7 +452,8 @@ fn pop_many(
         }
         let (mut start, mut end) = ordered(of.id);
         if count < len {
-            // The first member that stays, or, in the other direction, the first one that is taken.
+            // `edge` is the rank of the first member that stays or, in the backward direction, of
+            // the first member that is taken.
             let edge = if backward { len - count } else { count };
             let all = (&start[..], &end[..]);
             let Some(edge) = place_at(s, seen, &of, all, edge)? else { return Ok(None) };
@@ -476,7 +478,7 @@ fn pop_many(
     })
 }
 
-/// Replies with members, and with their scores if these are wanted.
+/// Replies with members, and with their scores if `scores` is set.
 fn send_pairs(pairs: &[(Bytes, f64)], scores: bool, out: &mut Output) {
     out.array(if scores && !out.resp3 { pairs.len() * 2 } else { pairs.len() });
     for (member, score) in pairs {
@@ -485,7 +487,7 @@ fn send_pairs(pairs: &[(Bytes, f64)], scores: bool, out: &mut Output) {
     }
 }
 
-/// `ZRANDMEMBER key [count [WITHSCORES]]`
+/// Executes `ZRANDMEMBER key [count [WITHSCORES]]`.
 pub fn zrandmember(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let scores = match args.get(3) {
         None => false,
@@ -525,8 +527,8 @@ pub fn zscan(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     })
 }
 
-/// Replaces the value of a key by a sorted set of the distinct members that `each` passes. `event`
-/// is the name of the notification.
+/// Replaces the value of a key by a sorted set of the distinct members that `each` passes.
+/// `event` is the name of the notification.
 fn store(
     s: &Session,
     seen: &Seen<'_>,

@@ -1,13 +1,14 @@
 //! The descriptions of commands for `COMMAND INFO`: their flags, their categories, tips for
-//! clients, and where their keys are, of each command that Redis 7.0 has as well, and of those for
-//! the deadlines of fields in Redis 7.4 and 8 (`specs.txt`). A client of a cluster finds keys by
-//! them.
+//! clients, and the positions of their keys. There is a description for each command that Redis
+//! 7.0 also has, and for the commands for the deadlines of fields in Redis 7.4 and 8
+//! (`specs.txt`). A client of a cluster uses them to find keys.
 //!
 //! A line has the name, the flags, the categories, the tips, the first and the last key with the
-//! step between them, and the specifications of keys. Those are separated by semicolons, and each
-//! has the flags of its keys; the beginning, which is an index or `KEYWORD@index`; and the keys
-//! after that, which are `last step limit`, or `#` and the place of their number, of the first one,
-//! and the step. `?` stands for keys that cannot be described in this way.
+//! step between them, and the specifications of keys. The specifications are separated by
+//! semicolons. Each has the flags of its keys, the beginning, which is an index or
+//! `KEYWORD@index`, and the keys after the beginning. The keys are `last step limit`, or `#` and
+//! three numbers: the place of the number of keys, the place of the first key, and the step. `?`
+//! stands for keys that cannot be described in this way.
 
 use crate::request::{Arguments, integer};
 
@@ -25,7 +26,7 @@ pub struct Described {
     pub keys: Vec<Keys>,
 }
 
-/// Where some keys of a command are.
+/// The positions of some keys of a command.
 pub struct Keys {
     pub flags: Vec<&'static str>,
     pub begin: Begin,
@@ -35,22 +36,23 @@ pub struct Keys {
 #[derive(Clone, Copy)]
 pub enum Begin {
     Index(i64),
-    /// After a word, which is searched from an index on; a negative one counts from the end, and
-    /// the search goes backward.
+    /// The keys begin after a word, which is searched for from an index on. If the index is
+    /// negative, it counts from the end, and the search goes backward.
     Keyword(&'static str, i64),
     Unknown,
 }
 
 #[derive(Clone, Copy)]
 pub enum Find {
-    /// Up to the last one, which counts from the beginning, or from the end if it is negative. A
-    /// limit of more than 1 is the part of the arguments that are keys.
+    /// The keys extend up to the last one, which counts from the beginning, or from the end if it
+    /// is negative. A limit of more than 1 is a divisor: only this part of the arguments are
+    /// keys.
     Range {
         last: i64,
         step: i64,
         limit: i64,
     },
-    /// Their number is an argument; all three count from the beginning.
+    /// The number of keys is an argument. All three positions count from the beginning.
     Number {
         at: i64,
         first: i64,
@@ -68,7 +70,8 @@ pub fn describe(command: &Command) -> Described {
     line.and_then(read).unwrap_or_else(|| of_own(command))
 }
 
-/// Describes a command of this server, or one whose subcommands Redis describes one by one.
+/// Describes a command that only this server has, or a command whose subcommands Redis describes
+/// one by one.
 fn of_own(command: &Command) -> Described {
     let flags: &[&str] = match (command.writes, command.keys == (0, 0, 0), command.open) {
         (true, ..) => &["write"],
@@ -102,7 +105,7 @@ fn numbers<const N: usize>(text: &str) -> Option<[i64; N]> {
     all.try_into().ok()
 }
 
-/// Reads a line of the table.
+/// Parses a line of the table.
 fn read(line: &'static str) -> Option<Described> {
     let [_, flags, categories, tips, range, keys] =
         line.split('|').collect::<Vec<_>>().try_into().ok()?;
@@ -138,7 +141,7 @@ fn read_keys(text: &'static str) -> Option<Keys> {
 }
 
 impl Keys {
-    /// Returns the places of these keys among the arguments, or `None` if they cannot be
+    /// Returns the indexes of these keys among the arguments, or `None` if they cannot be
     /// determined.
     fn places(&self, args: Arguments<'_>) -> Option<Vec<usize>> {
         let len = args.len() as i64;
@@ -182,16 +185,17 @@ impl Keys {
     }
 }
 
-/// The flags of a key that is read, and of one that is overwritten.
+/// The flags of a key that is read.
 const READ: &[&str] = &["RO", "access"];
+/// The flags of a key that is overwritten.
 const WRITTEN: &[&str] = &["OW", "update"];
 
-/// Returns the flags of the key of `SET` if it returns nothing of it.
+/// Returns the flags of the key of `SET` if the command does not return the old value.
 pub fn of_set(args: Arguments<'_>) -> Option<&'static [&'static str]> {
     (!args.from(3).any(|arg| super::is(arg, "get"))).then_some(WRITTEN)
 }
 
-/// Returns the flags of the key of `BITFIELD` if it changes nothing.
+/// Returns the flags of the key of `BITFIELD` if the command does not change the value.
 pub fn of_bitfield(args: Arguments<'_>) -> Option<&'static [&'static str]> {
     (!args.from(2).any(changes)).then_some(READ)
 }
@@ -205,7 +209,7 @@ pub fn keys_and_flags<'a>(
     let mut found = Vec::new();
     for keys in &described.keys {
         let Some(places) = keys.places(args) else {
-            // The second one, if there is one, is the destination.
+            // The second key, if there is one, is the destination.
             let flags = |i: usize| if i == 0 { READ.to_vec() } else { WRITTEN.to_vec() };
             let all = command.keys_of(args).into_iter().enumerate();
             return all.map(|(i, key)| (key, flags(i))).collect();
@@ -237,7 +241,7 @@ mod tests {
             let name = line.split('|').next().unwrap_or_default();
             let command = &COMMANDS[find(name.as_bytes()).unwrap_or_else(|| panic!("{name}"))];
             let writes = described.flags.contains(&"write");
-            // Redis does not count these among the writes, but the commands that they run.
+            // Redis does not count these commands as writes, but the commands that they run.
             let runs_others = name == "exec" || name.starts_with("eval") || name == "fcall";
             assert_eq!(writes, command.writes && !runs_others, "{name}");
         }

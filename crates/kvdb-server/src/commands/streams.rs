@@ -1,5 +1,5 @@
-//! Streams: entries in the order of their IDs, and groups of consumers. Within a group each entry
-//! is delivered once.
+//! Streams: entries in the order of their IDs, and groups of consumers. Each entry is delivered
+//! once within a group.
 
 use std::collections::HashSet;
 
@@ -33,7 +33,7 @@ use crate::session::seen::Collection;
 
 const NO_KEY: Failure = Failure::Request(std::borrow::Cow::Borrowed("no such key"));
 
-/// Limit on the bytes of an entry, which is one tuple.
+/// Limit on the number of bytes of an entry, which is one tuple.
 const ENTRY: usize = 4 << 20;
 
 /// Returns the stored form of an entry, whose fields and values are the arguments from `at` on.
@@ -47,7 +47,8 @@ fn stored_form(s: &Session, args: Arguments<'_>, at: usize) -> Result<Bytes, Fai
     Ok(Bytes::from(value))
 }
 
-/// `XADD key [NOMKSTREAM] [MAXLEN|MINID [=|~] threshold [LIMIT count]] *|id field value ...`
+/// Executes `XADD key [NOMKSTREAM] [MAXLEN|MINID [=|~] threshold [LIMIT count]] *|id field value
+/// ...`.
 pub fn xadd(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let key = args.at(1);
     let options = Options::parse(args, true)?;
@@ -113,7 +114,7 @@ pub fn xlen(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `XTRIM key MAXLEN|MINID [=|~] threshold [LIMIT count]`
+/// Executes `XTRIM key MAXLEN|MINID [=|~] threshold [LIMIT count]`.
 pub fn xtrim(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let key = args.at(1);
     let options = Options::parse(args, false)?;
@@ -133,7 +134,7 @@ pub fn xtrim(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     Ok(())
 }
 
-/// `XDEL key id ...`
+/// Executes `XDEL key id ...`.
 pub fn xdel(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let key = args.at(1);
     let removed = match s.existing()? {
@@ -177,7 +178,7 @@ pub fn xdel(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `XSETID key last-id [ENTRIESADDED count] [MAXDELETEDID id]`
+/// Executes `XSETID key last-id [ENTRIESADDED count] [MAXDELETEDID id]`.
 pub fn xsetid(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let key = args.at(1);
     let last = Id::parse(args.at(2), 0)?;
@@ -205,8 +206,8 @@ pub fn xsetid(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     let space = s.existing()?.ok_or(NO_KEY)?;
     s.change(space, [key], |seen, batch| {
         let mut stream = Stream::find(seen, key)?.ok_or(NO_KEY)?;
-        // For a stream without entries Redis checks neither, and accepts an ID below the highest
-        // deleted one.
+        // For a stream without entries Redis makes neither check, and accepts an ID below the
+        // highest deleted one.
         if let Some(top) = stream.outermost(s, seen, (Id::MIN, Id::MAX), true)? {
             if last < top.id {
                 return Err(Failure::request(
@@ -231,7 +232,7 @@ pub fn xsetid(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
-/// `XRANGE key start end [COUNT count]`, and `XREVRANGE` with the bounds exchanged.
+/// Executes `XRANGE key start end [COUNT count]`, or `XREVRANGE` with the bounds exchanged.
 fn range(s: &Session, args: Arguments<'_>, backward: bool, out: &mut Output) -> Outcome {
     let (first, last) = if backward { (3, 2) } else { (2, 3) };
     let (from, to) = (Id::parse_start(args.at(first))?, Id::parse_end(args.at(last))?);
@@ -281,7 +282,7 @@ fn write_entries(of: &Collection, entries: &[Entry], out: &mut Output) -> Outcom
     Ok(())
 }
 
-/// Writes one entry, whose words were checked.
+/// Writes one entry, whose words have been checked.
 fn write_entry(entry: &Entry, out: &mut Output) {
     let words = entry.words().unwrap_or_default();
     out.array(2);
@@ -290,7 +291,7 @@ fn write_entry(entry: &Entry, out: &mut Output) {
     words.into_iter().for_each(|word| out.bulk(word));
 }
 
-/// Checks that the subcommand is one of these, and has a permitted number of arguments.
+/// Checks that the subcommand is in `known`, and that the number of arguments is permitted.
 fn arity(
     args: Arguments<'_>,
     command: &str,
@@ -308,8 +309,8 @@ fn arity(
     }
 }
 
-/// Returns whether elements from elsewhere form a valid stream. They are in their stored form and
-/// order.
+/// Returns whether elements of an untrusted payload form a valid stream. They are in their stored
+/// form and order.
 pub fn is_sound(elements: &[(&[u8], &[u8])]) -> bool {
     let Some(((b"", first), rest)) = elements.split_first() else { return false };
     let Some(state) = State::decode(first) else { return false };
@@ -334,7 +335,7 @@ pub fn is_sound(elements: &[(&[u8], &[u8])]) -> bool {
 
 /// Checks the length of the names of groups and consumers in valid elements.
 pub fn check_names(s: &Session, elements: &[(&[u8], &[u8])]) -> Outcome {
-    // Only a few bytes surround the two names.
+    // A key has the two names and only a few other bytes.
     let most = s.shared.limits.key;
     match elements.iter().find(|(name, _)| name.len() > most) {
         Some((name, _)) => Err(Failure::request(format!(

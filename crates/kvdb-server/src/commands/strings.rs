@@ -1,4 +1,4 @@
-//! Commands on one string or several, by key.
+//! Commands that read or write strings by their keys.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -24,8 +24,8 @@ pub fn get(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// Returns the string of a key in the selected dictionary if one lookup suffices, and `None` if it
-/// does not.
+/// Returns the string of a key in the selected dictionary if one lookup suffices, and otherwise
+/// `None`.
 fn read_newest(s: &Session, key: &[u8]) -> Result<Option<Option<Bytes>>, Failure> {
     let Some(space) = s.existing()? else { return Ok(Some(None)) };
     if space.types.is_some() {
@@ -33,7 +33,8 @@ fn read_newest(s: &Session, key: &[u8]) -> Result<Option<Option<Bytes>>, Failure
     }
     let Some(value) = s.newest(space.strings, key) else { return Ok(None) };
     let value = value?;
-    // A missing string may have become too long for one tuple since the dictionary was looked up.
+    // A string that was not found may have become too long for one tuple since the dictionary was
+    // looked up.
     let sure = value.is_some() || s.existing()?.is_none_or(|space| space.types.is_none());
     Ok(sure.then_some(value))
 }
@@ -50,8 +51,8 @@ fn reply_with(seen: &Seen<'_>, key: &[u8], out: &mut Output) -> Outcome {
     }
 }
 
-/// Replies with a part of a string in pages, which is sent while it is read. If this returns an
-/// error, nothing has been written.
+/// Replies with a part of a string in pages, which is sent while it is read. If this function
+/// returns an error, nothing has been written.
 pub fn reply_with_part(
     seen: &Seen<'_>,
     head: &Head,
@@ -81,7 +82,7 @@ enum When {
 enum Deadline {
     Gone,
     Kept,
-    /// In milliseconds since 1970.
+    /// The key gets this deadline, in milliseconds since 1970.
     At(u64),
 }
 
@@ -96,7 +97,7 @@ impl Put {
     const PLAIN: Put = Put { when: When::Always, old_wanted: false, deadline: Deadline::Gone };
 }
 
-/// `SET key value [NX|XX] [GET] [EX s|PX ms|EXAT s|PXAT ms|KEEPTTL]`
+/// Executes `SET key value [NX|XX] [GET] [EX s|PX ms|EXAT s|PXAT ms|KEEPTTL]`.
 pub fn set(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let mut put = Put::PLAIN;
     let mut time = None;
@@ -127,8 +128,8 @@ pub fn set(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// Stores a value if its condition holds. Returns the old value if it is wanted, and whether the
-/// value was stored.
+/// Stores a value if its condition holds. Returns the old value if it was requested, and whether
+/// the value was stored.
 fn put_when(
     s: &Session,
     key: &[u8],
@@ -164,7 +165,7 @@ fn put_when(
             }
         };
         if deadline.is_some_and(|at| at <= seen.now) {
-            // The deadline has passed already.
+            // The deadline has already passed.
             seen.remove(key, &live, batch);
             tell();
             seen.event(Classes::EXPIRED, "expired", key);
@@ -231,7 +232,7 @@ pub fn getdel(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
-/// `GETEX key [EX s|PX ms|EXAT s|PXAT ms|PERSIST]`; without an option it is `GET`.
+/// `GETEX key [EX s|PX ms|EXAT s|PXAT ms|PERSIST]`. Without an option it is the same as `GET`.
 pub fn getex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let key = args.at(1);
     let deadline = match (args.get(2), args.len()) {
@@ -275,8 +276,8 @@ pub fn getex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     Ok(())
 }
 
-/// Replies with all values as of one state. A value that cannot be read is replaced by an error, a
-/// value of another type by nil.
+/// Replies with all values in one state. A value that cannot be read is replaced by an error, and
+/// a value of another type by nil.
 pub fn mget(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let space = s.existing()?;
     if let Some(space) = space {
@@ -363,7 +364,7 @@ pub fn getrange(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     Ok(())
 }
 
-/// Returns the bytes from `start` to `end`, both included; negative numbers count from the end.
+/// Returns the bytes from `start` to `end`, both inclusive; negative numbers count from the end.
 fn slice(value: &[u8], start: i64, end: i64) -> &[u8] {
     let range = bounds(value.len() as u64, start, end);
     &value[range.start as usize..range.end as usize]
@@ -399,7 +400,7 @@ pub fn append(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
 }
 
 /// Writes bytes atomically into a string, which is created if necessary, at the offset that `at`
-/// returns for its length. Returns the new length.
+/// returns for the length of the string. Returns the new length.
 fn write(
     s: &Session,
     key: &[u8],
@@ -413,9 +414,9 @@ fn write(
     })
 }
 
-/// Writes the bytes that `change` returns, at the offset that it returns, atomically into a string,
-/// which is created if necessary. A long string is not read as a whole. `event` is the name of the
-/// notification.
+/// Writes the bytes that `change` returns, at the offset that it returns, atomically into a
+/// string, which is created if necessary. A long string is not read as a whole. `event` is the
+/// name of the notification.
 pub fn edit<B: AsRef<[u8]>, T>(
     s: &Session,
     key: &[u8],
@@ -446,9 +447,9 @@ pub fn edit<B: AsRef<[u8]>, T>(
     }
 }
 
-/// Replaces a number, or its absence, atomically by the result of `change`; `None` leaves it as it
-/// is. The deadline stays. `otherwise` returns the error for a string that is too long to be a
-/// number. `event` is the name of the notification.
+/// Atomically replaces a number, or its absence, by the result of `change`; `None` leaves the
+/// string unchanged. The key keeps its deadline. `otherwise` returns the error for a string that
+/// is too long to be a number. `event` is the name of the notification.
 pub fn rewrite<T>(
     s: &Session,
     key: &[u8],

@@ -1,5 +1,5 @@
-//! The rows of the table of commands (`row` has their fields, and the words in which they are
-//! written).
+//! The rows of the table of commands. `row` has the fields of a row and the functions that build
+//! rows.
 
 use super::row::{
     BUT_LAST, Command, EACH, FIRST, InScripts, NONE, OnSnapshots,

@@ -1,11 +1,11 @@
-//! Events of all keys of dictionaries, for changes that do not name their keys.
+//! Events of all keys of dictionaries, for changes whose keys are not known.
 
 use crate::effects::Effect;
 use crate::session::Session;
 use crate::waiters::Spot;
 
-/// Publishes an event of all keys of some dictionaries of a branch: something may have happened to
-/// each.
+/// Publishes an event of all keys of some dictionaries of a branch, because each of the keys may
+/// have changed.
 pub fn tell_all(
     event: &'static str,
     branch: &str,

@@ -1,6 +1,6 @@
-//! `CLIENT TRACKING`, `CACHING`, `TRACKINGINFO`, `GETREDIR`: clients that cache values are notified
-//! when these are changed, by a client or by another program. A thread follows the commits to the
-//! store while there are such clients.
+//! `CLIENT TRACKING`, `CACHING`, `TRACKINGINFO`, `GETREDIR`: clients that cache values are
+//! notified when a client or another program changes the values. A thread follows the commits to
+//! the store while there are such clients.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -20,12 +20,14 @@ use crate::tracking::Tracker;
 
 /// Number of changes that are read from the list at once.
 const AT_ONCE: usize = 4096;
-/// Limit of the prefixes of a client: those of a request are compared with each other.
+/// Limit on the number of prefixes of a client, because the prefixes of a request are compared
+/// with each other.
 const MOST_PREFIXES: usize = 1024;
-/// Interval at which the following thread checks that it is still needed.
+/// Interval at which the thread that follows commits checks whether it is still needed.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// `CLIENT TRACKING ON|OFF [REDIRECT id] [PREFIX prefix ...] [BCAST] [OPTIN] [OPTOUT] [NOLOOP]`
+/// Executes `CLIENT TRACKING ON|OFF [REDIRECT id] [PREFIX prefix ...] [BCAST] [OPTIN] [OPTOUT]
+/// [NOLOOP]`.
 pub fn tracking(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let on = match args.at(2) {
         o if is(o, "on") => true,
@@ -118,8 +120,8 @@ fn begin(s: &mut Session, mut wanted: Tracks) -> Outcome {
     start(s, wanted)
 }
 
-/// Adds the prefixes that a client has already asked for. Its prefixes must not overlap, so that it
-/// is notified of a key once.
+/// Adds the prefixes that a client has already requested. The prefixes of a client must not
+/// overlap, so that it is notified of a key once.
 fn merge(before: Option<&Tracks>, wanted: &mut Tracks) -> Outcome {
     let overlap = |a: &Bytes, b: &Bytes| a.starts_with(b) || b.starts_with(a);
     let error = |a: &Bytes, which: &str, b: &Bytes| {
@@ -156,7 +158,7 @@ fn merge(before: Option<&Tracks>, wanted: &mut Tracks) -> Outcome {
 }
 
 fn start(s: &mut Session, wanted: Tracks) -> Outcome {
-    // From here on every commit is listed, so none is missed before the thread runs.
+    // Every commit is listed from here on, so none is missed before the thread runs.
     let at = newest(&s.shared)?;
     let tracker = Tracker {
         connection: s.connection.clone(),
@@ -187,7 +189,7 @@ fn newest(shared: &Shared) -> Result<CommitPosition, Failure> {
     Ok(shared.db.follow_branch("", shared.limits.feed, &files)?)
 }
 
-/// Tells clients what is committed, until none of them wants to hear of it.
+/// Notifies clients of the keys that are committed, until no client is interested in them.
 fn follow(shared: &Arc<Shared>, mut at: CommitPosition) {
     let (tracking, clients) = (&shared.tracking, &shared.clients);
     while !shared.stopping.load(Relaxed) {
@@ -205,7 +207,7 @@ fn follow(shared: &Arc<Shared>, mut at: CommitPosition) {
                     Changed::Unlisted => tracking.all(clients),
                 })
             }
-            // After a rollback, for example, it is not known what has changed.
+            // The changes are not known, for example after a rollback.
             None => newest(shared).map(|newest| {
                 at = newest;
                 tracking.all(clients);
@@ -219,7 +221,7 @@ fn follow(shared: &Arc<Shared>, mut at: CommitPosition) {
     }
 }
 
-/// Notes the keys that a command is about to read.
+/// Records the keys that a command is about to read.
 pub fn note(s: &Session, command: &Command, args: Arguments<'_>) {
     let Some(tracks) = &s.tracks else { return };
     let wanted = match (tracks.opt_in, tracks.opt_out) {
@@ -227,8 +229,8 @@ pub fn note(s: &Session, command: &Command, args: Arguments<'_>) {
         (_, true) => tracks.caching != Some(false),
         _ => true,
     };
-    // The list of commits contains neither changes in a transaction, nor its end, nor changes in a
-    // clone.
+    // The list of commits contains neither changes in a transaction, nor its end, nor changes in
+    // a clone.
     let is_followed = !s.is_joined() && matches!(s.place, Place::Store);
     if !wanted || !command.tracked || tracks.all && is_followed {
         return;
@@ -242,14 +244,14 @@ pub fn note(s: &Session, command: &Command, args: Arguments<'_>) {
         s.shared.tracking.note(s.id, name, keys.iter().copied(), clients);
     }
     // A transaction of `EXEC` or of a script reads the state at its beginning, and a later commit
-    // may have been reported before the key was noted.
+    // may have been reported before the key was recorded.
     let is_old = |at| s.db().commits_since(at, 1).is_none_or(|recent| !recent.commits.is_empty());
     if !is_followed || tracks.since.is_some_and(is_old) {
         s.shared.tracking.refuse(s.id, &keys, clients);
     }
 }
 
-/// Notes the position in the list of commits at which a transaction of `EXEC` or of a script
+/// Records the position in the list of commits at which a transaction of `EXEC` or of a script
 /// begins.
 pub fn begin_reading(s: &mut Session) -> Outcome {
     if s.tracks.is_some() && !s.is_joined() {
@@ -259,12 +261,12 @@ pub fn begin_reading(s: &mut Session) -> Outcome {
     Ok(())
 }
 
-/// Forgets the position after the end of that transaction.
+/// Discards the position that [`begin_reading`] has recorded, after the end of the transaction.
 pub fn end_reading(s: &mut Session) {
     s.tracks.iter_mut().for_each(|tracks| tracks.since = None);
 }
 
-/// `CLIENT CACHING YES|NO`: whether the keys of the next command are tracked.
+/// `CLIENT CACHING YES|NO`: selects whether the keys of the next command are tracked.
 pub fn caching(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let wrong = "CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT mode enabled";
     let tracks = s.tracks.as_mut().filter(|tracks| tracks.opt_in || tracks.opt_out);
@@ -288,12 +290,12 @@ pub fn caching(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
     Ok(())
 }
 
-/// Returns what `CLIENT GETREDIR` replies.
+/// Returns the number with which `CLIENT GETREDIR` replies.
 pub fn redirect(s: &Session) -> i64 {
     s.tracks.as_ref().map_or(-1, |tracks| tracks.redirect.unwrap_or(0) as i64)
 }
 
-/// `CLIENT TRACKINGINFO`
+/// Executes `CLIENT TRACKINGINFO`.
 pub fn info(s: &Session, out: &mut Output) {
     let none = Tracks::default();
     let tracks = s.tracks.as_ref().unwrap_or(&none);

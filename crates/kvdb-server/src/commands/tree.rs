@@ -1,5 +1,5 @@
-//! `CLONETREE`, `RMTREE`, `IMPORT`, `EXPORT` and `WALK`: copying trees of files by reference,
-//! removing, importing, exporting and listing them.
+//! `CLONETREE`, `RMTREE`, `IMPORT`, `EXPORT` and `WALK`: these commands copy trees of files by
+//! reference, and remove, import, export and list them.
 
 use kvdb::TransactionId;
 
@@ -11,8 +11,8 @@ use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
 
-/// Returns the files that a command refers to: `TXN id`, `CLONE name` or `SNAPSHOT name` from
-/// argument `at` on, or else those of the connection's place.
+/// Returns the files to which a command refers: `TXN id`, `CLONE name` or `SNAPSHOT name` from
+/// argument `at` on, or otherwise the files of the place in which the connection works.
 fn whose(s: &Session, args: &Arguments<'_>, at: usize) -> Result<Whose, Failure> {
     let name = || snapshot::name(args.at(at + 1)).map(String::from);
     match (args.len() - at, args.get(at)) {
@@ -33,14 +33,15 @@ fn whose(s: &Session, args: &Arguments<'_>, at: usize) -> Result<Whose, Failure>
     }
 }
 
-/// Returns the index after the paths of `CLONETREE`.
+/// Returns the index after the paths of a `CLONETREE` command.
 fn end_of_places(args: &Arguments<'_>) -> usize {
     let last = args.len().saturating_sub(2);
     let named = last > 1 && ["txn", "clone"].iter().any(|word| is(args.at(last), word));
     if named { last } else { args.len() }
 }
 
-/// Returns the files that `IMPORT BEGIN` changes; the other forms continue an import.
+/// Returns the files that `IMPORT BEGIN` changes, or `None` for the other forms, which continue
+/// an import.
 pub fn changed_by_import(s: &Session, args: &Arguments<'_>) -> Option<Result<Whose, Failure>> {
     is(args.at(1), "begin").then(|| whose(s, args, 3))
 }
@@ -53,10 +54,10 @@ pub fn changed_by_rmtree(s: &Session, args: &Arguments<'_>) -> Option<Result<Who
     Some(whose(s, args, 2))
 }
 
-/// `CLONETREE from to [from to ...] [TXN id | CLONE name]` copies trees, by paths from the root of
-/// the file system, in that transaction or clone, or in the connection's place. Several trees are
-/// copied from one earlier state into a transaction. Replies with the numbers of copied objects, as
-/// names and numbers in turn.
+/// `CLONETREE from to [from to ...] [TXN id | CLONE name]` copies trees, by paths from the root
+/// of the file system, in that transaction or clone, or in the connection's place. Several trees
+/// are copied from one earlier state into a transaction. The reply is the numbers of copied
+/// objects, as names and numbers in alternation.
 pub fn clonetree(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
     if args.len().is_multiple_of(2) {
@@ -75,8 +76,8 @@ pub fn clonetree(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outc
     Ok(())
 }
 
-/// `RMTREE path [TXN id | CLONE name]` removes a tree in the same way. Replies with the numbers of
-/// removed objects.
+/// `RMTREE path [TXN id | CLONE name]` removes a tree in the same way. The reply is the numbers
+/// of removed objects.
 pub fn rmtree(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
     let whose = whose(s, &args, 2)?;
@@ -127,16 +128,16 @@ pub fn import(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
 pub const WALK_USAGE: &str = "BEGIN path [TXN id | SNAPSHOT name | CLONE name] | NEXT | DROP";
 
 /// `WALK BEGIN path [TXN id | SNAPSHOT name | CLONE name]`, then `WALK NEXT` until it returns an
-/// empty string: lists the whole tree at a path, from one state, in the format that `kvfs find` and
-/// `kvfs du` read. A walk pins its state until it ends, at the latest with the connection.
+/// empty string: lists the whole tree at a path, from one state, in the format that `kvfs find`
+/// and `kvfs du` read. A walk pins its state until the walk or the connection ends.
 pub fn walk(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
     pieces(s, args, out, |s, whose, path| s.shared.owner.files().walk(whose, path))
 }
 
 /// `EXPORT BEGIN path [TXN id | SNAPSHOT name | CLONE name]`, then `EXPORT NEXT` until it returns
-/// an empty string: exports the same tree as a tar stream. A connection has one walk or export at a
-/// time.
+/// an empty string: exports the tree at a path as a tar stream, in the same way. A connection has
+/// at most one walk or export at a time.
 pub fn export(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
     pieces(s, args, out, |s, whose, path| {

@@ -1,5 +1,5 @@
-//! `TXN`: transactions over keys, and over files if the store is mounted, shared by any number of
-//! connections and processes.
+//! `TXN`: transactions over keys, and over files if the store is mounted. Any number of
+//! connections and processes can share a transaction.
 
 mod begin;
 mod conflict;
@@ -32,7 +32,8 @@ pub const USAGE: &str = "BEGIN [OF clone] [WITHIN id] [SI|SER] [LABEL text] [IDL
                          COMMIT [id] [SYNC] [IF state] [STAY] [ABORTNESTED] | ABORT [id] | KEEP id | SEAL [id] | LIST | STATUS [id] | STATE [id] | LOCK KEY key [SHARED] | LOCK RANGE start end [SHARED] | LOCK DIR path [SHARED] | CHANGES [id] [BEFORE] [FIELDS] | REVERT KEY key | REVERT TOGETHER [REMOVE path] [RESTORE path] [KEY dictionary key] | FILES [id] [COLLAPSED] | SAVEPOINT name | ROLLBACK name | COMMITS [number FILES [COLLAPSED]] [number CHANGES [FIELDS]] | UNDO [number] [ATTACHED] | AGAINST [id] | MERGE clone [REBASE|INTO branch|FORK place] [DRY] [OURS path] [THEIRS path] [BOTH path] [ATTACHED] | REBASE id [OURS path] [THEIRS path] [BOTH path] [ATTACHED]";
 
 pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    // The other subcommands wait for the mount, for a sync or for a lock, or read much data.
+    // The other subcommands wait for the mount, for a sync or for a lock, or read a large amount
+    // of data.
     const SHORT: [&str; 5] = ["files", "join", "leave", "list", "status"];
     if !SHORT.iter().any(|short| is(args.at(1), short)) {
         out.will_wait();
@@ -100,7 +101,7 @@ fn number(arg: &[u8]) -> Result<TransactionId, Failure> {
         .ok_or_else(|| Failure::request("a transaction is named by the number that TXN BEGIN gave"))
 }
 
-/// Returns the transaction named by argument `at`, or the joined one.
+/// Returns the transaction named by argument `at`, or otherwise the joined one.
 pub fn named(s: &Session, args: Arguments<'_>, at: usize) -> Result<Transaction, Failure> {
     match args.get(at) {
         Some(id) => Ok(s.db().transaction(number(id)?)?),
@@ -115,9 +116,9 @@ pub fn joined(s: &Session) -> Result<&Transaction, Failure> {
     s.joined.as_ref().map(|(transaction, _)| transaction).ok_or_else(none)
 }
 
-/// `TXN SEAL [id]`: from here on, until this connection ends, programs that descend from its
-/// process can write only in the transactions that it begins, and in this one, and cannot end them;
-/// see [`crate::seals`].
+/// `TXN SEAL [id]`: confines the programs that descend from the client's process until this
+/// connection ends. They can write only in this transaction and in the transactions that this
+/// connection begins, and cannot end them; see [`crate::seals`].
 fn seal(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(args, 2, 3)?;
     let also = args.get(2).map(number).transpose()?;
@@ -159,7 +160,8 @@ pub fn over(s: &mut Session, id: TransactionId) {
     }
 }
 
-/// Returns the number in argument 2, or that of the joined transaction, which may have ended.
+/// Returns the number in argument 2, or the number of the joined transaction, which may have
+/// ended.
 fn id_of(s: &Session, id: Option<&[u8]>) -> Result<TransactionId, Failure> {
     match id {
         Some(id) => number(id),

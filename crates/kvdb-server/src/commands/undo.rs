@@ -1,4 +1,4 @@
-//! `TXN UNDO` and `TXN COMMITS`: undoing the commit of a transaction by another transaction.
+//! `TXN UNDO` and `TXN COMMITS`: another transaction undoes the commit of a transaction.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::Ordering::Relaxed;
@@ -26,11 +26,11 @@ use crate::review::{Review, TypedState};
 use crate::session::Session;
 use crate::waiters::Spot;
 
-/// `TXN COMMITS` lists the commits of the store, or of the clone that the connection works in, that
-/// can be undone, the oldest first. Each is a map of its number, the label of its transaction, its
-/// time in seconds since 1970, and the bytes that are kept only for it. With `number FILES
-/// [COLLAPSED]` or `number CHANGES [FIELDS]` it lists the changes of that commit in the format of
-/// `SNAPSHOT FILES` and `SNAPSHOT CHANGES`.
+/// `TXN COMMITS` lists the commits that can be undone, the oldest first, of the store or of the
+/// clone in which the connection works. Each is a map of its number, the label of its
+/// transaction, its time in seconds since 1970, and the bytes that are kept only for it. With
+/// `number FILES [COLLAPSED]` or `number CHANGES [FIELDS]` the command lists the changes of one
+/// commit in the format of `SNAPSHOT FILES` and `SNAPSHOT CHANGES`.
 pub fn commits(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if args.len() > 2 {
         return changed_by(s, args, out);
@@ -76,11 +76,11 @@ fn changed_by(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     }
 }
 
-/// `TXN UNDO [number] [ATTACHED]` begins a transaction that undoes a commit when it commits; the
-/// last commit, unless another one is named. It replies with the number of the transaction, that of
-/// the commit, the label of the commit, and later changes that conflict with the undo, in words,
-/// the last of which is `others` if there may be more of them. If there are conflicts, the
-/// transaction can be read, but not committed.
+/// `TXN UNDO [number] [ATTACHED]` begins a transaction that undoes a commit when it commits.
+/// Without a number it undoes the last commit. The reply is the number of the transaction, the
+/// number of the commit, the label of the commit, and descriptions of later changes that conflict
+/// with the undo. The last description is `others` if there may be more of them. If there are
+/// conflicts, the transaction can be read, but not committed.
 pub fn undo(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (mut number, mut attached) = (None, false);
     for word in args.from(2) {
@@ -137,8 +137,8 @@ pub fn undo(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// Returns the label of the undo. A repeated undo alternates between `undo` and `redo`, instead of
-/// adding a word each time.
+/// Returns the label of the undo. A repeated undo alternates between `undo` and `redo`, instead
+/// of adding a word each time.
 fn label_of_undo(label: &str) -> String {
     match (label.strip_prefix("undo "), label.strip_prefix("redo ")) {
         (Some(label), _) => format!("redo {label}"),
@@ -147,7 +147,7 @@ fn label_of_undo(label: &str) -> String {
     }
 }
 
-/// Returns the undoable commits of the branch that the connection works on.
+/// Returns the undoable commits of the branch on which the connection works.
 fn undoable(s: &Session) -> Vec<UndoableCommit> {
     let mut all = s.db().undoable_commits();
     all.retain(|commit| Some(&*commit.branch) == s.place.branch());
@@ -174,8 +174,8 @@ fn named(s: &Session, number: Option<u64>) -> Result<UndoableCommit, Failure> {
     })
 }
 
-/// Keeps an event of each key that a transaction changes until its commit, with the name `what`:
-/// `undo` for keys that it restores.
+/// Records an event for each key that a transaction changes, to be published at its commit. The
+/// name of the event is `what`: `undo` for keys that the transaction restores.
 pub fn note_events(s: &Session, id: TransactionId, what: &'static str) -> Outcome {
     if !s.notes(Classes::GENERIC) {
         return Ok(());
@@ -238,10 +238,10 @@ fn events_of(
     Ok(effects)
 }
 
-/// Mends the deadlines of fields in a transaction that undoes or merges: a hash whose fields may
-/// have deadlines stays one, since others may have given it some; and the index of deadlines names
-/// a hash whose deadlines came back, or whose entry there is taken away. In the same way a
-/// collection that may have long names stays one.
+/// Corrects the deadlines of fields in a transaction that undoes or merges. A hash whose fields
+/// may have deadlines keeps this mark, because others may have set deadlines. The index of
+/// deadlines gets an entry for a hash whose deadlines are restored or whose entry is removed. In
+/// the same way, a collection that may have long names keeps this mark.
 pub fn keep_deadlines(s: &Session, transaction: &Transaction) -> Outcome {
     let view = transaction.view()?;
     let before = view.beneath();
@@ -299,8 +299,8 @@ pub fn keep_deadlines(s: &Session, transaction: &Transaction) -> Outcome {
     Ok(())
 }
 
-/// Returns the keys that would be a string and another type at once: a later change by others is in
-/// the other dictionary, so it is not a conflict of tuples.
+/// Returns the keys that would have a string and a value of another type at once. A later change
+/// by others is in the other dictionary, so it is not a conflict of tuples.
 pub fn kinds_meet(
     s: &Session,
     transaction: &Transaction,

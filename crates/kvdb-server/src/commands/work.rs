@@ -3,8 +3,8 @@
 use crate::failure::Failure;
 use crate::request::{Arguments, integer};
 
-/// Parses the options after the subcommand, each of which has a number that is not negative. The
-/// number of arguments must be even.
+/// Parses the options after the subcommand. Each has a number that is not negative. The number of
+/// arguments must be even.
 pub fn options<'a>(
     args: Arguments<'a>,
 ) -> impl Iterator<Item = Result<(&'a [u8], u64), Failure>> + use<'a> {

@@ -1,6 +1,6 @@
-//! `KVFS.ZONES`: the map of the store's zones, for programs that draw it.
+//! `KVFS.ZONES`: the map of the store's zones, for programs that display it.
 //!
-//! In a large store one cell stands for several adjacent zones, so that the size of the map does
+//! In a large store one cell represents several adjacent zones, so that the size of the map does
 //! not grow with the store.
 
 use std::fmt::Write;
@@ -17,10 +17,10 @@ use crate::session::Session;
 const CELLS: usize = 2048;
 /// Upper bound of the limit that a client may request.
 const MOST_CELLS: i64 = 65_536;
-/// Size of a zone, bytes.
+/// Size of a zone, in bytes.
 const ZONE: u64 = 8 << 20;
 
-/// `KVFS.ZONES [cells]`: a JSON object.
+/// `KVFS.ZONES [cells]`: replies with a JSON object.
 pub fn zones(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if args.len() > 2 {
         return Err(wrong_arity("kvfs.zones"));
@@ -37,9 +37,9 @@ pub fn zones(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     Ok(())
 }
 
-/// Each cell is an array: zones in use, zones among these that are being written, zones released to
-/// the host, live bytes, the most frequent purpose of its zones (or null), age of the youngest zone
-/// (or null).
+/// Returns the map as JSON. Each cell is an array: zones in use, zones among these that are being
+/// written, zones released to the host, live bytes, the most frequent purpose of its zones (or
+/// null), age of the youngest zone (or null).
 fn json(map: &[ZoneInfo], cells: usize) -> String {
     let per_cell = map.len().div_ceil(cells).max(1);
     let mut json = format!(
@@ -63,8 +63,7 @@ fn json(map: &[ZoneInfo], cells: usize) -> String {
     json
 }
 
-/// Returns the most frequent purpose of the zones of a cell, as far as it is known; the first one
-/// in a tie.
+/// Returns the most frequent known purpose of the zones of a cell. In a tie it is the first one.
 fn most(cell: &[ZoneInfo]) -> Option<&'static str> {
     let mut counts: Vec<(&'static str, usize)> = Vec::new();
     let names = cell.iter().filter_map(|zone| match zone.state {

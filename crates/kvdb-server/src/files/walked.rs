@@ -1,9 +1,9 @@
-//! The entries of a walk, as they cross the socket.
+//! The entries of a walk in the form in which they cross the socket.
 
 /// An entry that a walk has reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WalkedEntry {
-    /// The path from the top, which is empty for the top itself.
+    /// The path from the top of the walk, which is empty for the top itself.
     pub path: Vec<u8>,
     /// The kind of the entry.
     pub kind: EntryKind,
@@ -17,19 +17,19 @@ pub struct WalkedEntry {
     pub gid: u32,
     /// The device number of a device.
     pub rdev: u32,
-    /// The inode's number.
+    /// The number of the inode.
     pub ino: u64,
     /// The size in bytes.
     pub size: u64,
-    /// Units of 512 bytes that are stored.
+    /// The number of stored units of 512 bytes.
     pub blocks: u64,
     /// The time of the last access.
     pub atime: EntryTime,
     /// The time of the last change of the content.
     pub mtime: EntryTime,
-    /// The time of the last change of anything.
+    /// The time of the last change of the content or the attributes.
     pub ctime: EntryTime,
-    /// The time at which it was made.
+    /// The time at which the entry was created.
     pub btime: EntryTime,
 }
 
@@ -52,17 +52,17 @@ pub enum EntryKind {
     BlockDevice,
 }
 
-/// A time, since 1970.
+/// A time since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntryTime {
-    /// The seconds.
+    /// The whole seconds.
     pub secs: i64,
-    /// The nanoseconds after them.
+    /// The additional nanoseconds.
     pub nanos: u32,
 }
 
 impl EntryKind {
-    /// All kinds; their bytes are their places in this list.
+    /// All kinds. The encoding of a kind is its index in this list.
     pub const ALL: [EntryKind; 7] = [
         EntryKind::File,
         EntryKind::Directory,
@@ -75,7 +75,7 @@ impl EntryKind {
 }
 
 impl WalkedEntry {
-    /// Appends the entry's bytes.
+    /// Appends the encoding of the entry.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&(self.path.len() as u32).to_le_bytes());
         out.extend_from_slice(&self.path);
@@ -93,7 +93,7 @@ impl WalkedEntry {
         }
     }
 
-    /// Takes the entry at the front of `from`. Returns `None` if it is not whole.
+    /// Decodes the entry at the front of `from`. Returns `None` if it is incomplete.
     pub fn decode(from: &mut &[u8]) -> Option<WalkedEntry> {
         let int = |from: &mut &[u8]| take(from).map(u32::from_le_bytes);
         let long = |from: &mut &[u8]| take(from).map(u64::from_le_bytes);

@@ -1,4 +1,4 @@
-//! The encoding of values in replies: RESP2 or RESP3.
+//! The encoding of values in replies as RESP2 or RESP3.
 
 use super::Output;
 
@@ -9,8 +9,8 @@ impl Output {
     pub fn ok(&mut self) {
         self.bytes.extend_from_slice(b"+OK\r\n");
     }
-    /// Writes an error; `text` starts with its code (`ERR`, `NOAUTH`, …) and is made to fit one
-    /// line.
+    /// Writes an error. `text` starts with its code (`ERR`, `NOAUTH`, …); line breaks in it are
+    /// replaced.
     pub fn error(&mut self, text: &str) {
         let text: Vec<u8> =
             text.bytes().map(|c| if c.is_ascii_control() { b' ' } else { c }).collect();
@@ -32,10 +32,10 @@ impl Output {
             false => self.bulk(text.as_bytes()),
         }
     }
-    /// Writes a number with up to 17 digits after the point, as Redis writes coordinates: a RESP3
-    /// double, or a string in RESP2.
+    /// Writes a number with up to 17 digits after the decimal point, as Redis writes coordinates.
+    /// It is a RESP3 double, or a string in RESP2.
     pub fn decimals(&mut self, value: f64) {
-        // Both zeros are written as one.
+        // Both zeros have the same text.
         let text = format!("{:.17}", value + 0.0);
         let text = text.trim_end_matches('0').trim_end_matches('.');
         match self.resp3 {
@@ -43,7 +43,7 @@ impl Output {
             false => self.bulk(text.as_bytes()),
         }
     }
-    /// Writes a text for people; RESP3 clients show it verbatim.
+    /// Writes a text for people, which RESP3 clients show verbatim.
     pub fn verbatim(&mut self, text: &str) {
         if self.resp3 {
             self.number(b'=', text.len() as i64 + 4);
@@ -67,7 +67,7 @@ impl Output {
             None => self.null(),
         }
     }
-    /// Writes statistics as an array of names and numbers in turn.
+    /// Writes statistics as an array of names and numbers in alternation.
     pub fn counted(&mut self, fields: &[(&str, u64)]) {
         self.array(fields.len() * 2);
         for &(name, value) in fields {
@@ -120,13 +120,13 @@ impl Output {
             false => self.bulk(digits.as_bytes()),
         }
     }
-    /// Writes the header of an attribute of the reply that follows it, for RESP3 clients; `len`
-    /// pairs of replies follow.
+    /// Writes the header of an attribute of the next reply, for RESP3 clients; `len` pairs of
+    /// replies follow.
     pub fn attribute(&mut self, len: usize) {
         self.number(b'|', len as i64);
     }
-    /// Writes the header of a push message, for clients that have asked for such; `len` replies
-    /// follow.
+    /// Writes the header of a push message, for clients that have requested such messages; `len`
+    /// replies follow.
     pub fn push(&mut self, len: usize) {
         self.number(if self.resp3 { b'>' } else { b'*' }, len as i64);
     }
@@ -157,7 +157,7 @@ impl Output {
     }
 }
 
-/// Returns the shortest decimal form that identifies a number, as Redis writes it.
+/// Returns the shortest decimal form that identifies a number, in the format of Redis.
 pub fn number_text(value: f64) -> String {
     if value.is_infinite() {
         return if value > 0.0 { "inf" } else { "-inf" }.into();
@@ -170,6 +170,6 @@ pub fn number_text(value: f64) -> String {
             _ => text,
         };
     }
-    // Both zeros are written as one.
+    // Both zeros have the same text.
     format!("{}", value + 0.0)
 }

@@ -100,7 +100,7 @@ fn a_text_that_cannot_be_read_to_its_end_is_an_error_or_the_end() {
     out.begin_bulk(60);
     assert!(out.add_to_bulk(&[b'x'; 30]));
     assert!(out.end_bulk(Ok(())).is_err(), "there was less than its header says");
-    // After a part has been sent, no error can follow.
+    // After a part has been sent, an error cannot follow.
     out.begin_bulk(200);
     assert!(out.add_to_bulk(&[b'x'; 150]));
     assert!(out.end_bulk(Err(lost())).is_ok() && out.is_broken());

@@ -1,6 +1,7 @@
-//! Operations of two steps are never observed between them: the drop of a dictionary with its
-//! types, a savepoint with the number of effects before it, a command that reads two keys. A copy
-//! to another dictionary changes its target under the lock of that.
+//! Checks that other connections never observe the state between the two steps of an operation:
+//! the drop of a dictionary with its types, a savepoint with the number of effects before it, a
+//! command that reads two keys. A copy to another dictionary changes its target under the lock of
+//! the target.
 
 use std::sync::Arc;
 
@@ -21,8 +22,8 @@ fn beside(shared: &Arc<Shared>, other: impl FnOnce(Client) + Send + 'static, wor
     thread.expect("a thread").join().expect("it ends");
 }
 
-/// A command that has found a dictionary uses it under the locks of its keys: strings and types
-/// both exist until it has ended.
+/// A command that has found a dictionary uses it under the locks of its keys. The dictionaries of
+/// strings and of types both exist until the command has ended.
 fn dropped() {
     let shared = shared();
     let mut client = Client::of(shared.clone());
@@ -52,7 +53,7 @@ fn a_dictionary_goes_with_its_types_whatever_the_schedule() {
 }
 
 /// One connection of a transaction puts keys, and another one sets savepoints and rolls back to
-/// them: at the end there is exactly one event for each key that exists.
+/// them. At the end there is exactly one event for each key that exists.
 fn marked() {
     let shared = shared();
     shared.notifications.set(Classes::parse(b"K$").expect("a setting"));
@@ -87,7 +88,7 @@ fn a_savepoint_keeps_the_events_before_it_whatever_the_schedule() {
     }
 }
 
-/// Two strings that are always equal are compared.
+/// Compares two strings that are always equal.
 fn compared() {
     let shared = shared();
     let mut client = Client::of(shared.clone());
@@ -111,7 +112,7 @@ fn two_strings_are_compared_as_they_were_at_one_moment_whatever_the_schedule() {
     }
 }
 
-/// A key is copied to another dictionary, alone and in a `MULTI`, while the lock of the target is
+/// Copies a key to another dictionary, alone and in a `MULTI`, while the lock of the target is
 /// held from time to time.
 fn copied() {
     let shared = shared();

@@ -1,6 +1,7 @@
-//! Concurrent connections in one transaction: one replaces keys, repeatedly, and two read them.
-//! Each command must read one state of the transaction, even if it takes several steps: the head of
-//! a key, the length of a collection, then its elements or pages.
+//! Tests concurrent connections in one transaction: one connection repeatedly replaces keys, and
+//! two connections read them. Each command must read one state of the transaction, even if it
+//! takes several steps: the head of a key, the length of a collection, then its elements or
+//! pages.
 
 use std::sync::Arc;
 
@@ -54,7 +55,7 @@ fn write(client: &mut Client, what: u64, generation: u64) {
     assert_eq!(done[1], Reply::Integer(size(generation) as i64), "{command:?}");
 }
 
-/// Reads one of the keys, whose parts must all be of one generation.
+/// Reads one of the keys. All of its parts must belong to one generation.
 fn read(client: &mut Client, what: u64) {
     let command = match what {
         0 => &["GET", "text"][..],

@@ -1,5 +1,5 @@
-//! The pool of workers: a bounded number at once, each used by one connection at a time and then
-//! kept for the next.
+//! The pool of workers. The number of workers is bounded. Each worker is used by one connection
+//! at a time and then kept for the next one.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -39,7 +39,7 @@ struct Running {
     call: Option<Call>,
 }
 
-/// The call of a function.
+/// A call of a function.
 pub struct Call {
     pub name: String,
     pub command: Request,
@@ -59,7 +59,7 @@ impl Pool {
         Pool { command, most, state: Mutex::default(), free: Condvar::new() }
     }
 
-    /// Returns a slot for a worker, and waits for one no longer than `time`.
+    /// Returns a slot for a worker. Waits for a slot for at most `time`.
     pub fn slot(self: &Arc<Self>, time: Duration) -> Result<Slot, Failure> {
         if self.command.is_none() {
             return Err(Failure::request(
@@ -83,7 +83,7 @@ impl Pool {
         Ok(Slot { pool: self.clone(), worker: state.idle.pop() })
     }
 
-    /// Kills the running scripts, or the running functions. Returns an error if there is none.
+    /// Kills the running scripts, or the running functions. Returns an error if none is running.
     pub fn kill(&self, functions: bool) -> Result<(), Failure> {
         let state = self.state.lock();
         let of_kind = |running: &&Arc<Running>| running.call.is_some() == functions;
@@ -107,13 +107,14 @@ impl Pool {
             )),
         }
     }
-    /// Calls `show` with the function that has run for longest, if one is running.
+    /// Calls `show` with the function that has been running for the longest time, if one is
+    /// running.
     pub fn show_call<T>(&self, show: impl FnOnce(&Call) -> T) -> Option<T> {
         let state = self.state.lock();
         let calls = state.running.values().filter_map(|running| running.call.as_ref());
         calls.min_by_key(|call| call.begun).map(show)
     }
-    /// Kills everything that runs, and lets nothing begin.
+    /// Kills all running scripts and functions, and prevents others from starting.
     pub fn close(&self) {
         let mut state = self.state.lock();
         state.closed = true;
@@ -122,16 +123,17 @@ impl Pool {
     }
 }
 
-/// A slot for a worker, and the worker once it was started.
+/// A slot for a worker, and the worker once it has been started.
 pub struct Slot {
     pool: Arc<Pool>,
     worker: Option<Worker>,
 }
 
 impl Slot {
-    /// Returns the worker, which must be idle. A worker that has ended is replaced, and so is one
-    /// that has sent an unsolicited message: its next message would be taken for the answer to the
-    /// next script, and a call of the previous script for one of the next.
+    /// Returns the worker, which must be idle. A worker that has ended is replaced, and so is a
+    /// worker that has sent an unsolicited message. Otherwise its next message would be taken for
+    /// the answer to the next script, and a call of the previous script for a call of the next
+    /// one.
     fn worker(&mut self) -> Result<&mut Worker, Failure> {
         if !self.worker.as_ref().is_some_and(Worker::is_at_rest) {
             self.worker = None;
@@ -144,9 +146,9 @@ impl Slot {
         self.worker.as_mut().ok_or(Failure::STOPPING)
     }
 
-    /// Runs `work` with the worker registered, so that it can be killed; `call` is the function
-    /// that it runs, if it is one. `work` returns whether the worker is idle afterwards; if it is
-    /// not, the worker is ended.
+    /// Runs `work` with the worker registered, so that it can be killed. `call` is the function
+    /// that the worker runs, or `None` for a script. `work` returns whether the worker is idle
+    /// afterwards; if it is not, the worker is ended.
     pub fn with<T>(
         &mut self,
         call: Option<Call>,

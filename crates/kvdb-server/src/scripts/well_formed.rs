@@ -1,17 +1,17 @@
 //! Validates the replies of a worker before they are sent to a client.
 
-/// Returns the bytes of a line up to its end, and the rest after it.
+/// Returns the bytes of a line without its end, and the rest after the line.
 fn line(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let end = bytes.iter().position(|byte| *byte == b'\r')?;
     Some((&bytes[..end], bytes[end..].strip_prefix(b"\r\n")?))
 }
 
-/// Returns whether the bytes are exactly one reply, in RESP3 or RESP2.
+/// Returns whether the bytes are exactly one reply in RESP3 or RESP2.
 pub fn is_one_reply(mut bytes: &[u8], resp3: bool) -> bool {
-    // Number of replies still expected.
+    // `wanted` is the number of replies that are still expected.
     let mut wanted = 1usize;
     while wanted > 0 {
-        // Each takes at least three bytes, so this loop ends.
+        // Each reply takes at least three bytes, so this loop terminates.
         if wanted > bytes.len() {
             return false;
         }

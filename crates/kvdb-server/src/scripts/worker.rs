@@ -1,4 +1,5 @@
-//! The server's side of a worker: a process at the other end of a socket, which is not trusted.
+//! The server's side of a worker. The worker is a process at the other end of a socket, and is
+//! not trusted.
 
 use std::ffi::OsString;
 use std::io::{self, BufReader, Read};
@@ -13,12 +14,12 @@ use kvdb_lua::wire::{self, Frame, Kind};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
-/// The reason why a worker gave no result.
+/// The reason why a worker has not returned a result.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Broken {
-    /// The time was exceeded.
+    /// The time limit was exceeded.
     TooLong,
-    /// The worker has ended, or sent an invalid message.
+    /// The worker has ended, or has sent an invalid message.
     Gone,
 }
 
@@ -31,11 +32,11 @@ impl From<io::Error> for Broken {
     }
 }
 
-/// Interval at which a wait checks whether the time is up.
+/// Interval at which a wait checks whether the time has elapsed.
 const TICK: Duration = Duration::from_millis(20);
 
-/// A socket with a deadline for reads and writes. The socket's own timeout is one tick, so that it
-/// need not be set for each message.
+/// A socket with a deadline for reads and writes. The timeout of the socket itself is one tick,
+/// so that it need not be set for each message.
 struct Timed {
     socket: Arc<UnixStream>,
     watchful: Watchful,
@@ -49,7 +50,7 @@ impl Timed {
         Ok(Timed { socket: Arc::new(socket), watchful: Watchful::new(), until: Instant::now() })
     }
 
-    /// Repeats `step` until it does not time out, or the deadline has passed.
+    /// Repeats `step` until it does not time out, or until the deadline has passed.
     fn until_time_is_up<T>(
         &self,
         mut step: impl FnMut(&UnixStream) -> io::Result<T>,
@@ -66,7 +67,7 @@ impl Timed {
 
 impl Read for Timed {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        // A worker that always answers at once is still bound by the deadline.
+        // The deadline also applies to a worker that always answers at once.
         if Instant::now() < self.until
             && let Some(got) = self.watchful.receive(&*self.socket, into)?
         {
@@ -91,8 +92,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts a worker. It inherits its socket as standard input, and nothing else: no environment
-    /// and no other descriptor (`exec` closes all others of this process).
+    /// Starts a worker. The worker inherits only its socket, as standard input. It inherits no
+    /// environment and no other descriptor (`exec` closes all others of this process).
     pub fn start(command: &[OsString]) -> io::Result<Worker> {
         let (program, arguments) =
             command.split_first().ok_or_else(|| io::Error::other("there is no command"))?;
@@ -111,8 +112,8 @@ impl Worker {
     pub fn socket(&self) -> Arc<UnixStream> {
         self.channel.get_ref().socket.clone()
     }
-    /// Returns whether the worker is idle: it has not ended, and has sent nothing since its last
-    /// answer.
+    /// Returns whether the worker is idle, which means that it has not ended, and has sent
+    /// nothing since its last answer.
     pub fn is_at_rest(&self) -> bool {
         let socket = &*self.channel.get_ref().socket;
         let looked = rustix::net::recv(socket, &mut [0u8; 1], RecvFlags::DONTWAIT);
@@ -133,7 +134,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // A killed process ends, so this does not wait for long.
+        // A killed process ends soon, so this wait is short.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,6 +1,6 @@
-//! The state of a session while several commands take effect together, in an `EXEC`, a script or a
-//! function. They work in one transaction, see one time, and keep their effects and the lines for
-//! `MONITOR` until it commits.
+//! The state of a session while several commands take effect together, in an `EXEC`, a script or
+//! a function. The commands work in one transaction, see one time, and keep their effects and the
+//! lines for `MONITOR` until the transaction commits.
 
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
@@ -22,38 +22,39 @@ pub enum Executing {
     /// The transaction that the connection has joined. The changes of the commands are applied to
     /// it after all of them have run.
     Joined(Mutex<NestedBatch>),
-    /// A transaction of its own.
+    /// A transaction that was begun for these commands.
     Own(Transaction),
 }
 
 /// The state of the commands that take effect together.
 #[derive(Default)]
 pub struct Execution {
-    /// Set while they run, under the locks.
+    /// The transaction of the commands. It is set while they run under the locks.
     executing: Option<Executing>,
-    /// The commands belong to an `EXEC`.
+    /// Set if the commands belong to an `EXEC`.
     is_exec: bool,
-    /// The locks of all keys are held. Under the locks of only some keys a types dictionary cannot
-    /// be created.
+    /// Set if the locks of all keys are held. While only some keys are locked, a types dictionary
+    /// cannot be created.
     all_locked: bool,
-    /// Taken for the scripts of an `EXEC`.
+    /// A slot that was taken for the scripts of an `EXEC`.
     slot: Option<Slot>,
-    /// The time that all commands see, milliseconds since 1970.
+    /// The time that all commands see, in milliseconds since 1970.
     time: Option<u64>,
     /// The time that the commands have slept under the locks (`DEBUG SLEEP`).
     slept: Duration,
-    /// A failure of the store, because of which nothing at all must be done.
+    /// A failure of the store, because of which none of the commands may take effect.
     stopped: Option<Failure>,
-    /// The command under way has applied a part of its changes, which is not undone alone.
+    /// Set if the current command has applied a part of its changes, which cannot be undone
+    /// alone.
     partly: Cell<bool>,
-    /// Effects of the commands, carried out after the commit.
+    /// The effects of the commands, which are carried out after the commit.
     effects: RefCell<Effects>,
-    /// The commands as they will be shown by `MONITOR`, and their bytes.
+    /// The commands in the form in which `MONITOR` will show them, and the number of their bytes.
     lines: (Vec<Bytes>, usize),
 }
 
 impl Execution {
-    /// Notes that an `EXEC` begins, which has taken this slot for its scripts.
+    /// Records that an `EXEC` begins, which has taken this slot for its scripts.
     pub fn begin_exec(&mut self, slot: Option<Slot>) {
         (self.slot, self.is_exec) = (slot, true);
     }
@@ -67,17 +68,17 @@ impl Execution {
     pub fn take_slot(&mut self) -> Option<Slot> {
         self.slot.take()
     }
-    /// Keeps the slot for the next script of the same execution. Without a next script the slot is
-    /// released.
+    /// Keeps the slot for the next script of the same execution. If no script follows, the slot
+    /// is released.
     pub fn keep_slot(&mut self, slot: Slot) {
         self.slot = self.is_running().then_some(slot);
     }
 
-    /// Notes that an attempt begins, whose commands see this time.
+    /// Records that an attempt begins, whose commands see this time.
     pub fn begin_attempt(&mut self, time: u64) {
         (self.time, self.slept) = (Some(time), Duration::ZERO);
     }
-    /// Forgets all of an attempt. Effects that were not taken are dropped.
+    /// Discards all state of an attempt. Effects that were not taken are dropped.
     pub fn end_attempt(&mut self) {
         (self.executing, self.stopped, self.time) = (None, None, None);
         self.all_locked = false;
@@ -86,8 +87,8 @@ impl Execution {
     pub fn time(&self) -> Option<u64> {
         self.time
     }
-    /// Notes that a command sleeps for this time. Returns `false`, and notes nothing, if the
-    /// commands of the attempt would sleep for more than `most` in all.
+    /// Records that a command sleeps for this time. Returns `false`, and records nothing, if the
+    /// commands of the attempt would sleep for more than `most` in total.
     pub fn may_sleep(&mut self, time: Duration, most: Duration) -> bool {
         let slept = self.slept.saturating_add(time);
         let may = slept <= most;
@@ -106,14 +107,14 @@ impl Execution {
     pub fn begin(&mut self, executing: Executing) {
         self.executing = Some(executing);
     }
-    /// Ends the execution, and returns where the commands have worked.
+    /// Ends the execution, and returns the transaction in which the commands have worked.
     pub fn end(&mut self) -> Option<Executing> {
         self.executing.take()
     }
     pub fn is_running(&self) -> bool {
         self.executing.is_some()
     }
-    /// Returns the transaction if the commands work in one of their own.
+    /// Returns the transaction if it was begun for these commands.
     pub fn own(&self) -> Option<&Transaction> {
         match &self.executing {
             Some(Executing::Own(own)) => Some(own),
@@ -128,16 +129,16 @@ impl Execution {
         }
     }
 
-    /// Notes that a command begins, which has applied none of its changes.
+    /// Records that a command begins, which has not applied any of its changes.
     pub fn begin_change(&self) {
         self.partly.set(false);
     }
-    /// Notes that it has applied a part of them.
+    /// Records that the current command has applied a part of its changes.
     pub fn note_part(&self) {
         self.partly.set(true);
     }
-    /// Returns the failure of the command. After a part of its changes, none of the commands that
-    /// take effect together may do so.
+    /// Returns the failure of the command. If the command has applied a part of its changes, none
+    /// of the commands that take effect together may take effect.
     pub fn undoing(&self, failure: Failure) -> Failure {
         match self.partly.get() && !failure.is_of_the_store() {
             true => Failure::Undone(format!(
@@ -147,7 +148,8 @@ impl Execution {
         }
     }
 
-    /// Notes the failure of a command because of which nothing must be done, or that there is none.
+    /// Sets or clears the failure of a command that prevents all of the commands from taking
+    /// effect.
     pub fn stop(&mut self, failure: Option<Failure>) {
         self.stopped = failure;
     }
@@ -155,15 +157,15 @@ impl Execution {
         self.stopped.take()
     }
 
-    /// Keeps effects until the commit, up to `most` bytes. Returns the number of those that do not
-    /// fit.
+    /// Keeps effects until the commit, up to `most` bytes. Returns the number of effects that do
+    /// not fit.
     pub fn keep_effects(&self, spot: Spot, effects: Vec<Effect>, most: usize) -> u64 {
         self.effects.borrow_mut().add(spot, effects, most)
     }
     pub fn take_effects(&self) -> Effects {
         self.effects.take()
     }
-    /// Returns the bytes of the effects that are kept.
+    /// Returns the number of bytes of the effects that are kept.
     pub fn effect_bytes(&self) -> usize {
         self.effects.borrow().bytes()
     }
@@ -171,7 +173,7 @@ impl Execution {
         self.effects.borrow().has_room(bytes, most)
     }
 
-    /// Returns whether another line for `MONITOR` may be kept, where `most` bytes may be.
+    /// Returns whether another line for `MONITOR` may be kept if the limit is `most` bytes.
     pub fn has_room_for_line(&self, most: usize) -> bool {
         self.lines.1 <= most
     }

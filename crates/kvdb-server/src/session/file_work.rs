@@ -1,9 +1,9 @@
-//! The operations on files that a connection has under way: an import, and a walk or an export.
-//! Both end with the connection.
+//! The operations on files that a connection has in progress: an import, and a walk or an export.
+//! All of them end with the connection.
 
 use crate::files::{FileResult, Imported, Importing, Walking};
 
-/// The operations on files under way.
+/// The operations on files in progress.
 #[derive(Default)]
 pub struct FileWork {
     import: Option<Box<dyn Importing>>,
@@ -21,8 +21,8 @@ impl FileWork {
     pub fn begin_import(&mut self, import: Box<dyn Importing>) {
         self.import = Some(import);
     }
-    /// Takes some more entries for the import. After a failure there is none any more. Returns
-    /// `None` if there was none before.
+    /// Passes more entries to the import. A failure ends the import. Returns `None` if no import
+    /// is in progress.
     pub fn add(&mut self, entries: &[u8]) -> Option<FileResult<()>> {
         let mut import = self.import.take()?;
         let added = import.add(entries);
@@ -31,11 +31,11 @@ impl FileWork {
         }
         Some(added)
     }
-    /// Ends the import. Returns `None` if there is none.
+    /// Ends the import. Returns `None` if no import is in progress.
     pub fn finish_import(&mut self) -> Option<FileResult<Imported>> {
         Some(self.import.take()?.finish())
     }
-    /// Gives up the import. Returns whether there was one.
+    /// Cancels the import. Returns whether there was one.
     pub fn drop_import(&mut self) -> bool {
         self.import.take().is_some()
     }
@@ -47,8 +47,8 @@ impl FileWork {
     pub fn begin_walk(&mut self, walk: Box<dyn Walking>) {
         self.walk = Some(walk);
     }
-    /// Returns the next piece of the walk, which is empty at its end. After that, and after a
-    /// failure, there is none any more. Returns `None` if there was none before.
+    /// Returns the next piece of the walk, which is empty at its end. The end and a failure both
+    /// end the walk. Returns `None` if no walk is in progress.
     pub fn next_piece(&mut self) -> Option<FileResult<Vec<u8>>> {
         let mut walk = self.walk.take()?;
         let piece = walk.next();
@@ -57,7 +57,7 @@ impl FileWork {
         }
         Some(piece)
     }
-    /// Gives up the walk. Returns whether there was one.
+    /// Cancels the walk. Returns whether there was one.
     pub fn drop_walk(&mut self) -> bool {
         self.walk.take().is_some()
     }

@@ -13,7 +13,7 @@ pub struct Identity {
     authenticated: bool,
     is_replica: bool,
     name: String,
-    /// The name and the version of its library.
+    /// The name and the version of the client's library.
     library: (String, String),
 }
 
@@ -31,7 +31,8 @@ impl Identity {
         }
     }
 
-    /// Sets what the connection reveals, and the seal that confines the process.
+    /// Sets the user and the process that the connection reveals, and the seal that confines the
+    /// process.
     pub fn reveal(&mut self, user: Option<u32>, process: Option<i32>, confined: Option<Confined>) {
         (self.user, self.process, self.confined) = (user, process, confined);
     }
@@ -48,7 +49,7 @@ impl Identity {
         self.confined
     }
 
-    /// Returns whether the client must authenticate before anything else.
+    /// Returns whether the client must authenticate before it may run other commands.
     pub fn needs_password(&self) -> bool {
         self.needs_password
     }
@@ -59,7 +60,7 @@ impl Identity {
         self.authenticated = true;
     }
 
-    /// Notes that the client has announced itself as a replica.
+    /// Records that the client has announced itself as a replica.
     pub fn announce_replica(&mut self) {
         self.is_replica = true;
     }
@@ -80,7 +81,7 @@ impl Identity {
         self.library.1 = version;
     }
 
-    /// Forgets the settings of the client (`RESET`). The names of its library stay.
+    /// Discards the settings of the client (`RESET`). The names of its library are kept.
     pub fn reset(&mut self) {
         self.is_replica = false;
         self.name.clear();
@@ -98,8 +99,9 @@ impl Identity {
     }
 }
 
-/// Returns whether two names differ, most of which are empty. `memcmp` reads at the dangling
+/// Returns whether two names differ. Most names are empty. `memcmp` reads at the dangling
 /// pointers of empty strings with all bytes masked out, which costs some processors hundreds of
+/// cycles.
 /// cycles.
 pub fn differ(a: &str, b: &str) -> bool {
     a.len() != b.len() || !a.is_empty() && a != b

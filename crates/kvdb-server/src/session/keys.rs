@@ -1,6 +1,6 @@
-//! Reads and changes of keys by the commands of a session: the dictionaries and the time that they
-//! use, and the execution of each change as one transaction, whatever other clients change at the
-//! same keys.
+//! Reads and changes of keys by the commands of a session: the dictionaries and the time that
+//! they use, and the execution of each change as one transaction, whatever other clients change
+//! in the same keys.
 
 use std::collections::BTreeMap;
 
@@ -20,16 +20,16 @@ use crate::keyspace::Keyspace;
 use crate::locks::keeping_clear;
 use crate::notifications::{Classes, Event};
 
-/// Limit on the bytes of a change that is committed without a transaction. A larger one may have to
-/// be written out before it commits.
+/// Limit on the bytes of a change that is committed without a transaction. A larger change may
+/// have to be written out before it commits.
 const DIRECT_BYTES: usize = 64 << 10;
-/// Number of attempts. An attempt fails if a version of the store ends in between, or if a
-/// transaction has changed a key that was read.
+/// Limit on the number of attempts. An attempt fails if a version of the store ends in between,
+/// or if a transaction has changed a key that was read.
 const DIRECT_TRIES: usize = 4;
 
 impl Session {
-    /// Returns the time that decides about expiry, milliseconds since 1970. In a snapshot it is
-    /// constant.
+    /// Returns the time that decides whether keys have expired, in milliseconds since 1970. In a
+    /// snapshot it is constant.
     pub fn now(&self) -> u64 {
         match (&self.place, self.exec.time()) {
             (Place::Snapshot(_, made), _) => *made,
@@ -38,7 +38,7 @@ impl Session {
         }
     }
 
-    /// Returns the time of the store's clock, milliseconds since 1970.
+    /// Returns the time of the store's clock, in milliseconds since 1970.
     pub fn clock(&self) -> u64 {
         u64::try_from(self.shared.db.wall_clock().as_millis()).unwrap_or(u64::MAX)
     }
@@ -48,16 +48,16 @@ impl Session {
         self.shared.db.random()
     }
 
-    /// Returns the selected dictionary if it exists. In a transaction that locks its reads, both
-    /// parts are created: a key of a missing dictionary could not be locked, so others could add a
-    /// key that was read as absent.
+    /// Returns the selected dictionary if it exists. In a transaction that locks its reads, the
+    /// dictionary and its types dictionary are created, because a key of a missing dictionary
+    /// could not be locked, and others could add a key that was read as absent.
     pub fn existing(&self) -> Result<Option<Keyspace>, Failure> {
         let found = self.existing_of(&self.dictionary)?;
         if found.is_some_and(|space| space.types.is_some()) || !self.locks_what_it_reads() {
             return Ok(found);
         }
         match self.typed() {
-            // No other client can create it either.
+            // No other client can create the dictionary either.
             Err(Failure::ReadOnly(_)) => Ok(found),
             made => made.map(Some),
         }
@@ -81,9 +81,9 @@ impl Session {
         Ok(found)
     }
 
-    /// Returns an error if the joined transaction has begun with a dictionary of this name that is
-    /// not the one there is now. It was dropped since: to take it for an empty one would show the
-    /// transaction a state that never was.
+    /// Returns an error if the joined transaction has begun with a dictionary of this name that
+    /// is not the present one. That dictionary was dropped since then. If it were taken for an
+    /// empty one, the transaction would see a state that never existed.
     fn check_not_dropped(&self, name: &str, now: Option<Keyspace>) -> Outcome {
         let Some((transaction, _)) = &self.joined else { return Ok(()) };
         let before = transaction.view()?.dictionary_in(transaction.branch(), name);
@@ -96,15 +96,15 @@ impl Session {
         Ok(())
     }
 
-    /// Returns the selected dictionary, and creates it if necessary; with its types dictionary if
-    /// [`Session::existing`] creates that.
+    /// Returns the selected dictionary, and creates it if necessary. It has its types dictionary
+    /// in the cases in which [`Session::existing`] creates it.
     pub fn writable(&self) -> Result<Keyspace, Failure> {
         if self.locks_what_it_reads() {
             return self.typed();
         }
         let space = self.made()?;
         let joined = self.exec.own().is_none() && self.inside().is_some();
-        // There the types dictionary alone determines the type of a key. See
+        // In this case only the types dictionary determines the type of a key; see
         // [`Seen::exclude_others`].
         match joined && space.types.is_none() && self.joins_deletions(space.strings) {
             true => self.typed(),
@@ -112,7 +112,8 @@ impl Session {
         }
     }
 
-    /// Returns whether the rule of a dictionary joins the deletion of a key with a change of it.
+    /// Returns whether the merge rule of a dictionary joins the deletion of a key with a change
+    /// of it.
     pub fn joins_deletions(&self, strings: DictionaryId) -> bool {
         let info = self.db().dictionary_info(strings);
         info.is_some_and(|info| info.options.join == Join::Union)
@@ -149,7 +150,7 @@ impl Session {
         }
         // A command that holds a lock may rely on the absence of the types dictionary, so it is
         // created under the locks of all keys. `EXEC` has created it before it took its locks, or
-        // holds all of them; if the need was not known beforehand, `EXEC` is retried with all
+        // holds all of them. If the need was not known beforehand, `EXEC` is retried with all
         // locks.
         if self.exec.is_running() && !self.exec.are_all_locked() {
             return Err(Failure::again_and_again());
@@ -179,13 +180,14 @@ impl Session {
         if space.is_some_and(|space| space.types.is_none())
             && let Some(now) = self.existing()?.filter(|now| now.types.is_some())
         {
-            // The types dictionary was created in the meantime: the state may contain keys in it.
+            // The types dictionary was created in the meantime, so the state may contain keys in
+            // it.
             return Seen::by(self, Some(now));
         }
         Ok(seen)
     }
 
-    /// Commits the batch that `change` makes from the state of these keys, atomically: other
+    /// Atomically commits the batch that `change` makes from the state of these keys. Other
     /// commands are locked out, and after a conflict with a transaction `change` is called again.
     pub fn change<'k, T>(
         &self,
@@ -200,8 +202,8 @@ impl Session {
         self.change_commuting(space, keys, change)
     }
 
-    /// Does the same as [`Session::change`], for changes that commute with those of others in a
-    /// transaction: there, reads cause no conflict.
+    /// Does the same as [`Session::change`] for changes that commute with changes by others in a
+    /// transaction. In a transaction their reads do not cause conflicts.
     pub fn change_commuting<'k, T>(
         &self,
         space: Keyspace,
@@ -212,7 +214,7 @@ impl Session {
     }
 
     /// Runs `work`, which locks keys, by [`keeping_clear`]. In a transaction, locks of the
-    /// transaction are waited for before any lock of keys is taken.
+    /// transaction are awaited before any lock of keys is taken.
     fn keeping_clear<T>(&self, mut work: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure> {
         match self.inside() {
             Some(_) => work(),
@@ -252,7 +254,7 @@ impl Session {
                 (done, effects)
             }
         };
-        // Still under the locks, so that the events of a key are in the order of its commits.
+        // The locks are still held, so that the events of a key are in the order of its commits.
         self.settle(effects);
         Ok(done)
     }
@@ -285,8 +287,8 @@ impl Session {
         Ok(None)
     }
 
-    /// Looks up the keyspace again, after keys of it were locked: others may have created its types
-    /// dictionary.
+    /// Looks up the keyspace again after some of its keys were locked, because others may have
+    /// created its types dictionary.
     pub fn under_locks(&self, space: Keyspace) -> Result<Keyspace, Failure> {
         self.under_locks_of(&self.dictionary, space)
     }
@@ -321,7 +323,8 @@ impl Session {
         if self.keeping_clear(|| self.put_under_locks(space, pairs.clone()))? {
             return Ok(());
         }
-        // A key that is named twice gets only the last of its values, and no pages for the others.
+        // A key that is named twice gets only the last of its values, and no pages for the
+        // others.
         let last: BTreeMap<&[u8], &[u8]> = pairs.clone().collect();
         self.change_commuting(space, keys, |seen, batch| {
             for (key, value) in &last {
@@ -337,7 +340,7 @@ impl Session {
         })
     }
 
-    /// Stores strings without reading the previous values. Returns `false` if that is not possible,
+    /// Stores strings without reading the previous values. Returns `false` if this is impossible
     /// because the dictionary has types, or because clients want events of new keys.
     fn put_under_locks<'k>(
         &self,
@@ -369,9 +372,9 @@ impl Session {
     }
 }
 
-/// Commits the batch that `fill` makes in a transaction of its own, and retries after a conflict.
-/// Changes of the keys that were read are conflicts; with `check_writes`, changes of the keys that
-/// the batch writes are, too.
+/// Commits the batch that `fill` makes in a new transaction, and retries after a conflict.
+/// Changes of the keys that were read are conflicts. With `check_writes`, changes of the keys
+/// that the batch writes are conflicts as well.
 pub fn retry_on_conflict<T>(
     db: &Kvdb,
     check_writes: bool,
@@ -398,7 +401,7 @@ pub fn retry_on_conflict<T>(
     Err(Failure::again_and_again())
 }
 
-/// Returns the event of a string that was stored.
+/// Returns the event for a string that was stored.
 fn set(key: &[u8]) -> Effect {
     let event = Event { class: Classes::STRING, name: "set" };
     Effect::Event { event, key: Bytes::copy_from_slice(key) }

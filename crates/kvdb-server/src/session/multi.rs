@@ -1,4 +1,4 @@
-//! The state of a session between `MULTI` and `EXEC`, and that of `WATCH`.
+//! The state of a session between `MULTI` and `EXEC`, and the state of `WATCH`.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use crate::failure::{Failure, Outcome};
 use crate::keyspace::{Head, Keyspace, Kind, head_key, is_past};
 use crate::request::Request;
 
-/// `MULTI` and `WATCH` of a connection.
+/// The state of `MULTI` and `WATCH` of a connection.
 #[derive(Default)]
 pub struct Multi {
-    /// Set between `MULTI` and `EXEC`.
+    /// The queue of commands, which is set between `MULTI` and `EXEC`.
     queue: Option<Queue>,
     watches: Vec<(Watch, Counted)>,
 }
@@ -24,7 +24,7 @@ impl Multi {
     pub fn is_queuing(&self) -> bool {
         self.queue.is_some()
     }
-    /// Returns the number of commands in the queue, if there is one.
+    /// Returns the number of commands in the queue, or `None` if there is no queue.
     pub fn queued(&self) -> Option<usize> {
         self.queue.as_ref().map(|queue| queue.requests.len())
     }
@@ -63,9 +63,9 @@ impl Multi {
 pub struct Queue {
     shared: Arc<Shared>,
     requests: Vec<Request>,
-    /// Charged to [`Shared::memory`].
+    /// The bytes of the queue, which are charged to [`Shared::memory`].
     bytes: usize,
-    /// A command was refused, so `EXEC` runs none.
+    /// Set if a command was refused, so that `EXEC` does not run any command.
     spoilt: bool,
 }
 
@@ -101,27 +101,28 @@ impl Drop for Queue {
 
 /// Keys that must not have changed for `EXEC` to run.
 pub struct Watch {
-    /// The dictionary of the keys: another one may be selected since.
+    /// The dictionary of the keys. The connection may have selected another one since.
     pub dictionary: Selected,
     pub space: Keyspace,
     pub keys: Vec<Bytes>,
-    /// The earliest deadline of the keys, milliseconds since 1970.
+    /// The earliest deadline of the keys, in milliseconds since 1970.
     pub expires: Option<u64>,
     pub state: Watched,
 }
 
 /// The state against which changes of the keys are detected.
 pub enum Watched {
-    /// For keys of the store: a transaction that depends on them.
+    /// A transaction that depends on the keys, for keys of the store.
     Store(Transaction),
-    /// For keys of a joined transaction: their state in it at the time of the `WATCH`.
+    /// The state in the joined transaction at the time of the `WATCH`, for keys of the
+    /// transaction.
     Joined(View),
 }
 
 /// Approximate size of a watched key in addition to its bytes.
 pub const WATCHED: usize = 256;
 
-/// A `WATCH` in force, which counts towards the server's limit.
+/// A `WATCH` in force, which counts toward the limit of the server.
 pub struct Counted {
     shared: Arc<Shared>,
     bytes: usize,
@@ -153,15 +154,15 @@ impl Drop for Counted {
     }
 }
 
-/// Returns whether the error means that a `WATCH` has ended because it was kept for too long:
-/// changes of its keys are not known then.
+/// Returns whether the error means that a `WATCH` has ended because it was kept for too long. In
+/// this case changes of its keys are not known.
 pub fn is_over(error: &kvdb::Error) -> bool {
     matches!(error, kvdb::Error::Locked(_) | kvdb::Error::NoTransaction(_))
 }
 
 impl Watch {
-    /// Returns whether a key has changed, as `now` sees it. The dependencies of `now` ensure that
-    /// no key changes after this check.
+    /// Returns whether a key has changed in the state that `now` sees. The dependencies of `now`
+    /// ensure that no key changes after this check.
     pub fn is_broken(&self, now: &Transaction, s: &Session) -> Result<bool, Failure> {
         if self.expires.is_some_and(|at| is_past(at, s.now())) {
             return Ok(true);
@@ -175,7 +176,7 @@ impl Watch {
                 if outdated {
                     return Ok(true);
                 }
-                // A types dictionary may have been created since.
+                // A types dictionary may have been created since the `WATCH`.
                 let Some(types) = s.under_locks_of(&self.dictionary, self.space)?.types else {
                     return Ok(false);
                 };
@@ -201,7 +202,7 @@ impl Watch {
                     }
                     let head = before.get(types, &head_key(key))?;
                     let head = head.and_then(|head| Head::decode(&head));
-                    // A string in pages gets another head with every change.
+                    // A string in pages gets a new head with every change.
                     if let Some(head) = head.filter(|head| head.kind != Kind::Pages)
                         && let Some(all) = head.beneath()
                         && elements_differ(before, now, types, all)?

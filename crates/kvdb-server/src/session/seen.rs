@@ -1,6 +1,6 @@
-//! The state of the keys for one command: the keys that exist at its time, their types, and the
-//! changes that a batch needs to modify one. Reads are announced, so that a transaction's commit
-//! depends on them.
+//! The state of the keys for one command: the keys that exist at the time of the command, their
+//! types, and the changes that a batch needs to modify a key. Reads are announced, so that the
+//! commit of a transaction depends on them.
 
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
@@ -27,15 +27,15 @@ fn corrupt(what: &str, key: &[u8]) -> Failure {
     Failure::Corrupt(format!("{what} of the key '{}' does not decode", key.escape_ascii()))
 }
 
-/// The way in which reads are announced, so that a transaction's commit depends on them.
+/// The way in which reads are announced, so that the commit of a transaction depends on them.
 enum Source<'a> {
     /// There is no transaction, so reads are not announced.
     View,
     /// The command works in a transaction of the session.
     Session(&'a Session),
-    /// The command has a transaction of its own.
+    /// The command has its own transaction.
     Own(&'a Transaction),
-    /// The command commits if these reads are still valid.
+    /// The command commits only if these reads are still valid.
     Condition(RefCell<Reads>),
 }
 
@@ -43,29 +43,30 @@ enum Source<'a> {
 pub struct Seen<'a> {
     pub strings: Option<DictionaryId>,
     pub types: Option<DictionaryId>,
-    /// In milliseconds since 1970: keys that expire before this do not exist.
+    /// The time of the command, in milliseconds since 1970. Keys with an earlier deadline do not
+    /// exist.
     pub now: u64,
     view: View,
     source: Source<'a>,
     session: &'a Session,
-    /// Effects to be carried out when the batch is committed.
+    /// Effects that are carried out when the batch has been committed.
     effects: RefCell<Vec<Effect>>,
-    /// Changes that `relieve` has already taken from the batch, in a transaction that others use,
-    /// too.
+    /// The changes that `relieve` has already taken from the batch, in a transaction that other
+    /// connections also use.
     relieved: RefCell<Option<NestedBatch>>,
-    /// Bytes of changes since the batch was last relieved.
+    /// The number of bytes of changes since the batch was last relieved.
     unrelieved: Cell<usize>,
-    /// The ids of the collections that the batch has given their first long name.
+    /// The ids of the collections whose first long name is in the batch.
     long: RefCell<BTreeSet<u64>>,
 }
 
 /// Approximate limit on the bytes of changes in a batch.
 const GATHERED: usize = 1 << 20;
-/// Approximate memory of a change in addition to its key and its value, bytes.
+/// Approximate memory of a change in addition to its key and its value, in bytes.
 const CHANGE: usize = 96;
 
 impl<'a> Seen<'a> {
-    /// Returns the state for a session without a transaction, or in one.
+    /// Returns the state for a session, whether it works in a transaction or not.
     pub fn by(session: &'a Session, space: Option<Keyspace>) -> Result<Self, Failure> {
         let source = match session.inside() {
             Some(_) => Source::Session(session),
@@ -73,7 +74,7 @@ impl<'a> Seen<'a> {
         };
         Ok(Seen::new(session, space, session.view()?, source))
     }
-    /// Returns the state of a transaction that is made for this command.
+    /// Returns the state of a transaction that was begun for this command.
     pub fn of(
         transaction: &'a Transaction,
         session: &'a Session,
@@ -82,7 +83,7 @@ impl<'a> Seen<'a> {
         Ok(Seen::new(session, Some(space), transaction.view()?, Source::Own(transaction)))
     }
     /// Returns a state whose reads are recorded, for a command that commits if they are still
-    /// valid. See [`Seen::into_condition`].
+    /// valid; see [`Seen::into_condition`].
     pub fn noted(session: &'a Session, space: Keyspace) -> Self {
         let (view, source) = (session.db().view(), Source::Condition(RefCell::default()));
         Seen::new(session, Some(space), view, source)
@@ -94,14 +95,15 @@ impl<'a> Seen<'a> {
         Seen { strings, types, now, view, source, session, effects, relieved, unrelieved, long }
     }
 
-    /// Notes an event of a key, if notifications of its class are on.
+    /// Records an event of a key, if notifications of its class are on.
     pub fn event(&self, class: Classes, name: &'static str, key: &[u8]) {
         if self.session.notes(class) {
             let key = Bytes::copy_from_slice(key);
             self.effects.borrow_mut().push(Effect::Event { event: Event { class, name }, key });
         }
     }
-    /// Notes the event of a result that replaces a key: `name`, or `del` if it is empty.
+    /// Records the event of a result that replaces a key. It is `name`, or `del` if the result is
+    /// empty.
     pub fn event_of_stored(
         &self,
         key: &[u8],
@@ -120,18 +122,18 @@ impl<'a> Seen<'a> {
             }
         }
     }
-    /// Notes that a list, sorted set or stream has gained elements, for connections that wait for
-    /// them. `new` means that the key did not exist.
+    /// Records that a list, sorted set or stream has gained elements, for connections that wait
+    /// for them. `new` means that the key did not exist.
     pub fn filled(&self, kind: Kind, key: &[u8], new: bool) {
         if matches!(kind, Kind::List | Kind::SortedSet | Kind::Stream) {
             let key = Bytes::copy_from_slice(key);
             self.effects.borrow_mut().push(Effect::Filled { kind, key, new });
         }
     }
-    /// Called by changes of unlimited size after `added` bytes were added to the batch. If the
-    /// batch is large, its changes are applied to the transaction, so that memory stays bounded.
-    /// The command still sees the state of its beginning, and must add to the batch at least once
-    /// more.
+    /// Relieves the batch of its changes if it is large: they are applied to the transaction, so
+    /// that memory stays bounded. Changes of unlimited size call this function after they have
+    /// added `added` bytes to the batch. The command still sees the state at its beginning, and
+    /// must add to the batch at least once more.
     pub fn relieve(&self, batch: &mut Batch, added: usize) -> Result<(), Failure> {
         let gathered = self.unrelieved.get() + added + CHANGE;
         self.unrelieved.set(gathered);
@@ -140,7 +142,7 @@ impl<'a> Seen<'a> {
         }
         match &self.source {
             Source::View => return Ok(()),
-            // The command starts again, in a transaction of its own.
+            // The command starts again in its own transaction.
             Source::Condition(_) => return Err(Failure::TooLargeAtOnce),
             Source::Own(own) => own.apply(std::mem::take(batch))?,
             Source::Session(session) if session.exec.is_running() => {
@@ -160,7 +162,7 @@ impl<'a> Seen<'a> {
         self.unrelieved.set(0);
         self.session.check_stopping()
     }
-    /// Applies the rest of a batch to the transaction that commands work in, together with the
+    /// Applies the rest of a batch to the transaction in which commands work, together with the
     /// changes that `relieve` has taken.
     pub fn make(&self, batch: Batch) -> Result<(), Failure> {
         match self.relieved.take() {
@@ -195,7 +197,8 @@ impl<'a> Seen<'a> {
         let view = self.range(of.types, start, end)?;
         Ok(self.session.db().select(&view, of.types, start..end, n)?)
     }
-    /// Returns the number of strings in one tuple before a key, or of all such strings for `None`.
+    /// Returns the number of strings in one tuple before a key. With `None`, counts all such
+    /// strings.
     pub fn strings_before(&self, key: Option<&[u8]>) -> Result<u64, Failure> {
         let (Some(dict), db) = (self.strings, self.session.db()) else { return Ok(0) };
         let view = self.range(dict, b"", key.unwrap_or_default())?;
@@ -204,13 +207,13 @@ impl<'a> Seen<'a> {
             None => db.count::<&[u8]>(&view, dict, ..)?,
         })
     }
-    /// Returns the string in one tuple that has `n` of them before it.
+    /// Returns the string in one tuple that has `n` such strings before it.
     pub fn nth_string(&self, n: u64) -> Result<Option<Bytes>, Failure> {
         let Some(dict) = self.strings else { return Ok(None) };
         let view = self.range(dict, b"", b"")?;
         Ok(self.session.db().select::<&[u8]>(&view, dict, .., n)?)
     }
-    /// Returns the effects to be carried out when the batch is committed.
+    /// Returns the effects to carry out when the batch has been committed.
     pub fn into_effects(self) -> Vec<Effect> {
         self.effects.into_inner()
     }
@@ -224,10 +227,11 @@ impl<'a> Seen<'a> {
         (self.view, reads, self.effects.into_inner())
     }
 
-    /// Returns the state to read from, after the read was announced. In a serializable transaction
-    /// it has the newest commits to the locked keys. The transaction's own changes are those at the
-    /// beginning of the command: other connections may add changes between two reads of this
-    /// command, and a head must not be combined with the elements of another state.
+    /// Returns the state to read from, after the read was announced. In a serializable
+    /// transaction it has the newest commits to the locked keys. The transaction's own changes
+    /// are taken from the beginning of the command, because other connections may add changes
+    /// between two reads of this command, and a head must not be combined with the elements of
+    /// another state.
     fn view(&self) -> Result<Cow<'_, View>, Failure> {
         Ok(match self.source {
             Source::Session(s) => Cow::Owned(s.renewed(&self.view)?),
@@ -238,7 +242,7 @@ impl<'a> Seen<'a> {
         match &self.source {
             Source::View => Ok(()),
             Source::Session(s) => s.reads(dict, [key]),
-            // A change of the string is a conflict by itself.
+            // A change of the string is itself a conflict.
             Source::Own(_) | Source::Condition(_) if Some(dict) == self.strings => Ok(()),
             Source::Own(own) => Ok(own.read_conflict_key(dict, key)?),
             Source::Condition(reads) => {
@@ -247,7 +251,7 @@ impl<'a> Seen<'a> {
             }
         }
     }
-    /// Announces a read of `[start, end)`, and returns the state to read it from.
+    /// Announces a read of `[start, end)`, and returns the state from which to read it.
     pub fn range(
         &self,
         dict: DictionaryId,
@@ -266,8 +270,8 @@ impl<'a> Seen<'a> {
         self.announce(dict, key)?;
         Ok(self.view()?.get(dict, key)?)
     }
-    /// Returns a cursor over `[start, end)`; an empty `end` is the end of the dictionary. Returns
-    /// `None` if the state has no such dictionary.
+    /// Returns a cursor over `[start, end)`. An empty `end` is the end of the dictionary. Returns
+    /// `None` if the state does not have the dictionary.
     pub fn cursor(
         &self,
         dict: DictionaryId,
@@ -295,8 +299,9 @@ impl<'a> Seen<'a> {
             Failure::Corrupt(format!("the length of collection {id:x} is no number"))
         })
     }
-    /// Returns the properties of a key as far as its head determines them, or `None` if the strings
-    /// decide; and whether the number of elements is exact. See [`Seen::living`].
+    /// Returns the properties of a key to the extent that its head determines them, or `None` if
+    /// the strings determine them. Also returns whether the number of elements is exact; see
+    /// [`Seen::living`].
     fn by_head(&self, head: Option<Head>) -> Result<(Option<Live>, bool), Failure> {
         let Some(found) = head else { return Ok((None, true)) };
         if found.is_expired(self.now) {
@@ -319,13 +324,13 @@ impl<'a> Seen<'a> {
         Ok((None, true))
     }
     /// Returns the properties of a key whose head was found by a walk, or `None` if the strings
-    /// decide.
+    /// determine them.
     pub fn judge(&self, head: Head) -> Result<Option<Live>, Failure> {
         Ok(self.by_head(Some(head))?.0)
     }
 
-    /// Returns the properties of a key, without reading a large value. A hash may have more fields
-    /// than its `count` states. See [`Seen::roughly`].
+    /// Returns the properties of a key without reading a large value. A hash may have more fields
+    /// than its `count` states; see [`Seen::roughly`].
     pub fn live(&self, key: &[u8]) -> Result<Live, Failure> {
         Ok(self.live_with(self.head(key)?, key)?.0)
     }
@@ -336,11 +341,12 @@ impl<'a> Seen<'a> {
         let kind = self.string_len(key)?.map(|_| Kind::String);
         Ok((Live { kind, head, count: 0 }, true))
     }
-    /// Returns the head only, for a command that replaces the key regardless of its type.
+    /// Returns the properties in the head only, for a command that replaces the key regardless of
+    /// its type.
     pub fn live_head(&self, key: &[u8]) -> Result<Live, Failure> {
         Ok(Live { head: self.head(key)?, ..Live::default() })
     }
-    /// Returns the length of the tuple in the strings, expired or not.
+    /// Returns the length of the tuple in the strings, even if the key has expired.
     fn string_len(&self, key: &[u8]) -> Result<Option<usize>, Failure> {
         let Some(strings) = self.strings else { return Ok(None) };
         self.announce(strings, key)?;
@@ -355,8 +361,8 @@ impl<'a> Seen<'a> {
             None => Ok((live, value)),
         }
     }
-    /// Returns the string of a key, unless it is in pages: then only its properties. Returns an
-    /// error if the key is of another type.
+    /// Returns the string of a key. If the string is in pages, returns only its properties.
+    /// Returns an error if the key is of another type.
     pub fn short_string(&self, key: &[u8]) -> Result<(Live, Option<Bytes>), Failure> {
         let head = self.head(key)?;
         match self.by_head(head)?.0 {
@@ -372,8 +378,8 @@ impl<'a> Seen<'a> {
             }
         }
     }
-    /// Returns the string of a key that should be a number. Returns `otherwise` if it is too long
-    /// to be one.
+    /// Returns the string of a key that should be a number. Returns `otherwise` if the string is
+    /// too long for a number.
     pub fn number(&self, key: &[u8], otherwise: Failure) -> Result<(Live, Option<Bytes>), Failure> {
         let found = self.short_string(key)?;
         if found.0.pages().is_some() { Err(otherwise) } else { Ok(found) }
@@ -386,7 +392,8 @@ impl<'a> Seen<'a> {
             self.event(Classes::EXPIRED, "expired", key);
         }
         if head.kind == Kind::Stream {
-            // Clients that wait for the stream in a group must learn that it no longer exists.
+            // Clients that wait for the stream in a group must be notified that it no longer
+            // exists.
             self.filled(head.kind, key, false);
         }
         batch.delete(types, head_key(key));
@@ -405,7 +412,7 @@ impl<'a> Seen<'a> {
             batch.delete(strings, Bytes::copy_from_slice(key));
         }
     }
-    /// Returns whether a string of this length can be stored: a long one needs the types
+    /// Returns whether a string of this length can be stored. A long string needs the types
     /// dictionary.
     pub fn has_room_for(&self, len: usize) -> bool {
         self.types.is_some() || len <= self.limits().tuple
@@ -425,8 +432,8 @@ impl<'a> Seen<'a> {
         let (value, name) = (value.into(), Bytes::copy_from_slice(key));
         match (self.strings, self.types) {
             (Some(strings), Some(types)) if value.len() > self.limits().tuple => {
-                // The tombstone makes two transactions conflict if one stores a short string under
-                // the key and the other a long one.
+                // Because of the tombstone, two transactions conflict if one stores a short
+                // string under the key and the other stores a long one.
                 self.exclude_others(self.strings, key)?;
                 batch.delete(strings, name);
                 return self.put_pages(types, key, &value, batch);
@@ -457,12 +464,12 @@ impl<'a> Seen<'a> {
         }
         Ok(())
     }
-    /// Makes the commit of the transaction a conflict if others change this tuple, which tells them
-    /// of another type of the key: the head for a string, the string for another type. Most
-    /// dictionaries need no such note, as the deletion of the string conflicts with any change of
-    /// it; but a union of lines joins the two, and would leave a string next to a collection. A
-    /// durable transaction keeps no reads, and any other keeps a limited number: then nothing is
-    /// noted.
+    /// Makes the commit of the transaction a conflict if others change this tuple. A change of
+    /// the tuple shows that the key gets another type: the tuple is the head for a string, and
+    /// the string for another type. In most dictionaries this is not needed, because the deletion
+    /// of the string conflicts with any change of it. A union of lines, however, joins the two,
+    /// and would leave a string in addition to a collection. A durable transaction keeps no
+    /// reads, and any other keeps a limited number; beyond it nothing is recorded.
     pub fn exclude_others(&self, dict: Option<DictionaryId>, tuple: &[u8]) -> Outcome {
         let transaction = match &self.source {
             Source::Session(session) => session.inside(),
@@ -497,7 +504,7 @@ impl<'a> Seen<'a> {
             _ => batch.put(types, head_key(key), head.encode()),
         }
     }
-    /// Reads a tuple like [`Seen::get`], in a range that was announced.
+    /// Reads a tuple like [`Seen::get`], in a range that has been announced.
     pub fn get_in_range(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>, Failure> {
         Ok(self.view()?.get(dict, key)?)
     }
@@ -506,8 +513,8 @@ impl<'a> Seen<'a> {
         self.announce(dict, key)?;
         Ok(self.view()?.value_len(dict, key)?.is_some())
     }
-    /// Returns the collection of this kind under a key, if it exists. For a hash this passes all
-    /// fields that have expired and were not removed yet.
+    /// Returns the collection of this kind under a key, if it exists. For a hash this visits all
+    /// fields that have expired but have not been removed yet.
     pub fn collection(&self, key: &[u8], kind: Kind) -> Result<Option<Collection>, Failure> {
         match self.roughly(key, kind)? {
             Some(of) if !of.exact => {
@@ -530,8 +537,8 @@ impl<'a> Seen<'a> {
         match live.collection(kind)?.zip(self.types) {
             Some((id, types)) => Ok(Collection { id, types, live, fresh: false, exact }),
             None => {
-                // The tombstone among the strings makes two transactions conflict if one stores a
-                // string under the key and the other a collection.
+                // Because of the tombstone among the strings, two transactions conflict if one
+                // stores a string under the key and the other stores a collection.
                 self.remove(key, &live, batch);
                 self.event(Classes::NEW, "new", key);
                 self.replace_collection(key, kind, random, batch)
@@ -559,17 +566,17 @@ impl<'a> Seen<'a> {
         let live = Live { kind: Some(kind), head: Some(head), count: 0 };
         Ok(Collection { id, types, live, fresh: true, exact: true })
     }
-    /// Adds `more` to the length of a collection; an empty collection is removed. A collection that
-    /// may have more elements than its `count` states stays with its expired fields: if none
-    /// exists, it does not.
+    /// Adds `more` to the length of a collection, and removes the collection if it is then empty.
+    /// A collection that may have more elements than its `count` states is kept with its expired
+    /// fields. If it has only expired fields, it does not exist for readers.
     pub fn counted(&self, key: &[u8], of: &Collection, more: i64, batch: &mut Batch) {
         let count = count_key(of.id);
         if let (1.., Some(kind)) = (more, of.live.kind) {
             self.filled(kind, key, of.fresh);
         }
         if of.fresh {
-            // This is a put rather than an update: if another transaction chose the same id, that
-            // would be a conflict.
+            // This is a put rather than an update, so that it is a conflict if another
+            // transaction has chosen the same id.
             batch.put(of.types, count, more.to_string());
         } else if more < 0 && of.exact && of.live.count + more <= 0 {
             self.clear(key, &of.live, batch);
@@ -580,20 +587,20 @@ impl<'a> Seen<'a> {
     }
 }
 
-/// The collection that a command works on.
+/// The collection on which a command works.
 #[derive(Clone, Copy, Debug)]
 pub struct Collection {
     pub id: u64,
     pub types: DictionaryId,
     pub live: Live,
-    /// The batch of this command creates it.
+    /// Set if the batch of this command creates the collection.
     fresh: bool,
-    /// The collection has no more elements than `live` states.
+    /// Set if the collection has no more elements than `live` states.
     exact: bool,
 }
 
 impl Collection {
-    /// Makes a collection of any kind that existed before this command.
+    /// Makes a collection of any kind that already existed before this command.
     pub fn found(id: u64, types: DictionaryId, live: Live) -> Collection {
         Collection { id, types, live, fresh: false, exact: true }
     }

@@ -25,47 +25,47 @@ use crate::tracking::Tracking;
 use crate::transactions::TransactionStates;
 use crate::waiters::Waiters;
 
-/// The parts of a server that all connections share. Each owns its state, which changes by its
-/// methods alone.
+/// The parts of a server that all connections share. Each part owns its state, which only its
+/// methods change.
 pub struct Shared {
     pub db: Kvdb,
-    /// Limits on what clients may use; they do not change.
+    /// Limits on the resources that clients may use. They do not change.
     pub limits: Limits,
-    /// Counters of what they use together.
+    /// Counters of the memory that clients use together.
     pub memory: Memory,
-    /// The hosts of transactions, snapshots and files, and what else the owner reports of the
-    /// store.
+    /// The hosts of transactions, snapshots and files, and the other information that the owner
+    /// provides about the store.
     pub owner: Owner,
-    /// Addresses, password, and the number of connections.
+    /// The addresses, the password, and the limit on the number of connections.
     pub access: Access,
 
     /// Locks of keys, for commands that read and then write.
     pub locks: KeyLocks,
     /// Locks, savepoints and effects of open transactions.
     pub transaction_states: TransactionStates,
-    /// Programs that may write in some transactions alone.
+    /// The seals of programs that may write only in some transactions.
     pub seals: Seals,
-    /// Transactions that can only be read.
+    /// The transactions that can only be read.
     pub prevented: Prevented,
-    /// Places of `SCAN` and its like.
+    /// The cursors of `SCAN` and similar commands.
     pub cursors: Cursors,
-    /// Texts of scripts, and the processes that run them.
+    /// The texts of scripts, and the processes that run them.
     pub scripts: Scripts,
 
     /// The open connections.
     pub clients: Clients,
     /// Subscriptions to channels.
     pub channels: Channels,
-    /// The events of keys that clients want as messages.
+    /// The classes of events of keys that clients want as messages.
     pub notifications: Notifications,
     /// Clients that wait for a key.
     pub waiters: Waiters,
-    /// Clients that are notified of changes of the keys that they keep.
+    /// The clients that are notified of changes of the keys that they cache.
     pub tracking: Tracking,
-    /// Clients that are shown all commands.
+    /// The clients that monitor commands.
     pub monitors: Monitors,
 
-    /// `CLIENT PAUSE`.
+    /// The pause that `CLIENT PAUSE` has begun.
     pub pause: Pause,
     pub slow_log: SlowLog,
     pub metrics: Metrics,

@@ -10,12 +10,12 @@ use crate::failure::{Failure, Outcome};
 use crate::mailbox::{Delivery, Via};
 use crate::output::Output;
 
-/// The names that one connection has subscribed to.
+/// The names to which one connection has subscribed.
 #[derive(Default)]
 pub struct Subscriptions {
     pub channels: BTreeSet<Bytes>,
     pub patterns: BTreeSet<Bytes>,
-    /// Shard channels.
+    /// The shard channels.
     pub shards: BTreeSet<Bytes>,
 }
 
@@ -42,8 +42,8 @@ impl Session {
         self.subscriptions.count() > 0
     }
 
-    /// Checks the length of a channel's name, or a pattern's. Each message is compared with all
-    /// patterns, which takes the longer, the longer its channel's name is.
+    /// Checks the length of the name of a channel or of a pattern. Each message is matched
+    /// against all patterns, and a match takes longer if the name of the channel is long.
     pub fn check_channel(&self, name: &[u8]) -> Outcome {
         let most = self.shared.limits.key;
         match name.len() > most {
@@ -71,13 +71,14 @@ impl Session {
         }
     }
 
-    /// Writes the messages that have arrived. It must not be called while a reply is in progress.
+    /// Writes the messages that have arrived. This must not be called while a reply is in
+    /// progress.
     pub fn deliver(&self, out: &mut Output) {
         while let Some(delivery) = self.connection.mailbox.next() {
             match delivery.via {
                 Via::Invalidated => self.tell_of_change(Some(&delivery.payload), out),
                 Via::AllInvalidated => self.tell_of_change(None, out),
-                // A RESP2 client has no message for it.
+                // RESP2 has no message for this event.
                 Via::RedirectionBroken(to) if out.resp3 => {
                     out.push(2);
                     out.bulk(b"tracking-redir-broken");
@@ -92,8 +93,8 @@ impl Session {
         }
     }
 
-    /// Writes that a key was changed, or that everything may have been. A RESP2 client gets a
-    /// message on a channel that it has subscribed to.
+    /// Writes the message that a key was changed, or that every key may have been changed. A
+    /// RESP2 client receives a message on a channel to which it has subscribed.
     fn tell_of_change(&self, key: Option<&Bytes>, out: &mut Output) {
         if out.resp3 {
             out.push(2);
@@ -115,7 +116,7 @@ impl Session {
     }
 }
 
-/// The channel on which RESP2 clients are notified of changes of what they keep.
+/// The channel on which RESP2 clients are notified of changes of the keys that they cache.
 const INVALIDATED: &[u8] = b"__redis__:invalidate";
 
 fn tell(delivery: &Delivery, out: &mut Output) {

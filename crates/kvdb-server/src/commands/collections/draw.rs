@@ -1,4 +1,4 @@
-//! Random elements of a collection: `HRANDFIELD`, `SRANDMEMBER`, `SPOP` and `ZRANDMEMBER`.
+//! Draws random elements of a collection: `HRANDFIELD`, `SRANDMEMBER`, `SPOP` and `ZRANDMEMBER`.
 
 use std::collections::HashSet;
 
@@ -12,14 +12,16 @@ use crate::request::integer;
 use crate::session::Session;
 use crate::session::seen::{Collection, Seen};
 
-/// Elements of collections up to this length are drawn by their ranks, so that all have the same
-/// probability.
+/// Limit on the length of a collection whose elements are drawn by their ranks, so that all have
+/// the same probability.
 const DRAWN_FROM_WHOLE: i64 = 4096;
-/// Up to this many different ranks are drawn one by one, and drawn again if they are drawn already.
+/// Limit on the number of distinct ranks that are drawn one by one; a rank that was drawn before
+/// is drawn again.
 const DRAWN_SINGLY: usize = 16;
 
-/// Draws `wanted` random elements: different ones, or with `again` each from all of them. They are
-/// gathered with the values that are stored next to their names, which count for the limit, too.
+/// Draws `wanted` random elements: distinct ones, or with `again` each from all elements. The
+/// elements are collected with the values that are stored next to their names, and these values
+/// count toward the limit.
 pub fn draw(
     s: &Session,
     seen: &Seen<'_>,
@@ -52,7 +54,7 @@ pub fn draw(
         })?;
         return Ok(drawn);
     }
-    // Draws the elements next to random places between the first name and the last.
+    // Draws the elements next to random places between the first name and the last one.
     let one = |from: &[u8], to: &[u8], backward: bool| {
         let mut found = None;
         visit(s, seen, of, (from, to), backward, |tuple| {
@@ -80,7 +82,7 @@ pub fn draw(
             drawn.push(near);
         }
     }
-    // Names that lie close together are rarely hit: the rest is filled up in order.
+    // Names that lie close together are rarely hit, so the rest is filled up in order.
     if drawn.len() < wanted && !again {
         visit(s, seen, of, (&start, &end), false, |tuple| {
             if known.insert(tuple.key.clone()) {
@@ -93,8 +95,8 @@ pub fn draw(
     Ok(drawn)
 }
 
-/// Draws ranks first, and then visits the elements from the nearer end as far as the last one of
-/// them. All elements have the same probability.
+/// Draws ranks first, and then visits the elements from the nearer end up to the last drawn rank.
+/// All elements have the same probability.
 fn draw_by_rank(
     s: &Session,
     seen: &Seen<'_>,
@@ -117,7 +119,7 @@ fn draw_by_rank(
     }
     let mut room = Room::of(s);
     let below = |n: usize| (s.random() % n as u64) as usize;
-    // Pairs of a rank and its place in the reply.
+    // Each pair is a rank and its place in the reply.
     let mut ranks: Vec<(usize, usize)> = Vec::new();
     if again {
         for at in 0..wanted {

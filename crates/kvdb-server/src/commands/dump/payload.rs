@@ -8,15 +8,15 @@
 //! CRC32C u32    of everything before it
 //! ```
 //!
-//! Numbers are little-endian. A string is its bytes. A collection is the sequence of its elements:
-//! in a hash the name and the value, in a set the name, in a sorted set the score as 8 sortable
-//! bytes and the name, in a list the value, in a stream the name and the value as they are stored,
-//! the state first. In a hash of kind 7 each name is preceded by the deadline of its field, u64, in
-//! milliseconds since 1970, or 0; at least one field has a deadline. A name or value is its length
-//! as u32, and its bytes. The names of all except lists ascend, so that one content has one
-//! payload; names of more than 16 KiB that agree in the first 16 KiB are in the order of their
-//! SHA-256. No version of Redis uses this format. As in Redis, it does not contain the deadline of
-//! the key.
+//! Numbers are little-endian. A string is its bytes. A collection is the sequence of its
+//! elements: in a hash the name and the value, in a set the name, in a sorted set the score as 8
+//! sortable bytes and the name, in a list the value, in a stream the name and the value as they
+//! are stored, with the state first. In a hash of kind 7 each name is preceded by the deadline of
+//! its field, u64, in milliseconds since 1970, or 0; at least one field has a deadline. A name or
+//! value is its length as u32, followed by its bytes. The names of all types except lists ascend,
+//! so that one content has one payload; names of more than 16 KiB that agree in the first 16 KiB
+//! are in the order of their SHA-256. No version of Redis uses this format. As in Redis, it does
+//! not contain the deadline of the key.
 
 use super::super::streams;
 use crate::failure::{Failure, Outcome};
@@ -24,13 +24,13 @@ use crate::keyspace::{Kind, from_sortable, sortable};
 use crate::names;
 
 const VERSION: u16 = 1;
-/// Size of version and checksum, bytes.
+/// Size of version and checksum, in bytes.
 const FOOTER: usize = 6;
 
 const KINDS: [Kind; 6] =
     [Kind::String, Kind::Hash, Kind::Set, Kind::SortedSet, Kind::List, Kind::Stream];
 
-/// The number of a hash whose fields have deadlines.
+/// The kind of a hash whose fields have deadlines.
 const EXPIRING: u8 = 7;
 
 /// A payload under construction, of at most `most` bytes.
@@ -48,7 +48,7 @@ impl Payload {
     pub fn of_expiring(most: usize) -> Self {
         Payload { bytes: vec![EXPIRING], most }
     }
-    /// Returns an error if this many more bytes do not fit.
+    /// Returns an error if `more` bytes do not fit.
     pub fn fits(&self, more: u64) -> Outcome {
         let left = self.most.saturating_sub(self.bytes.len() + FOOTER);
         if more > left as u64 {
@@ -59,13 +59,14 @@ impl Payload {
         }
         Ok(())
     }
-    /// Adds bytes of a known number, or up to the end.
+    /// Adds bytes without a length: their number is known, or they extend to the end of the
+    /// payload.
     pub fn raw(&mut self, bytes: &[u8]) -> Outcome {
         self.fits(bytes.len() as u64)?;
         self.bytes.extend_from_slice(bytes);
         Ok(())
     }
-    /// Adds bytes after their number.
+    /// Adds the length of the bytes, and then the bytes.
     pub fn sized(&mut self, bytes: &[u8]) -> Outcome {
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         self.raw(&len.to_le_bytes())?;
@@ -89,7 +90,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
 pub enum Content<'a> {
     String(&'a [u8]),
     Hash(Vec<(&'a [u8], &'a [u8])>),
-    /// A hash with the deadlines of its fields, 0 for none.
+    /// A hash with the deadlines of its fields; 0 stands for a field without a deadline.
     Expiring(Vec<(u64, &'a [u8], &'a [u8])>),
     Set(Vec<&'a [u8]>),
     SortedSet(Vec<(&'a [u8], f64)>),
@@ -101,7 +102,7 @@ const UNKNOWN: Failure =
     Failure::Request(std::borrow::Cow::Borrowed("DUMP payload version or checksum are wrong"));
 const BAD: Failure = Failure::Request(std::borrow::Cow::Borrowed("Bad data format"));
 
-/// The rest of a payload still to be parsed.
+/// The rest of a payload that has not been parsed yet.
 struct Rest<'a>(&'a [u8]);
 
 impl<'a> Rest<'a> {
@@ -119,7 +120,7 @@ impl<'a> Rest<'a> {
     fn score(&mut self) -> Option<f64> {
         let (score, rest) = self.0.split_first_chunk()?;
         self.0 = rest;
-        // Only one of the two zeros is stored.
+        // Only one of the two floating-point zeros is stored.
         let found = from_sortable(*score);
         (!found.is_nan() && sortable(found) == *score).then_some(found)
     }
@@ -279,8 +280,8 @@ mod tests {
         }
     }
 
-    /// Bytes with a correct checksum: they are either refused, or decode to something that can be
-    /// stored.
+    /// Payloads of arbitrary bytes with a correct checksum are either refused, or decode to
+    /// content that can be stored.
     #[test]
     fn hostile_payloads_are_refused() {
         let sealed = |body: &[u8]| Payload { bytes: body.to_vec(), most: usize::MAX }.finish();

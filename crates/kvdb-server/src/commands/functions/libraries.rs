@@ -1,13 +1,13 @@
-//! The libraries in the store: tuples of the reserved dictionary `:functions` of the store or of a
-//! clone, which the first library creates.
+//! The libraries in the store. They are tuples of the reserved dictionary `:functions` of the
+//! store or of a clone. Loading the first library creates the dictionary.
 //!
 //! ```text
 //! l ‖ library                     version u8 (1), and a list of the code and of its functions
 //! f ‖ function, in lower case     the name of its library
 //! ```
 //!
-//! A list is what `kvdb_lua::wire` and `kvdb_lua::library` encode; `docs/format.md` describes the
-//! bytes. All libraries together have a bound, so a command may read all of them.
+//! `kvdb_lua::wire` and `kvdb_lua::library` encode the lists; `docs/format.md` describes the
+//! bytes. The size of all libraries together is bounded, so a command may read all of them.
 
 use std::collections::BTreeMap;
 
@@ -23,15 +23,16 @@ use crate::session::{SNAPSHOT, Session};
 /// The name of the dictionary.
 pub const NAME: &str = ":functions";
 const VERSION: u8 = 1;
-/// Bytes of one library, and of all together.
+/// Limit on the bytes of one library.
 pub const LONGEST: usize = 4 << 20;
+/// Limit on the bytes of all libraries together.
 pub const TOGETHER: usize = 16 << 20;
 
 /// A library, with the functions that it registers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Library {
     pub name: String,
-    /// The whole text.
+    /// The whole text of the library.
     pub code: Bytes,
     pub functions: Vec<Function>,
 }
@@ -43,7 +44,7 @@ impl Library {
     pub fn new(name: &str, code: &[u8], functions: Vec<Function>) -> Result<Library, Failure> {
         let code = Bytes::copy_from_slice(code);
         let library = Library { name: name.into(), code, functions };
-        // The names of functions are keys as well.
+        // The names of functions are keys as well, so their length is limited.
         let longest = library.functions.iter().map(|function| function.name.len()).max();
         if library.encode().len() > LONGEST || longest.max(Some(name.len())) > Some(1024) {
             return Err(Failure::Limit(format!(
@@ -85,13 +86,13 @@ fn function_key(name: &[u8]) -> Vec<u8> {
     [b"f", &name.to_ascii_lowercase()[..]].concat()
 }
 
-/// Returns the dictionary of the libraries, if there has been a library.
+/// Returns the dictionary of the libraries, or `None` if no library was ever loaded.
 pub fn dictionary(s: &Session) -> Option<DictionaryId> {
     let info = s.place.find(s.db(), NAME)?;
     info.options.reserved.then_some(info.id)
 }
 
-/// Returns the dictionary of the libraries, and creates it if necessary.
+/// Returns the dictionary of the libraries, and creates the dictionary if necessary.
 pub fn made(s: &Session) -> Result<DictionaryId, Failure> {
     if let Some(id) = dictionary(s) {
         return Ok(id);
@@ -104,12 +105,13 @@ pub fn made(s: &Session) -> Result<DictionaryId, Failure> {
     })
 }
 
-/// Returns a function by its name, in upper or lower case, with its library.
+/// Returns a function with its library, by the name of the function; case is ignored.
 pub fn find(s: &Session, name: &[u8]) -> Result<Option<(Library, Function)>, Failure> {
     let Some(dictionary) = dictionary(s).filter(|_| library::is_name(name)) else {
         return Ok(None);
     };
-    // Both are read from one state: between two others may move the function elsewhere.
+    // Both tuples are read from one state, because a commit between two states may move the
+    // function to another library.
     let view = s.view()?;
     let get = |key: Vec<u8>| {
         s.reads(dictionary, [&key[..]])?;
@@ -139,8 +141,8 @@ fn read(view: &View, dictionary: DictionaryId) -> Result<Libraries, Failure> {
     Ok(all)
 }
 
-/// Returns the number of libraries of the store, and that of their functions. Their texts are not
-/// read: programs ask for the numbers every second.
+/// Returns the number of libraries of the store, and the number of their functions. The texts are
+/// not read, because programs request these numbers every second.
 pub fn counts(s: &Session) -> (usize, usize) {
     let info = Place::Store.find(s.db(), NAME).filter(|info| info.options.reserved);
     let Some(info) = info else { return (0, 0) };

@@ -1,5 +1,5 @@
-//! The payload of `FUNCTION DUMP` and `RESTORE`: the bytes in which an RDB file of Redis has its
-//! libraries, so that they go from one server to the other.
+//! The payload of `FUNCTION DUMP` and `RESTORE`. It has the same bytes as the libraries in an RDB
+//! file of Redis, so that libraries can be moved between the two servers.
 //!
 //! ```text
 //! 0xf5, and the code of a library as a string   for each library
@@ -7,18 +7,18 @@
 //! CRC-64 u64                                    of everything before it
 //! ```
 //!
-//! The numbers at the end are little-endian. A string begins with its length, in one, two, five or
-//! nine bytes, or is compressed by LZF; what is written here is not.
+//! The numbers at the end are little-endian. A string begins with its length, in one, two, five
+//! or nine bytes, or is compressed by LZF. This server does not write compressed strings.
 
 use crc_fast::CrcAlgorithm::Crc64Redis;
 
 use crate::failure::Failure;
 
 const FUNCTION: u8 = 0xf5;
-/// The number that libraries had before Redis 7.0 was released.
+/// The opcode that libraries had before Redis 7.0 was released.
 const BEFORE_RELEASE: u8 = 0xf6;
 const VERSION: u16 = 10;
-/// The newest version whose libraries are in this form: Redis 8.
+/// The newest version in which libraries have this form: Redis 8.
 const NEWEST: u16 = 12;
 
 /// Makes the payload of libraries.
@@ -42,8 +42,8 @@ pub fn write<'a>(codes: impl Iterator<Item = &'a [u8]>) -> Vec<u8> {
     out
 }
 
-/// Returns the codes of the libraries of a payload, each of up to `longest` bytes, and of up to
-/// `together`: a few compressed bytes may stand for many.
+/// Returns the codes of the libraries of a payload. Each may have up to `longest` bytes, and all
+/// of them up to `together`, because a few compressed bytes may expand to many.
 pub fn read(payload: &[u8], (longest, together): (usize, usize)) -> Result<Vec<Vec<u8>>, Failure> {
     const WRONG: Failure =
         Failure::Request(std::borrow::Cow::Borrowed("DUMP payload version or checksum are wrong"));
@@ -73,7 +73,7 @@ pub fn read(payload: &[u8], (longest, together): (usize, usize)) -> Result<Vec<V
     Ok(codes)
 }
 
-/// The length of a string, or the way in which it is encoded.
+/// The length of a string, or the way in which the string is encoded.
 enum Length {
     Bytes(usize),
     Encoded(u8),
@@ -101,7 +101,8 @@ fn length(bytes: &[u8]) -> Option<(Length, &[u8])> {
     })
 }
 
-/// Reads a string of up to `longest` bytes. A string that is a number is not code.
+/// Reads a string of up to `longest` bytes. A string that encodes a number is refused, because it
+/// is not code.
 fn string(bytes: &[u8], longest: usize) -> Option<(Vec<u8>, &[u8])> {
     let plain = |bytes| match length(bytes)? {
         (Length::Bytes(len), rest) => Some((len, rest)),
@@ -123,8 +124,8 @@ fn string(bytes: &[u8], longest: usize) -> Option<(Vec<u8>, &[u8])> {
     }
 }
 
-/// Decompresses LZF: a byte below 32 precedes as many bytes and one more; another one has a length
-/// and a distance back.
+/// Decompresses LZF. A control byte below 32 precedes that number of literal bytes plus one; any
+/// other control byte has a length and a distance back.
 fn decompress(mut from: &[u8], len: usize, longest: usize) -> Option<Vec<u8>> {
     let mut out = Vec::with_capacity(len.min(64 << 10));
     while let Some((&control, rest)) = from.split_first() {
@@ -141,7 +142,7 @@ fn decompress(mut from: &[u8], len: usize, longest: usize) -> Option<Vec<u8>> {
             let (&low, rest) = rest.split_first()?;
             let distance = (control & 0x1f) << 8 | usize::from(low);
             let begin = out.len().checked_sub(distance + 1)?;
-            // The bytes may overlap with those that are added.
+            // The copied bytes may overlap with the bytes that are being added.
             for at in begin..begin + (control >> 5) + more + 2 {
                 out.push(out[at]);
             }
@@ -163,7 +164,8 @@ mod tests {
 
     #[test]
     fn payloads_of_redis_are_read() {
-        // `FUNCTION DUMP` of Redis 7.0.15, with and without `rdbcompression`.
+        // These are payloads of `FUNCTION DUMP` of Redis 7.0.15, with and without
+        // `rdbcompression`.
         let code = [CODE, &[b'a'; 160]].concat();
         let compressed = b"\xf5\xc3@H@\xe4\x1f#!lua name=l\nredis.register_func\x08tion('f',\xe0\x00\x0c\x12) return 1 end)\n--a\xe0\x94\x00\x01aa\n\x00\x958E\xec\x08\xf6\xba\xd2";
         assert_eq!(read(compressed, MOST).expect("sound"), std::slice::from_ref(&code));

@@ -1,10 +1,10 @@
-//! The representation of a HyperLogLog in a string, byte for byte that of Redis: a header of 16
-//! bytes, and 16,384 registers, either of 6 bits each (dense), or as runs of equal registers
-//! (sparse).
+//! The representation of a HyperLogLog in a string. It is byte for byte the same as in Redis: a
+//! header of 16 bytes, and 16,384 registers, either of 6 bits each (dense), or as runs of equal
+//! registers (sparse).
 //!
-//! A sparse one has three kinds of runs: `00llllll` is 1 to 64 registers of zero, `01llllll
-//! llllllll` 1 to 16,384 of them, and `1vvvvvll` 1 to 4 registers with a value of 1 to 32. It
-//! becomes dense when it takes more than 3,000 bytes, or when a register exceeds 32.
+//! A sparse representation has three kinds of runs: `00llllll` is 1 to 64 registers of zero,
+//! `01llllll llllllll` is 1 to 16,384 of them, and `1vvvvvll` is 1 to 4 registers with a value of
+//! 1 to 32. It becomes dense when it takes more than 3,000 bytes, or when a register exceeds 32.
 
 /// The string is not a valid HyperLogLog.
 #[derive(Debug, PartialEq, Eq)]
@@ -12,27 +12,32 @@ pub struct Broken;
 
 const REGISTERS: usize = 16_384;
 const HEADER: usize = 16;
-/// Bits of a register in a dense representation, and the largest value.
+/// Number of bits of a register in a dense representation.
 const BITS: usize = 6;
+/// Largest value of a register in a dense representation.
 const MOST: u8 = 63;
-/// Length of a dense string, bytes.
+/// Length of a dense string, in bytes.
 pub const DENSE: usize = HEADER + REGISTERS * BITS / 8;
-/// Length up to which a string remains sparse, bytes.
+/// Length up to which a string remains sparse, in bytes.
 const MOST_SPARSE: usize = 3000;
-/// Largest value, and longest run of values, in a sparse representation.
+/// Largest value of a register in a sparse representation.
 const MOST_VALUE: u8 = 32;
+/// Longest run of registers with the same value in a sparse representation.
 const MOST_VALUES: usize = 4;
+/// Longest run of zeros in a sparse representation that takes one byte.
 const MOST_ZEROS: usize = 64;
-/// Bits of an element's hash after those that select the register.
+/// Number of bits of an element's hash after the bits that select the register.
 const REST: u32 = 50;
 
 const MAGIC: &[u8; 4] = b"HYLL";
-/// Position of the encoding in the header, and its values.
+/// Position of the encoding in the header.
 const ENCODING: usize = 4;
+/// The encoding of a dense representation.
 const IS_DENSE: u8 = 0;
+/// The encoding of a sparse representation.
 const IS_SPARSE: u8 = 1;
-/// Position of the number of elements in the header, 8 bytes, the lowest first. The highest bit
-/// is set if the number must be computed.
+/// Position of the number of elements in the header: 8 bytes, little-endian. The highest bit is
+/// set if the number must be computed again.
 const COUNT: usize = 8;
 const OUTDATED: u8 = 1 << 7;
 
@@ -41,12 +46,12 @@ const OUTDATED: u8 = 1 << 7;
 struct Run {
     value: u8,
     len: usize,
-    /// Bytes that it takes.
+    /// Number of bytes of the run.
     bytes: usize,
 }
 
 impl Run {
-    /// Reads the run at the beginning of `bytes`, which are not empty. As in Redis, a byte that is
+    /// Reads the run at the beginning of `bytes`, which is not empty. As in Redis, a byte that is
     /// missing at the end counts as zero.
     fn read(bytes: &[u8]) -> Run {
         let first = bytes[0];
@@ -82,7 +87,8 @@ fn value_byte(value: u8, len: usize) -> u8 {
     0x80 | (value - 1) << 2 | (len - 1) as u8
 }
 
-/// The registers of several HyperLogLogs: the largest values of each.
+/// The registers of the union of several HyperLogLogs: for each register, the largest value in
+/// any of them.
 pub struct Registers(Box<[u8; REGISTERS]>);
 
 impl Default for Registers {
@@ -100,7 +106,7 @@ impl Registers {
         &self.0[..]
     }
 
-    /// Returns the number of elements.
+    /// Returns the estimated number of distinct elements.
     pub fn count(&self) -> u64 {
         let mut histogram = [0; MOST as usize + 1];
         self.0.iter().for_each(|value| histogram[usize::from(*value & MOST)] += 1);
@@ -159,12 +165,12 @@ impl Sketch {
         Some(shown.join(" "))
     }
 
-    /// Marks the number in the header as outdated.
+    /// Marks the number of elements in the header as outdated.
     pub fn touch(&mut self) {
         self.0[COUNT + 7] |= OUTDATED;
     }
 
-    /// Returns the number of elements.
+    /// Returns the estimated number of distinct elements.
     pub fn count(&self) -> Result<u64, Broken> {
         let kept: [u8; 8] = self.0[COUNT..COUNT + 8].try_into().unwrap_or_default();
         if kept[7] & OUTDATED == 0 {
@@ -180,7 +186,7 @@ impl Sketch {
         Ok(estimate(&histogram))
     }
 
-    /// Passes the registers that are not zero to `take`, each with its value.
+    /// Passes the index and the value of each register that is not zero to `take`.
     fn each(&self, mut take: impl FnMut(usize, u8)) -> Result<(), Broken> {
         if self.is_dense() {
             for at in 0..REGISTERS {
@@ -215,7 +221,7 @@ impl Sketch {
         self.raise(at, value)
     }
 
-    /// Stores the registers that are not zero.
+    /// Raises this HyperLogLog's registers to the values of `registers` that are not zero.
     pub fn raise_all(&mut self, registers: &Registers) -> Result<(), Broken> {
         for (at, value) in registers.0.iter().enumerate().filter(|(_, value)| **value > 0) {
             self.raise(at, *value)?;
@@ -223,7 +229,8 @@ impl Sketch {
         Ok(())
     }
 
-    /// Sets a register, unless it is at least as large. Returns whether it was changed.
+    /// Sets a register to `value`, unless its value is at least as large. Returns whether the
+    /// register was changed.
     fn raise(&mut self, at: usize, value: u8) -> Result<bool, Broken> {
         if !self.is_dense() {
             match (value <= MOST_VALUE).then(|| self.raise_sparse(at, value)).transpose()? {
@@ -242,7 +249,7 @@ impl Sketch {
         Ok(raised)
     }
 
-    /// Returns a register of a dense representation.
+    /// Returns the value of a register of a dense representation.
     fn register(&self, at: usize) -> u8 {
         let (byte, bit) = (HEADER + at * BITS / 8, (at * BITS) & 7);
         let next = self.0.get(byte + 1).copied().unwrap_or(0);
@@ -272,9 +279,9 @@ impl Sketch {
         Ok(())
     }
 
-    /// Sets a register in a sparse representation, in the way of Redis: the run that has it is
-    /// split, and some runs around it are merged. Other ways would mean the same registers in other
-    /// bytes.
+    /// Sets a register in a sparse representation by the same steps as Redis: the run that
+    /// contains the register is split, and some runs around it are merged. Other steps would
+    /// represent the same registers by different bytes.
     fn raise_sparse(&mut self, at: usize, value: u8) -> Result<Raised, Broken> {
         let (mut place, mut before, mut first) = (HEADER, None, 0);
         let run = loop {
@@ -311,7 +318,7 @@ impl Sketch {
         Ok(Raised::Yes)
     }
 
-    /// Merges equal values in the five runs from `place` on.
+    /// Merges runs of equal values among the five runs from `place` on.
     fn merge_around(&mut self, mut place: usize) {
         for _ in 0..5 {
             let Some(rest) = self.0.get(place..).filter(|rest| !rest.is_empty()) else { return };
@@ -339,7 +346,7 @@ enum Raised {
     TooLong,
 }
 
-/// MurmurHash2 in 64 bits, with the seed of Redis.
+/// MurmurHash2 in 64 bits, with the seed that Redis uses.
 fn hash(bytes: &[u8]) -> u64 {
     const M: u64 = 0xc6a4_a793_5bd1_e995;
     const R: u32 = 47;
@@ -362,7 +369,7 @@ fn hash(bytes: &[u8]) -> u64 {
 /// Estimates the number of elements from the number of registers of each value ("New cardinality
 /// estimation algorithms for HyperLogLog sketches", Otmar Ertl, arXiv:1702.01284).
 fn estimate(histogram: &[u32; MOST as usize + 1]) -> u64 {
-    /// `0.5 / ln(2)`.
+    /// The constant `0.5 / ln(2)`.
     const ALPHA: f64 = 0.721_347_520_444_481_7;
     let m = REGISTERS as f64;
     let mut z = m * tau((m - f64::from(histogram[REST as usize + 1])) / m);

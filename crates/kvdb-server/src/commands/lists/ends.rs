@@ -1,10 +1,10 @@
-//! The ends of a list: the bounds of its elements' numbers, which are stored with it.
+//! The ends of a list. The bounds of the numbers of its elements are stored with the list.
 //!
-//! Elements that were taken from an end leave tombstones in the tree until a merge drops them, and
-//! a queue leaves many of them. The stored bounds let a walk begin at an element instead of at
-//! these tombstones. No element lies outside of the bounds: a command that adds one beyond them
-//! moves them in the same commit. Inside the bounds there may be gaps at the ends. Lists of older
-//! programs have no bounds.
+//! Elements that were taken from an end leave tombstones in the tree until a merge drops them,
+//! and a queue leaves many of them. The stored bounds let a walk begin at an element instead of
+//! at these tombstones. No element lies outside of the bounds: a command that adds an element
+//! beyond them moves them in the same commit. There may be gaps at the ends inside the bounds.
+//! Lists that older programs have written have no bounds.
 
 use bytes::Bytes;
 use kvdb::Batch;
@@ -15,7 +15,7 @@ use crate::keyspace::{ELEMENT, bound_key, element_key, elements};
 use crate::session::Session;
 use crate::session::seen::{Collection, Seen};
 
-/// The number of the first element of a new list: it leaves 2^63 numbers on both sides.
+/// The number of the first element of a new list. It leaves 2^63 numbers on both sides.
 pub const MIDDLE: u64 = 1 << 63;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -28,11 +28,11 @@ impl End {
     pub fn opposite(self) -> End {
         if self == End::Left { End::Right } else { End::Left }
     }
-    /// Returns the event of an element that was added at this end.
+    /// Returns the name of the event for an element that was added at this end.
     pub fn pushed(self) -> &'static str {
         if self == End::Left { "lpush" } else { "rpush" }
     }
-    /// Returns the event of an element that was taken from this end.
+    /// Returns the name of the event for an element that was taken from this end.
     pub fn popped(self) -> &'static str {
         if self == End::Left { "lpop" } else { "rpop" }
     }
@@ -57,7 +57,7 @@ fn decoded(bytes: Option<&[u8]>, what: &str) -> Result<u64, Failure> {
         .ok_or_else(|| Failure::Corrupt(format!("{what} does not decode")))
 }
 
-/// Returns the number of an element, from its tuple key.
+/// Returns the number of an element from its tuple key.
 pub fn number(key: &[u8]) -> Result<u64, Failure> {
     decoded(key.get(ELEMENT..), "the number of a list's element")
 }
@@ -74,7 +74,7 @@ fn bound(seen: &Seen<'_>, of: &Collection, end: End) -> Result<Option<u64>, Fail
     found.map(|bytes| decoded(Some(&bytes), "the bound of a list")).transpose()
 }
 
-/// The bounds of a list, as far as they are stored.
+/// The stored bounds of a list; a bound that is not stored is `None`.
 #[derive(Clone, Copy)]
 pub struct Bounds {
     first: Option<u64>,
@@ -99,8 +99,8 @@ impl Bounds {
         (start, end)
     }
     /// Returns the number of the first element if every number between the two ends is in use, as
-    /// in a list from whose middle nothing was removed: then the number of each element follows
-    /// from its rank.
+    /// in a list from whose middle nothing was removed. In this case the number of each element
+    /// follows from its rank.
     pub fn dense_from(&self, of: &Collection) -> Option<u64> {
         let (first, last) = self.first.zip(self.last)?;
         let numbers = last.checked_sub(first).and_then(|between| between.checked_add(1));
@@ -113,8 +113,8 @@ pub fn within(seen: &Seen<'_>, of: &Collection) -> Result<(Vec<u8>, Vec<u8>), Fa
     Ok(Bounds::of(seen, of)?.within(of))
 }
 
-/// Returns the number and the value of the element at the bound itself. It is mostly the outermost
-/// element, so that no walk is needed to find it.
+/// Returns the number and the value of the element at the bound itself. This is usually the
+/// outermost element, so no walk is needed to find it.
 pub fn at_bound(
     seen: &Seen<'_>,
     of: &Collection,
@@ -124,15 +124,15 @@ pub fn at_bound(
     Ok(seen.get(of.types, &place(of, at))?.map(|value| (at, value)))
 }
 
-/// Sets the bound at an end in the batch: no element will lie beyond `number`.
+/// Sets the bound at an end in the batch. No element may lie beyond `number`.
 pub fn set_bound(of: &Collection, end: End, number: u64, batch: &mut Batch) {
     if is_bounded(of) {
         batch.put(of.types, bound_key(of.id, end == End::Right), number.to_be_bytes().to_vec());
     }
 }
 
-/// Returns a number beyond which no element lies at an end, usually the number of the outermost
-/// element, or [`MIDDLE`] for a new list.
+/// Returns a number beyond which no element lies at an end. It is usually the number of the
+/// outermost element, or [`MIDDLE`] for a new list.
 pub fn outermost(s: &Session, seen: &Seen<'_>, of: &Collection, end: End) -> Result<u64, Failure> {
     if of.live.count == 0 {
         return Ok(MIDDLE);

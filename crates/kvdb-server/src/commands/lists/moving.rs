@@ -1,4 +1,4 @@
-//! Moves of elements from an end of a list to an end of another list, or of the same one.
+//! Moves elements from an end of a list to an end of another list or of the same one.
 
 use bytes::Bytes;
 use kvdb::Batch;
@@ -23,7 +23,7 @@ pub fn end_of(word: &[u8]) -> Result<End, Failure> {
     }
 }
 
-/// `LMOVE source destination LEFT|RIGHT LEFT|RIGHT`
+/// Executes `LMOVE source destination LEFT|RIGHT LEFT|RIGHT`.
 pub fn lmove(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (from, to) = (end_of(args.at(3))?, end_of(args.at(4))?);
     carry(s, args, from, to, out)
@@ -40,8 +40,8 @@ fn carry(s: &Session, args: Arguments<'_>, from: End, to: End, out: &mut Output)
     Ok(())
 }
 
-/// Moves an element from an end of a list to an end of another list, or of the same one. Returns
-/// `None` if there is no element.
+/// Moves an element from an end of a list to an end of another list or of the same one. Returns
+/// `None` if the source has no element.
 pub fn carry_over(
     s: &Session,
     source: &[u8],
@@ -57,7 +57,7 @@ pub fn carry_over(
         if source == target {
             return rotate(s, seen, source, &of, from, to, batch);
         }
-        // A target of another type is an error of the push, after which nothing is committed.
+        // If the target has another type, the push fails, and nothing is committed.
         let value = take(s, seen, source, &of, from, 1, batch)?.pop();
         if let Some(value) = &value {
             push_all(s, seen, target, to, [&value[..]].into_iter(), batch)?;

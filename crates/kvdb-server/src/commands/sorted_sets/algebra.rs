@@ -108,7 +108,7 @@ impl<'a> Combining<'a> {
             found.push((member, score));
             Ok(())
         })?;
-        // Zero has one representation, and NaN does not occur.
+        // The two zeros compare as equal, and NaN does not occur.
         found.sort_by(|a, b| (a.1 + 0.0).total_cmp(&(b.1 + 0.0)).then_with(|| a.0.cmp(&b.0)));
         Ok(found)
     }
@@ -143,7 +143,7 @@ impl<'a> Combining<'a> {
         }
         let smallest = (0..sources.len()).min_by_key(|i| sources[*i].len()).unwrap_or(0);
         let base = if self.how == Algebra::Difference { 0 } else { smallest };
-        // Lookups of many members are announced as one range.
+        // If many members are looked up, they are announced as one range.
         let many = sources[base].len() > FEW as i64;
         if many {
             sources.iter().filter_map(|source| source.0).try_for_each(|of| announce(seen, &of))?;
@@ -188,8 +188,8 @@ impl Source {
             _ => Ok(1.0),
         }
     }
-    /// Returns the score of a member. `announced` means that the range of all members is announced
-    /// already.
+    /// Returns the score of a member. `announced` states whether the range of all members has
+    /// already been announced.
     fn score(
         &self,
         seen: &Seen<'_>,
@@ -270,7 +270,7 @@ pub fn zdiffstore(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Out
     combine_into(s, args, Algebra::Difference, "zdiffstore", out)
 }
 
-/// `ZINTERCARD numkeys key ... [LIMIT n]`
+/// Executes `ZINTERCARD numkeys key ... [LIMIT n]`.
 pub fn zintercard(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if integer(args.at(1)).is_some_and(|n| n < 1) {
         return Err(Failure::request("at least 1 input key is needed for 'zintercard' command"));

@@ -1,4 +1,4 @@
-//! Places on the earth: sorted sets whose scores are places (`cells`), and searches in them.
+//! Places on the earth. They are the scores of sorted sets (`cells`), in which commands search.
 
 use bytes::Bytes;
 
@@ -29,7 +29,7 @@ fn place(args: Arguments<'_>, at: usize) -> Result<Place, Failure> {
     Ok(place)
 }
 
-/// Returns the meters of a unit.
+/// Returns the length of a unit in meters.
 fn unit(name: &[u8]) -> Result<f64, Failure> {
     match name {
         o if is(o, "m") => Ok(1.0),
@@ -40,7 +40,7 @@ fn unit(name: &[u8]) -> Result<f64, Failure> {
     }
 }
 
-/// `GEOADD key [NX|XX] [CH] longitude latitude member ...`
+/// Executes `GEOADD key [NX|XX] [CH] longitude latitude member ...`.
 pub fn geoadd(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (mut adding, mut at) = (Adding::default(), 2);
     while let Some(option) = args.get(at) {
@@ -66,7 +66,7 @@ pub fn geoadd(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     add_pairs(s, args.at(1), &pairs, &adding, out)
 }
 
-/// Returns the places of the members that the arguments from the third on name.
+/// Returns the places of the members named by the arguments from the third on.
 fn places(s: &Session, args: Arguments<'_>) -> Result<Vec<Option<Place>>, Failure> {
     let seen = s.see()?;
     let of = seen.collection(args.at(1), Kind::SortedSet)?;
@@ -87,7 +87,7 @@ fn send_place(place: Place, out: &mut Output) {
     out.decimals(place.latitude);
 }
 
-/// `GEOPOS key [member ...]`
+/// Executes `GEOPOS key [member ...]`.
 pub fn geopos(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let found = places(s, args)?;
     out.array(found.len());
@@ -100,7 +100,7 @@ pub fn geopos(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
-/// `GEOHASH key [member ...]`
+/// Executes `GEOHASH key [member ...]`.
 pub fn geohash(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let found = places(s, args)?;
     out.array(found.len());
@@ -117,7 +117,7 @@ fn send_distance(distance: f64, out: &mut Output) {
     out.bulk(format!("{distance:.4}").as_bytes());
 }
 
-/// `GEODIST key member1 member2 [M|KM|FT|MI]`
+/// Executes `GEODIST key member1 member2 [M|KM|FT|MI]`.
 pub fn geodist(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let unit = match args.len() {
         4 => 1.0,
@@ -131,16 +131,16 @@ pub fn geodist(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
     Ok(())
 }
 
-/// The forms of a search.
+/// The command that requests a search.
 #[derive(Clone, Copy, PartialEq)]
 enum Form {
-    /// `GEORADIUS`
+    /// The command `GEORADIUS`.
     AroundPlace,
-    /// `GEORADIUSBYMEMBER`
+    /// The command `GEORADIUSBYMEMBER`.
     AroundMember,
-    /// `GEOSEARCH`
+    /// The command `GEOSEARCH`.
     Search,
-    /// `GEOSEARCHSTORE`
+    /// The command `GEOSEARCHSTORE`.
     SearchStore,
 }
 
@@ -148,7 +148,7 @@ impl Form {
     fn is_search(self) -> bool {
         matches!(self, Form::Search | Form::SearchStore)
     }
-    /// Returns the position of the first option.
+    /// Returns the index of the first option.
     fn options(self) -> usize {
         match self {
             Form::AroundPlace => 6,
@@ -167,34 +167,34 @@ enum Sorted {
 }
 
 struct Query {
-    /// `None` if the set does not exist, so that nothing is found.
+    /// The area of the search, or `None` if the set does not exist, so that nothing is found.
     area: Option<Searched>,
     with_distance: bool,
     with_hash: bool,
     with_place: bool,
-    /// The scores of the stored members are their distances.
+    /// Set if the scores of the stored members are their distances.
     store_distances: bool,
     sorted: Sorted,
-    /// 0 means all.
+    /// The largest number of members; 0 means all.
     count: usize,
     any: bool,
 }
 
-/// One member that was found.
+/// A member that was found.
 struct Found {
     member: Bytes,
     score: f64,
     place: Place,
-    /// Meters.
+    /// The distance from the center, in meters.
     distance: f64,
 }
 
-/// The place to search, as far as the options of a search have named it.
+/// The area of a search, to the extent that the options parsed so far have specified it.
 #[derive(Default)]
 struct Sought {
-    /// The center; `Some(None)` is the place of a member of a set that does not exist.
+    /// The center. It is `Some(None)` for a member of a set that does not exist.
     center: Option<Option<Place>>,
-    /// The shape, and the meters of its unit.
+    /// The shape, and the length of its unit in meters.
     shape: Option<(Shape, f64)>,
     by_place: bool,
     by_radius: bool,
@@ -205,7 +205,7 @@ struct Sought {
 type PlaceOf<'a> = dyn Fn(&[u8]) -> Result<Option<Place>, Failure> + 'a;
 
 impl Sought {
-    /// Takes the option of a search at argument `at`. Returns the number of its arguments.
+    /// Parses the option of a search at argument `at`. Returns the number of its arguments.
     fn take(
         &mut self,
         args: Arguments<'_>,
@@ -239,8 +239,8 @@ impl Sought {
 }
 
 impl Query {
-    /// Parses a search in `of`, in whose absence places of members are not known. The errors are
-    /// found in the order in which Redis finds them.
+    /// Parses a search in `of`; if `of` is `None`, the places of members are not known. Errors
+    /// are found in the same order as in Redis.
     fn parse(
         args: Arguments<'_>,
         form: Form,
@@ -297,8 +297,8 @@ impl Query {
         Ok(query)
     }
 
-    /// Takes the option at argument `at`, unless it says where to search. Returns the number of its
-    /// arguments, or `None` if it is not such an option.
+    /// Parses the option at argument `at`, unless it specifies the area of the search. Returns
+    /// the number of its arguments, or `None` if the option specifies the area.
     fn take(
         &mut self,
         args: Arguments<'_>,
@@ -338,7 +338,7 @@ impl Query {
         Ok(Some(1))
     }
 
-    /// Checks that the options fit one another, and say where to search.
+    /// Checks that the options are compatible with each other and specify an area.
     fn check(&self, args: Arguments<'_>, form: Form, stores: bool, sought: &Sought) -> Outcome {
         if stores && (self.with_distance || self.with_hash || self.with_place) {
             let name = match form {
@@ -426,7 +426,7 @@ impl Query {
     }
 }
 
-/// Parses `radius unit`.
+/// Parses the arguments `radius unit`.
 fn circle(args: Arguments<'_>, at: usize) -> Result<(Shape, f64), Failure> {
     let radius = number(args.at(at)).ok_or(Failure::request("need numeric radius"))?;
     if radius < 0.0 {
@@ -435,7 +435,7 @@ fn circle(args: Arguments<'_>, at: usize) -> Result<(Shape, f64), Failure> {
     Ok((Shape::Circle(radius), unit(args.at(at + 1))?))
 }
 
-/// Parses `width height unit`.
+/// Parses the arguments `width height unit`.
 fn rectangle(args: Arguments<'_>, at: usize) -> Result<(Shape, f64), Failure> {
     let width = number(args.at(at)).ok_or(Failure::request("need numeric width"))?;
     let height = number(args.at(at + 1)).ok_or(Failure::request("need numeric height"))?;
@@ -445,8 +445,8 @@ fn rectangle(args: Arguments<'_>, at: usize) -> Result<(Shape, f64), Failure> {
     Ok((Shape::Box(width, height), unit(args.at(at + 2))?))
 }
 
-/// Returns the key under which `GEORADIUS` or `GEORADIUSBYMEMBER` stores its result, if it does.
-/// The last one counts.
+/// Returns the key under which `GEORADIUS` or `GEORADIUSBYMEMBER` stores its result, or `None` if
+/// the result is not stored. If there are several, the last one counts.
 pub fn destination(args: Arguments<'_>) -> Option<&[u8]> {
     let form = match args.at(0) {
         name if is(name, "georadius") => Form::AroundPlace,
@@ -458,7 +458,7 @@ pub fn destination(args: Arguments<'_>) -> Option<&[u8]> {
         if is(word, "store") || is(word, "storedist") {
             to = args.get(at + 1);
         }
-        // These options have an argument of their own, which is not an option.
+        // These options have an argument, which must not be parsed as an option.
         let has_word = ["store", "storedist", "count"].iter().any(|name| is(word, name));
         at += if has_word { 2 } else { 1 };
     }
@@ -501,13 +501,14 @@ fn search(
     Ok(())
 }
 
-/// `GEOSEARCH key FROMMEMBER member|FROMLONLAT longitude latitude BYRADIUS radius unit|BYBOX width
-/// height unit [ASC|DESC] [COUNT count [ANY]] [WITHCOORD] [WITHDIST] [WITHHASH]`
+/// Executes `GEOSEARCH key FROMMEMBER member|FROMLONLAT longitude latitude BYRADIUS radius
+/// unit|BYBOX width height unit [ASC|DESC] [COUNT count [ANY]] [WITHCOORD] [WITHDIST]
+/// [WITHHASH]`.
 pub fn geosearch(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     search(s, args, Form::Search, None, out)
 }
 
-/// `GEOSEARCHSTORE destination source …`
+/// Executes `GEOSEARCHSTORE destination source …`.
 pub fn geosearchstore(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     search(s, args, Form::SearchStore, Some(args.at(1)), out)
 }

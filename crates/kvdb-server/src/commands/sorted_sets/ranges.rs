@@ -1,4 +1,4 @@
-//! Ranges of a sorted set: by rank, by score, by name.
+//! Ranges of a sorted set by rank, by score or by name.
 
 use bytes::Bytes;
 use kvdb::Batch;
@@ -24,34 +24,35 @@ enum By {
     Name,
 }
 
-/// The members to select: the bounds as written, and the part of the members between them.
+/// The members to select: the bounds as the client wrote them, and the part of the members
+/// between them.
 struct Range<'a> {
     by: By,
     backward: bool,
-    /// The first bound in the order of the reply.
+    /// The bound that comes first in the order of the reply.
     from: &'a [u8],
     to: &'a [u8],
     skip: i64,
-    /// A negative count means all.
+    /// The largest number of members. A negative count means all.
     count: i64,
     scores: bool,
 }
 
-/// The members of a range after `LIMIT`.
+/// The members of a range after `LIMIT` was applied.
 struct Found {
-    /// The range `[start, end)` of their tuples.
+    /// The range `[start, end)` of the tuples of these members.
     start: Vec<u8>,
     end: Vec<u8>,
-    /// A filter by name, used if the members do not all have the same score, or a bound is a long
-    /// name: then members next to it may not be in the order of their names.
+    /// A filter by name. It is used if the members do not all have the same score, or if a bound
+    /// is a long name: members next to such a bound may not be in the order of their names.
     names: Option<(Name, Name)>,
-    /// Number of leading members to skip.
+    /// The number of leading members to skip.
     skip: i64,
     /// Limit on the number of members.
     most: i64,
 }
 
-/// A bound by name.
+/// A bound of a range by name.
 enum Name {
     First,
     Last,
@@ -87,14 +88,14 @@ impl Name {
     fn is_long(&self) -> bool {
         matches!(self, Name::At(bound, _) if names::is_long(bound))
     }
-    /// Returns whether a member and this bound agree in all bytes that are in their keys. Members
-    /// after this one may be on the other side of the bound then.
+    /// Returns whether a member and this bound agree in all bytes that their keys contain.
+    /// Members after such a member may be on the other side of the bound.
     fn shares_begin(&self, name: &[u8]) -> bool {
         matches!(self, Name::At(bound, _) if names::share_begin(bound, name))
     }
 }
 
-/// Parses a bound by score, and whether it is exclusive.
+/// Parses a bound by score. Also returns whether it is exclusive.
 fn score_bound(text: &[u8]) -> Result<(f64, bool), Failure> {
     let (text, outside) = match text.strip_prefix(b"(") {
         Some(text) => (text, true),
@@ -105,7 +106,7 @@ fn score_bound(text: &[u8]) -> Result<(f64, bool), Failure> {
 }
 
 impl Range<'_> {
-    /// Checks the bounds: errors in them are reported before anything is read.
+    /// Checks the bounds, so that errors in them are reported before anything is read.
     fn check(&self) -> Outcome {
         match self.by {
             By::Rank => {
@@ -123,7 +124,7 @@ impl Range<'_> {
         Ok(())
     }
 
-    /// Finds the members in the order of the reply, by ranks.
+    /// Finds the members in the order of the reply, by their ranks.
     fn find(
         &self,
         s: &Session,
@@ -135,14 +136,14 @@ impl Range<'_> {
             return Ok(None);
         }
         let most = if self.count < 0 { i64::MAX } else { self.count };
-        // The bounds in the order of the scores.
+        // `low` and `high` are the bounds in the order of the scores.
         let (low, high) = if self.backward { (self.to, self.from) } else { (self.from, self.to) };
         let (start, end) = match self.by {
             By::Rank => {
                 let Some((from, to)) = self.ranks(of.live.count)? else { return Ok(None) };
                 let most = to - from + 1;
                 if from == 0 {
-                    // The range begins at an end of the set: no member has to be found.
+                    // The range begins at an end of the set, so no member has to be found.
                     return Ok(Some(Found { start, end, names: None, skip: 0, most }));
                 }
                 let edge = if self.backward { of.live.count - 1 - from } else { from };
@@ -241,7 +242,7 @@ impl Range<'_> {
             if let Some((low, high)) = &found.names {
                 let (above, below) = (low.is_at_most(member), high.is_at_least(member));
                 if !above || !below {
-                    // No member after the last one of the range can follow.
+                    // No further member of the range can follow.
                     let (within, last) = if self.backward { (above, low) } else { (below, high) };
                     return Ok(within || last.shares_begin(member));
                 }
@@ -259,7 +260,7 @@ impl Range<'_> {
         })
     }
 
-    /// Returns the number of members found, or `None` if only a walk can tell.
+    /// Returns the number of members found, or `None` if it can be determined only by a walk.
     fn number_of(
         &self,
         s: &Session,
@@ -280,7 +281,8 @@ impl Range<'_> {
     }
 }
 
-/// Number of members that are skipped one by one; beyond it the first member is found by its rank.
+/// Number of members that are skipped one by one. If more are skipped, the first member is found
+/// by its rank.
 const SKIPPED: i64 = 32;
 /// Number of members that are collected before the reply begins.
 const FEW: i64 = crate::commands::collections::FEW as i64;
@@ -295,7 +297,7 @@ fn by_score(of: &Collection, low: &[u8], high: &[u8]) -> Result<(Vec<u8>, Vec<u8
     let edge = |score: f64, behind: bool| {
         let mut key = order_key(of.id, score, b"");
         if behind {
-            // After every member of that score.
+            // The place is after every member with this score.
             let at = key.len() - 8;
             let next = u64::from_be_bytes(sortable(score)).saturating_add(1);
             key[at..].copy_from_slice(&next.to_be_bytes());
@@ -320,13 +322,14 @@ fn one_score(s: &Session, seen: &Seen<'_>, of: &Collection) -> Result<Option<f64
     Ok(first.filter(|first| outermost(true).is_ok_and(|last| last == Some(*first))))
 }
 
-/// Returns the range of tuples between two names, if all members have this score.
+/// Returns the range of tuples between two names, for a set in which all members have this score.
 fn by_name(of: &Collection, score: f64, low: &Name, high: &Name) -> (Vec<u8>, Vec<u8>) {
     let (first, last) = ordered(of.id);
     let edge = |name: &Name, outside: bool| match name {
         Name::First => first.clone(),
         Name::Last => last.clone(),
-        // All members that begin like a long name, which are then chosen one by one.
+        // The range has all members that share the beginning of a long name. They are then
+        // filtered one by one.
         Name::At(name, _) if names::is_long(name) => {
             let begin = order_key(of.id, score, &name[..names::LONGEST_IN_KEY]);
             if outside { begin } else { [&begin[..], &[0xff; names::HASH + 1]].concat() }
@@ -337,7 +340,8 @@ fn by_name(of: &Collection, score: f64, low: &Name, high: &Name) -> (Vec<u8>, Ve
     (edge(low, true), edge(high, false))
 }
 
-/// Parses `key start stop [BYSCORE|BYLEX] [REV] [LIMIT offset count] [WITHSCORES]` from `at` on.
+/// Parses `key start stop [BYSCORE|BYLEX] [REV] [LIMIT offset count] [WITHSCORES]` from argument
+/// `at` on.
 fn parse<'a>(
     args: Arguments<'a>,
     at: usize,
@@ -412,7 +416,7 @@ fn answer(s: &Session, args: Arguments<'_>, by: (Option<By>, bool), out: &mut Ou
     Ok(())
 }
 
-/// Sends `count` members one after the other.
+/// Sends `count` members one after another.
 fn send_many(
     s: &Session,
     seen: &Seen<'_>,
@@ -451,7 +455,7 @@ pub fn zrevrangebylex(s: &mut Session, args: Arguments<'_>, out: &mut Output) ->
     answer(s, args, (Some(By::Name), true), out)
 }
 
-/// `ZRANGESTORE destination source start stop …`
+/// Executes `ZRANGESTORE destination source start stop …`.
 pub fn zrangestore(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (to, from) = (args.at(1), args.at(2));
     s.check_key(to)?;
@@ -500,7 +504,7 @@ pub fn zlexcount(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outc
     count(s, args, By::Name, out)
 }
 
-/// Bytes of the changes that remove a member, in addition to its name.
+/// Number of bytes of the changes that remove a member, in addition to its name.
 const CHANGE: usize = 128;
 
 /// Removes `count` members. If there are many, their tuples in the order of scores are deleted as
@@ -550,7 +554,7 @@ fn remove(
             let Some(found) = range.find(s, seen, &of)? else { return Ok(0) };
             let count = range.number_of(s, seen, &of, &found)?;
             let removed = match count {
-                // The whole set: `counted` removes all its tuples.
+                // The whole set is removed: `counted` removes all its tuples.
                 Some(count) if count == of.live.count => count,
                 Some(count) => {
                     take_many_out(s, seen, &of, (&range, &found), count, batch)?;

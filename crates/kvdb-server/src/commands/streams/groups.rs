@@ -1,5 +1,5 @@
-//! Groups of consumers: the entries delivered to each consumer, and those among them that it has
-//! not acknowledged.
+//! Groups of consumers. A group keeps the entries that were delivered to each consumer and not
+//! yet acknowledged.
 
 use std::ops::RangeInclusive;
 
@@ -30,14 +30,14 @@ pub struct Group {
     pub name: Vec<u8>,
     /// The ID up to which entries were delivered.
     pub last: Id,
-    /// Number of entries read, if it is known.
+    /// The number of entries read, if it is known.
     pub read: Option<u64>,
 }
 
-/// An entry that was delivered and not acknowledged.
+/// An entry that was delivered but not acknowledged.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pending {
-    /// Time of the last delivery, milliseconds since 1970.
+    /// The time of the last delivery, in milliseconds since 1970.
     pub at: u64,
     pub times: u64,
     pub consumer: Vec<u8>,
@@ -54,7 +54,7 @@ impl Pending {
     }
 }
 
-/// Returns the error for a missing group, or a missing stream.
+/// Returns the error for a missing group or a missing stream.
 pub fn no_group(key: &[u8], group: &[u8], place: &str) -> Failure {
     let (key, group) = (shown(key), shown(group));
     let text = format!("No such key '{key}' or consumer group '{group}'{place}");
@@ -72,7 +72,8 @@ fn shown(name: &[u8]) -> String {
     String::from_utf8_lossy(&name[..name.len().min(256)]).into_owned()
 }
 
-/// Checks the name of a group or a consumer before it is stored: both are in one key of the store.
+/// Checks the name of a group or a consumer before it is stored, because both names are in one
+/// key of the store.
 pub fn check_name(s: &Session, name: &[u8]) -> Outcome {
     let most = s.shared.limits.key / 2;
     if name.len() > most {
@@ -95,7 +96,7 @@ fn group_key(of: &Collection, group: &[u8]) -> Vec<u8> {
     element_key(of.id, &[&[GROUP], group].concat())
 }
 
-/// Returns the range of all elements of a stream with this tag whose name begins with a group.
+/// Returns the range of all elements of a stream with this tag whose names begin with a group.
 fn range(of: &Collection, tag: u8, group: &[u8]) -> (Vec<u8>, Vec<u8>) {
     let start = element_key(of.id, &named(tag, group, b""));
     let end = crate::glob::prefix_end(&start);
@@ -108,7 +109,7 @@ impl Group {
         let Some(value) = value else { return Ok(None) };
         Group::decode(name, &value).ok_or_else(|| corrupt(of, "a group")).map(Some)
     }
-    /// Decodes a group: the last ID, and 0, or 1 and the number of entries read.
+    /// Decodes a group: the last ID, and then either 0, or 1 and the number of entries read.
     fn decode(name: &[u8], value: &[u8]) -> Option<Group> {
         let mut rest = Parts(value);
         let (last, known, read) = (rest.id()?, rest.number()?, rest.number()?);
@@ -135,7 +136,7 @@ impl Group {
         })?;
         Ok(all)
     }
-    /// Notes the delivery of an entry.
+    /// Records the delivery of an entry.
     pub fn advance(&mut self, stream: &Stream, id: Id) {
         self.read = match self.read {
             Some(read) if !stream.has_gaps_from(id) => Some(read.saturating_add(1)),
@@ -144,8 +145,8 @@ impl Group {
         };
         self.last = id;
     }
-    /// Returns the number of entries that were not delivered yet, if it is known. It is negative if
-    /// `XSETID` has set the number of added entries below the number read.
+    /// Returns the number of entries that have not been delivered yet, if it is known. The number
+    /// is negative if `XSETID` has set the number of added entries below the number read.
     pub fn lag(&self, stream: &Stream) -> Option<i64> {
         let State { added, .. } = stream.state;
         let read = match self.read {
@@ -170,7 +171,7 @@ impl Group {
     ) -> Result<bool, Failure> {
         seen.has(of.types, &self.consumer_key(of, consumer))
     }
-    /// Notes activity of a consumer. Returns `true` if it is new.
+    /// Records activity of a consumer. Returns `true` if the consumer is new.
     pub fn see(
         &self,
         seen: &Seen<'_>,
@@ -183,7 +184,7 @@ impl Group {
         batch.put(of.types, self.consumer_key(of, consumer), now);
         Ok(new)
     }
-    /// Returns the consumers, and when each was last active.
+    /// Returns the consumers, each with the time of its last activity.
     pub fn consumers(
         &self,
         s: &Session,
@@ -211,7 +212,8 @@ impl Group {
         let decoded = |value: Bytes| Pending::decode(&value);
         value.map(|v| decoded(v).ok_or_else(|| corrupt(of, "a delivery"))).transpose()
     }
-    /// Visits the entries that are delivered and not acknowledged, by ID, both bounds included.
+    /// Visits the entries that were delivered but not acknowledged in the order of their IDs.
+    /// Both bounds are inclusive.
     pub fn walk_pending(
         &self,
         s: &Session,
@@ -253,7 +255,7 @@ impl Group {
     }
 }
 
-/// The subcommands of `XGROUP`, and how many words each command has.
+/// The subcommands of `XGROUP`, each with the permitted number of words.
 const XGROUP_WORDS: &[(&str, RangeInclusive<usize>)] = &[
     ("create", 5..=8),
     ("createconsumer", 5..=5),
@@ -277,8 +279,8 @@ const NO_STREAM: Failure = Failure::Request(std::borrow::Cow::Borrowed(
      use the MKSTREAM option to create an empty stream automatically.",
 ));
 
-/// Parses the options of `XGROUP CREATE` and `SETID`: whether a stream is made, and the number of
-/// entries that the group has read.
+/// Parses the options of `XGROUP CREATE` and `SETID`: whether a missing stream is created, and
+/// the number of entries that the group has read.
 fn group_options(args: Arguments<'_>, creates: bool) -> Result<(bool, Option<u64>), Failure> {
     let (mut makes, mut read) = (false, None);
     let mut options = args.from(5);
@@ -298,7 +300,7 @@ fn group_options(args: Arguments<'_>, creates: bool) -> Result<(bool, Option<u64
     Ok((makes, read))
 }
 
-/// `XGROUP CREATE|SETID|DESTROY|CREATECONSUMER|DELCONSUMER key group ...`
+/// Executes `XGROUP CREATE|SETID|DESTROY|CREATECONSUMER|DELCONSUMER key group ...`.
 pub fn xgroup(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let word = args.at(1);
     let is_one = |name: &str| is(word, name);
@@ -359,7 +361,7 @@ pub fn xgroup(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
-/// Parses the position of a group in its stream, `found`: `$` is the end of the stream.
+/// Parses the position of a group in the stream `found`. `$` is the end of the stream.
 fn position(arg: &[u8], found: Option<&Stream>, creates: bool) -> Result<Id, Failure> {
     match arg {
         b"$" => Ok(found.map_or(Id::MIN, |stream| stream.state.last)),
@@ -368,8 +370,8 @@ fn position(arg: &[u8], found: Option<&Stream>, creates: bool) -> Result<Id, Fai
     }
 }
 
-/// Runs `DESTROY`, `CREATECONSUMER` or `DELCONSUMER` on an existing group. Returns the number to
-/// reply with, or `None` if the consumer to create exists.
+/// Runs `DESTROY`, `CREATECONSUMER` or `DELCONSUMER` on an existing group. Returns the number for
+/// the reply, or `None` if the consumer to be created already exists.
 fn change_group(
     s: &Session,
     seen: &Seen<'_>,
@@ -401,8 +403,8 @@ fn change_group(
     Ok(Some(deleted.unwrap_or(0)))
 }
 
-/// Stores a group that is created, or that has another position. The stream is made if it does not
-/// exist.
+/// Stores a group that is created or whose position has changed. The stream is created if it does
+/// not exist.
 fn put_group(
     s: &Session,
     (seen, batch): (&Seen<'_>, &mut Batch),
@@ -456,7 +458,7 @@ fn delete_consumer(
     Ok(Some(count))
 }
 
-/// `XACK key group id ...`
+/// Executes `XACK key group id ...`.
 pub fn xack(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (key, group) = (args.at(1), args.at(2));
     let acknowledged = match s.existing()? {
@@ -483,8 +485,8 @@ pub fn xack(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// Returns whether an element other than an entry belongs to one of `groups`, or is itself a valid
-/// group, which is added to them.
+/// Returns whether an element other than an entry belongs to one of `groups`, or is itself a
+/// valid group, in which case it is added to `groups`.
 pub fn is_sound<'a>(
     name: &'a [u8],
     value: &[u8],

@@ -1,5 +1,5 @@
-//! The IDs of entries: a time in milliseconds and a sequence number within it; parsing and
-//! formatting.
+//! The IDs of entries, and their parsing and formatting. An ID is a time in milliseconds and a
+//! sequence number within this time.
 
 use crate::failure::Failure;
 
@@ -13,7 +13,7 @@ pub const INVALID: Failure = Failure::Request(std::borrow::Cow::Borrowed(
     "Invalid stream ID specified as stream command argument",
 ));
 
-/// The longest ID that Redis accepts, bytes.
+/// The longest ID that Redis accepts, in bytes.
 const LONGEST: usize = 127;
 
 impl Id {
@@ -43,14 +43,14 @@ impl Id {
         format!("{}-{}", self.ms, self.seq)
     }
 
-    /// Parses an ID; `seq` is the sequence number if the argument has none.
+    /// Parses an ID. `seq` is the sequence number if the argument has none.
     pub fn parse(arg: &[u8], seq: u64) -> Result<Id, Failure> {
         match Wanted::parse(arg, seq)? {
             Wanted::Id(id) => Ok(id),
             Wanted::Auto | Wanted::Within(_) => Err(INVALID),
         }
     }
-    /// Parses an ID like [`Id::parse`], or `-` and `+` for the ends of a stream.
+    /// Parses an ID like [`Id::parse`], or `-` or `+` for the ends of a stream.
     pub fn parse_bound(arg: &[u8], seq: u64) -> Result<Id, Failure> {
         match arg {
             b"-" => Ok(Id::MIN),
@@ -58,7 +58,8 @@ impl Id {
             _ => Id::parse(arg, seq),
         }
     }
-    /// Parses the first ID of a range, which the argument names, or, after `(`, precedes.
+    /// Parses the first ID of a range. The argument names this ID or, after `(`, the ID before
+    /// it.
     pub fn parse_start(arg: &[u8]) -> Result<Id, Failure> {
         match arg.strip_prefix(b"(").filter(|rest| !rest.is_empty()) {
             Some(rest) => Id::parse(rest, 0)?
@@ -81,9 +82,9 @@ impl Id {
 /// The requested ID of a new entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// `*`
+    /// The server chooses the ID (`*`).
     Auto,
-    /// `ms-*`
+    /// The server chooses the sequence number within this time (`ms-*`).
     Within(u64),
     Id(Id),
 }
@@ -122,7 +123,7 @@ impl Wanted {
     }
 }
 
-/// Parses a number like C, with no sign except a plus.
+/// Parses a number like C; the only sign that is accepted is a plus.
 fn number(text: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(text).ok()?;
     text.trim_start_matches([' ', '\t', '\n', '\r', '\u{b}', '\u{c}']).parse().ok()

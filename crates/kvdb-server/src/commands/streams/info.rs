@@ -1,4 +1,4 @@
-//! `XINFO`: information about a stream, its groups and their consumers.
+//! `XINFO`: returns information about a stream, its groups and their consumers.
 
 use std::collections::HashMap;
 
@@ -24,7 +24,7 @@ const HELP: &[&str] = &[
 /// Number of entries and deliveries that `FULL` shows without a `COUNT`.
 const FULL: usize = 10;
 
-/// `XINFO STREAM key [FULL [COUNT count]] | GROUPS key | CONSUMERS key group`
+/// Executes `XINFO STREAM key [FULL [COUNT count]] | GROUPS key | CONSUMERS key group`.
 pub fn xinfo(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(
         args,
@@ -71,8 +71,8 @@ fn full_count(args: Arguments<'_>) -> Result<usize, Failure> {
     }
 }
 
-/// Writes the first fields of both forms of `XINFO STREAM`. The numbers of radix-tree nodes, which
-/// Redis counts, are derived from the length.
+/// Writes the first fields of both forms of `XINFO STREAM`. Redis counts the nodes of its radix
+/// tree; the corresponding numbers here are derived from the length.
 fn head(stream: &Stream, out: &mut Output) {
     let State { last, added, deleted, first, len } = stream.state;
     let nodes = len.div_ceil(100) as i64;
@@ -115,7 +115,7 @@ fn stream(s: &Session, seen: &Seen<'_>, stream: &Stream, out: &mut Output) -> Ou
 
 const EACH: (Id, Id) = (Id::MIN, Id::MAX);
 
-/// Returns the number of pending entries of a group, and of each of its consumers.
+/// Returns the number of pending entries of a group, and the number for each of its consumers.
 fn counts(
     s: &Session,
     seen: &Seen<'_>,
@@ -189,7 +189,7 @@ fn consumers(
     Ok(())
 }
 
-/// A group as `FULL` shows it.
+/// A group in the form in which `FULL` shows it.
 struct Whole {
     group: Group,
     consumers: Vec<(Vec<u8>, u64)>,

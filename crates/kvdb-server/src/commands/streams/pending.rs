@@ -1,4 +1,4 @@
-//! Entries that are delivered and not acknowledged: `XPENDING`, `XCLAIM`, `XAUTOCLAIM`.
+//! Entries that were delivered but not acknowledged: `XPENDING`, `XCLAIM`, `XAUTOCLAIM`.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ fn find(seen: &Seen<'_>, key: &[u8], group: &[u8]) -> Result<(Stream, Group), Fa
     Ok((stream, group))
 }
 
-/// `XPENDING key group [[IDLE min-idle-time] start end count [consumer]]`
+/// Executes `XPENDING key group [[IDLE min-idle-time] start end count [consumer]]`.
 pub fn xpending(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if args.len() == 3 {
         return summary(s, args, out);
@@ -104,7 +104,7 @@ fn summary(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// The options of a claim, which change a delivery.
+/// The options of a claim, which change the delivery of an entry.
 #[derive(Default)]
 struct Claim {
     /// Index of the first option in the arguments.
@@ -112,7 +112,8 @@ struct Claim {
     ids: Vec<Id>,
     force: bool,
     only_ids: bool,
-    /// The new delivery time: `idle` in milliseconds before now, `time` in milliseconds since 1970.
+    /// The new delivery time. `idle` is in milliseconds before now, and `time` in milliseconds
+    /// since 1970.
     idle: Option<i64>,
     time: Option<i64>,
     times: Option<u64>,
@@ -181,7 +182,7 @@ struct Claimed {
 }
 
 impl Claimed {
-    /// Notes activity of the consumer if it received an entry.
+    /// Records activity of the consumer if it has received an entry.
     fn see(
         &self,
         seen: &Seen<'_>,
@@ -197,11 +198,11 @@ impl Claimed {
     }
 }
 
-/// `XCLAIM key group consumer min-idle-time id ... [IDLE ms] [TIME ms] [RETRYCOUNT count] [FORCE]
-/// [JUSTID] [LASTID id]`
+/// Executes `XCLAIM key group consumer min-idle-time id ... [IDLE ms] [TIME ms] [RETRYCOUNT
+/// count] [FORCE] [JUSTID] [LASTID id]`.
 pub fn xclaim(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (key, name, consumer) = (args.at(1), args.at(2), args.at(3));
-    // An error about the group takes precedence over other errors.
+    // An error that concerns the group takes precedence over other errors.
     find(&s.see()?, key, name)?;
     let idle = idle_time(args, "XCLAIM")?;
     let claim = Claim::parse(args)?;
@@ -290,7 +291,7 @@ fn auto_options(args: Arguments<'_>) -> Result<(usize, bool), Failure> {
     Ok((most, only_ids))
 }
 
-/// `XAUTOCLAIM key group consumer min-idle-time start [COUNT count] [JUSTID]`
+/// Executes `XAUTOCLAIM key group consumer min-idle-time start [COUNT count] [JUSTID]`.
 pub fn xautoclaim(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (key, name, consumer) = (args.at(1), args.at(2), args.at(3));
     let idle = idle_time(args, "XAUTOCLAIM")?;

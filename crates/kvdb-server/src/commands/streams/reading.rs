@@ -1,4 +1,4 @@
-//! `XREAD` and `XREADGROUP`, which read the entries after an ID in several streams, and wait for
+//! `XREAD` and `XREADGROUP`. They read the entries after an ID in several streams, and wait for
 //! entries on request.
 
 use std::time::Duration;
@@ -24,17 +24,17 @@ use crate::session::seen::{Collection, Seen};
 
 /// The request of a reader.
 struct Request<'a> {
-    /// `None` does not wait; `Some(None)` waits without a limit.
+    /// The time to wait. `None` does not wait; `Some(None)` waits without a limit.
     waits: Option<Option<Duration>>,
     most: usize,
     keys: Vec<&'a [u8]>,
     ids: Vec<&'a [u8]>,
-    /// The group and the consumer.
+    /// The group and the consumer of `XREADGROUP`.
     group: Option<(&'a [u8], &'a [u8])>,
     no_ack: bool,
 }
 
-/// The entry after which a stream is read.
+/// The position after which a stream is read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum After {
     Id(Id),
@@ -42,7 +42,7 @@ enum After {
     Delivered,
 }
 
-/// The entries found in one stream; an entry that was deleted after its delivery has no value.
+/// The entries found in one stream. An entry that was deleted after its delivery has no value.
 struct Found {
     key: Vec<u8>,
     of: Collection,
@@ -106,7 +106,7 @@ impl<'a> Request<'a> {
         Err(Failure::SYNTAX)
     }
 
-    /// Returns for the current state of each stream the entry after which it is read.
+    /// Returns the position after which each stream is read, according to its current state.
     fn positions(&self, s: &Session) -> Result<Vec<After>, Failure> {
         let seen = s.see()?;
         let mut positions = Vec::new();
@@ -151,7 +151,7 @@ pub fn keys_of_read(args: Arguments<'_>) -> Vec<&[u8]> {
     args.from(at + 1).take(left / 2).collect()
 }
 
-/// Returns whether `XREAD` or `XREADGROUP` with these words waits for entries.
+/// Returns whether `XREAD` or `XREADGROUP` with these arguments waits for entries.
 pub fn waits(words: &[&[u8]]) -> bool {
     let mut options = words.iter().skip(1).take_while(|word| !is(word, "streams"));
     let mut waits = false;
@@ -169,7 +169,7 @@ fn missing(key: &[u8], group: &[u8]) -> Failure {
     no_group(key, group, " in XREADGROUP with GROUP option")
 }
 
-/// `XREAD [COUNT count] [BLOCK milliseconds] STREAMS key ... id ...`
+/// Executes `XREAD [COUNT count] [BLOCK milliseconds] STREAMS key ... id ...`.
 pub fn xread(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let request = Request::parse(args, false)?;
     let positions = request.positions(s)?;
@@ -193,7 +193,7 @@ pub fn xread(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     write(found, out)
 }
 
-/// Reads at once, or waits until there are entries.
+/// Reads available entries at once, or waits until there are entries.
 fn wait_for(
     s: &mut Session,
     request: &Request<'_>,
@@ -263,8 +263,8 @@ fn write(found: Option<Vec<Found>>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `XREADGROUP GROUP group consumer [COUNT count] [BLOCK milliseconds] [NOACK] STREAMS key ...
-/// id ...`
+/// Executes `XREADGROUP GROUP group consumer [COUNT count] [BLOCK milliseconds] [NOACK] STREAMS
+/// key ... id ...`.
 pub fn xreadgroup(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let request = Request::parse(args, true)?;
     let positions = request.positions(s)?;
@@ -294,7 +294,8 @@ fn deliver(
         let (mut all, mut room) = (Vec::new(), Room::of(s));
         for (at, (key, after)) in request.keys.iter().zip(positions).enumerate() {
             if request.keys[..at].contains(key) {
-                // The second occurrence would not see the uncommitted deliveries of the first.
+                // A second occurrence of the stream would not see the uncommitted deliveries of
+                // the first one.
                 return Err(Failure::request("a stream is named twice"));
             }
             let stream = match Stream::find(seen, key) {
@@ -329,7 +330,7 @@ fn deliver(
     })
 }
 
-/// One stream whose entries are delivered.
+/// A stream whose entries are delivered to a consumer.
 struct Reading<'a, 'b> {
     s: &'a Session,
     seen: &'a Seen<'b>,
@@ -365,7 +366,7 @@ impl Reading<'_, '_> {
         Ok(found.into_iter().map(|entry| (entry.id, Some(entry))).collect())
     }
 
-    /// Delivers again the entries that this consumer has and did not acknowledge.
+    /// Delivers again the entries that this consumer has received but not acknowledged.
     fn history(
         &mut self,
         group: &Group,

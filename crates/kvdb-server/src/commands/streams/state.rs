@@ -1,5 +1,5 @@
-//! Storage of a stream: its elements are its state, its entries and its groups, each under a name
-//! of its own. So the code for elements of collections applies to them unchanged.
+//! Storage of a stream. The elements of a stream are its state, its entries and its groups, each
+//! under its own name. So the code for elements of collections applies to them unchanged.
 //!
 //! ```text
 //! (no name)                    the state: last ID, entries added, highest deleted ID, first ID,
@@ -28,7 +28,7 @@ const ENTRY: u8 = 0;
 pub struct State {
     /// The highest ID that an entry ever had.
     pub last: Id,
-    /// Number of entries that were ever added.
+    /// The number of entries that were ever added.
     pub added: u64,
     /// The highest ID that was deleted explicitly.
     pub deleted: Id,
@@ -57,7 +57,7 @@ impl State {
     }
 }
 
-/// The rest of the bytes of a value to be parsed.
+/// The rest of the bytes of a value that is being parsed.
 pub struct Parts<'a>(pub &'a [u8]);
 
 impl<'a> Parts<'a> {
@@ -100,7 +100,7 @@ pub fn entry_key(of: &Collection, id: Id) -> Vec<u8> {
     element_key(of.id, &entry_name(id))
 }
 
-/// An entry: its ID, and its fields and values in turn.
+/// An entry with its ID, and its fields and values in alternation.
 #[derive(Clone, Debug)]
 pub struct Entry {
     pub id: Id,
@@ -112,7 +112,8 @@ impl Entry {
         let id = entry_id(seen_of, tuple)?;
         Ok(Entry { id, value: tuple.value()? })
     }
-    /// Returns its fields and values in turn.
+    /// Returns the fields and values of the entry in alternation, or `None` if the entry is
+    /// corrupt.
     pub fn words(&self) -> Option<Vec<&[u8]>> {
         words(&self.value)
     }
@@ -139,16 +140,16 @@ pub fn parse_entry_name(name: &[u8]) -> Option<Id> {
     Some(Id::from_bytes(id.try_into().ok()?))
 }
 
-/// The stream that a command works on.
+/// The stream on which a command works.
 pub struct Stream {
     pub of: Collection,
     pub state: State,
-    /// Number of elements that the command has added, minus those that it has removed.
+    /// The number of elements that the command has added, minus the number that it has removed.
     pub more: i64,
 }
 
 impl Stream {
-    /// Returns the stream under a key, if it exists.
+    /// Returns the stream under a key, or `None` if there is none.
     pub fn find(seen: &Seen<'_>, key: &[u8]) -> Result<Option<Stream>, Failure> {
         let Some(of) = seen.collection(key, Kind::Stream)? else { return Ok(None) };
         let bytes = seen.get(of.types, &element_key(of.id, b""))?.unwrap_or_default();
@@ -178,8 +179,8 @@ impl Stream {
         seen.counted(key, &self.of, self.more, batch);
     }
 
-    /// Visits the entries from one ID to another, both included, in order or in reverse. Stops if
-    /// `each` returns `false`.
+    /// Visits the entries from one ID to another, both inclusive, in order or in reverse. Stops
+    /// if `each` returns `false`.
     pub fn entries(
         &self,
         s: &Session,

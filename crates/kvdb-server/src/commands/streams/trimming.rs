@@ -1,4 +1,4 @@
-//! `MAXLEN` and `MINID`: removal of the oldest entries of a stream.
+//! `MAXLEN` and `MINID`: these options remove the oldest entries of a stream.
 
 use kvdb::Batch;
 
@@ -13,20 +13,20 @@ use crate::session::seen::Seen;
 /// With `~`, entries are removed in whole hundreds of those that were ever added, because Redis has
 /// nodes of this size.
 const LUMP: u64 = 100;
-/// Limit on the entries that `~` removes without a `LIMIT`.
+/// Limit on the number of entries that `~` removes without a `LIMIT`.
 const USUAL: u64 = 100 * LUMP;
-/// Number of entries up to which each gets its own tombstone.
+/// Largest number of removed entries for which each gets its own tombstone.
 const ONE_BY_ONE: u64 = 64;
 
 #[derive(Clone, Copy, Debug)]
 enum Kept {
-    /// At most this many entries.
+    /// At most this many entries are kept.
     Most(u64),
-    /// The entries from this ID on.
+    /// The entries from this ID on are kept.
     From(Id),
 }
 
-/// The request to remove entries.
+/// A request to remove entries.
 #[derive(Clone, Copy, Debug)]
 pub struct Trim {
     kept: Kept,
@@ -34,7 +34,7 @@ pub struct Trim {
     limit: Option<u64>,
 }
 
-/// The options before the ID of `XADD`, or all of `XTRIM`.
+/// The options before the ID of `XADD`, or all options of `XTRIM`.
 pub struct Options {
     pub trim: Option<Trim>,
     pub only_old: bool,
@@ -112,8 +112,8 @@ impl Options {
 }
 
 impl Trim {
-    /// Returns how many of `wanted` entries are removed after `gone` earlier ones. `all` means that
-    /// the stream has no other entries.
+    /// Returns the number of entries to remove when `wanted` entries should be removed after
+    /// `gone` earlier ones. `all` means that the stream has no other entries.
     fn rounded(&self, wanted: u64, gone: u64, all: bool) -> u64 {
         if !self.roughly {
             return wanted;
@@ -129,7 +129,7 @@ impl Trim {
         (gone.saturating_add(wanted.min(most)) / LUMP * LUMP).saturating_sub(gone)
     }
 
-    /// Returns whether an entry that is being added is removed at once.
+    /// Returns whether an entry that is being added is removed immediately.
     pub fn takes(&self, id: Id) -> bool {
         !self.roughly
             && match self.kept {
@@ -139,8 +139,8 @@ impl Trim {
     }
 
     /// Finds the first entry that stays if up to `most` entries are removed after `gone` earlier
-    /// ones, and counts the entries before it. The ID is `None` if none stays. Returns `None` if
-    /// none is removed.
+    /// ones, and counts the entries before it. The ID is `None` if no entry stays. Returns `None`
+    /// if no entry is removed.
     fn first_kept(
         &self,
         s: &Session,
@@ -176,8 +176,8 @@ impl Trim {
         })
     }
 
-    /// Adds the removal of existing entries to the batch, which is going to add `coming` new ones.
-    /// Returns the number of removed entries.
+    /// Adds the removal of existing entries to the batch. The same batch is going to add `coming`
+    /// new entries. Returns the number of removed entries.
     pub fn apply(
         &self,
         s: &Session,

@@ -1,18 +1,18 @@
-//! The table alone knows commands by their names: all other rooms of the server ask the fields of
-//! a row.
+//! Checks that only the table knows commands by their names, and that all other rooms of the
+//! server use the fields of a row.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::COMMANDS;
 
-/// Words in rooms of other commands that are no commands there.
+/// Words in rooms that have the name of a command, but another meaning there.
 const OTHER_WORDS: [(&str, &str, &str); 2] = [
     ("commands/tree.rs", "txn", "the word of an argument: TXN id"),
     ("commands/tree.rs", "clone", "the word of an argument: CLONE name"),
 ];
 
-/// A part of a program's text.
+/// A part of the text of a program.
 #[derive(Debug, PartialEq, Eq)]
 enum Token {
     /// A string, and the line in which it begins.
@@ -54,7 +54,7 @@ fn tokens(program: &str) -> Vec<Token> {
     found
 }
 
-/// Returns the length of the string that the program begins with, quotes included.
+/// Returns the length of the string at the beginning of the program, including quotes.
 fn length_of_text(program: &str) -> usize {
     let (mut at, bytes) = (1, program.as_bytes());
     while at < bytes.len() && bytes[at] != b'"' {
@@ -63,8 +63,8 @@ fn length_of_text(program: &str) -> usize {
     (at + 1).min(bytes.len())
 }
 
-/// Returns the length of the character literal that the program begins with, if it begins with one
-/// and not with a lifetime.
+/// Returns the length of the character literal at the beginning of the program, or `None` if the
+/// program begins with something else, such as a lifetime.
 fn length_of_character(program: &str) -> Option<usize> {
     let inside = program.strip_prefix('\'')?;
     let first = inside.chars().next()?;
@@ -75,8 +75,8 @@ fn length_of_character(program: &str) -> Option<usize> {
     inside[length..].starts_with('\'').then_some(length + 2)
 }
 
-/// Returns whether a string is compared with something: by an operator, in a pattern, or as one of
-/// a list of commands.
+/// Returns whether the string at a token is compared with a value: by an operator, in a pattern,
+/// or as an element of a list of commands.
 fn is_compared(tokens: &[Token], at: usize) -> bool {
     let other = |at: Option<usize>| match at.and_then(|at| tokens.get(at)) {
         Some(Token::Other(other)) => other.as_str(),
@@ -101,7 +101,7 @@ fn is_command(word: &str) -> bool {
     COMMANDS.iter().any(|command| command.name == word)
 }
 
-/// Returns the room of each command, which is the module that has its handler.
+/// Returns the room of each command. The room is the module that has the handler of the command.
 fn rooms(table: &str) -> Vec<(String, String)> {
     let tokens = tokens(table);
     let mut found: Vec<(String, String)> = Vec::new();
@@ -113,7 +113,7 @@ fn rooms(table: &str) -> Vec<(String, String)> {
             found.push((name.clone(), String::new()));
             continue;
         }
-        // A handler is `module::function)`; a constant in capitals is something else.
+        // A handler is `module::function)`; a constant in capitals is not a handler.
         let of_handler = |at: usize| match tokens.get(i + at) {
             Some(Token::Other(word)) => word.as_str(),
             _ => "",
@@ -130,7 +130,7 @@ fn rooms(table: &str) -> Vec<(String, String)> {
     found
 }
 
-/// The constructors of rows.
+/// The names of the constructors of rows.
 const ROWS: [&str; 7] = ["acts", "asks", "open", "pushes", "reads", "typed", "writes"];
 
 fn programs(directory: &Path, found: &mut Vec<PathBuf>) {
@@ -144,7 +144,7 @@ fn programs(directory: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Returns the names of commands that a program compares with something, each with its line.
+/// Returns the names of commands that a program compares with a value, each with its line.
 fn compared(program: &str) -> Vec<(String, usize)> {
     let product = program.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
     let tokens = tokens(product);

@@ -76,10 +76,10 @@ pub(super) fn begin(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> O
     Ok(())
 }
 
-/// Makes a transaction end with the connection.
+/// Lets a transaction end with the connection.
 pub fn attach(s: &mut Session, id: TransactionId) {
     if s.attached.len() >= 64 && s.attached.len().is_power_of_two() {
-        // Other connections may have ended some of them.
+        // Other connections may have ended some of the attached transactions.
         let db = s.shared.db.clone();
         s.attached.retain(|attached| db.transaction(*attached).is_ok());
     }

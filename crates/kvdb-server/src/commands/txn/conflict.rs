@@ -1,5 +1,5 @@
-//! The message of a conflict: the keys that others have changed, by the names that users know, and
-//! the commits that changed them.
+//! The message of a conflict: it names the keys that others have changed, in terms that users
+//! know, and the commits that changed them.
 
 use bytes::Bytes;
 use kvdb::{DictionaryId, NAMED_CONFLICTS, TransactionId};
@@ -8,7 +8,7 @@ use super::super::functions;
 use crate::keyspace::{TYPES_PREFIX, key_in_tuple, owner_key, parse_element};
 use crate::session::Session;
 
-/// Returns the conflict's message, which names the changed keys in the user's terms. The
+/// Returns the message of a conflict, which names the changed keys in the user's terms. The
 /// transaction was within `around`, and began after the commit `since`.
 pub(super) fn conflict(
     s: &Session,
@@ -18,7 +18,7 @@ pub(super) fn conflict(
 ) -> String {
     const SHOWN: usize = 3;
     let mut all = names_in(s, around, keys, SHOWN);
-    // A list of this length may lack others.
+    // A list of this length may be incomplete.
     let more = match (all.len().saturating_sub(SHOWN), keys.len() >= NAMED_CONFLICTS) {
         (0, false) => String::new(),
         (0, true) => " and others".to_owned(),
@@ -30,7 +30,7 @@ pub(super) fn conflict(
         let of_name = |key: &&(DictionaryId, Bytes)| {
             names_in(s, around, std::slice::from_ref(*key), 1).first() == Some(&*name)
         };
-        // A commit into an enclosing transaction has no commit number.
+        // A commit into an enclosing transaction does not have a commit number.
         let key = keys.iter().take(SHOWN * 16).find(of_name).filter(|_| around.is_none());
         if let Some(by) = key.and_then(|(dict, key)| changed_by(s, since, *dict, key)) {
             name.push_str(&by);
@@ -42,15 +42,15 @@ pub(super) fn conflict(
 
 /// Returns the newest undoable commit after number `since` that has changed a key, and its age.
 /// Returns `None` if the key was changed outside of transactions, or in a transaction that cannot
-/// be undone. A commit that has written the value that the key had already is in conflict, too, but
-/// is not found: its two states are equal.
+/// be undone. A commit that has written the value that the key already had is also in conflict,
+/// but it is not found, because its two states are equal.
 fn changed_by(s: &Session, since: u64, dict: DictionaryId, key: &[u8]) -> Option<String> {
     let now = s.db().wall_clock();
     let mut commits = s.db().undoable_commits();
     commits.retain(|commit| commit.number > since);
     commits.into_iter().rev().find_map(|commit| {
         let (before, after) = s.db().states_around(commit.number).ok()?;
-        // A state without the dictionary has no such key.
+        // A state without the dictionary does not have the key.
         let value = |state: &kvdb::View| state.get(dict, key).ok().flatten();
         if value(&before) == value(&after) {
             return None;
@@ -70,14 +70,15 @@ pub fn names_of(s: &Session, keys: &[(DictionaryId, Bytes)], shown: usize) -> Ve
     names_in(s, None, keys, shown)
 }
 
-/// Does the same as [`names_of`], with the file names of the transaction `around`, if given.
+/// Does the same as [`names_of`], with the file names of the transaction `around`, if it is
+/// given.
 fn names_in(
     s: &Session,
     around: Option<TransactionId>,
     keys: &[(DictionaryId, Bytes)],
     shown: usize,
 ) -> Vec<String> {
-    // Includes the dictionaries of clones.
+    // The list includes the dictionaries of clones.
     let dictionaries = s.db().view().dictionaries();
     let mut all = Vec::new();
     for (dict, key) in keys {
@@ -116,8 +117,8 @@ fn names_in(
     all
 }
 
-/// Returns the name of a file for a description of one of its keys: that a key has its attributes,
-/// and a number of a file without a name, say nothing to the user.
+/// Returns the name of a file for a description of one of its keys. The user does not need to
+/// know that a key has the attributes of the file, or the number of a file without a name.
 fn of_a_file(description: Option<String>) -> String {
     let Some(description) = description else { return "a file or directory".to_string() };
     match description.strip_prefix("the node of ") {
@@ -127,8 +128,8 @@ fn of_a_file(description: Option<String>) -> String {
     }
 }
 
-/// Returns the key that a tuple of a types dictionary belongs to, or the tuple's own key if that is
-/// not known.
+/// Returns the key to which a tuple of a types dictionary belongs, or the key of the tuple itself
+/// if the former is not known.
 fn key_of_tuple(s: &Session, types: DictionaryId, tuple: &Bytes) -> Bytes {
     if let Some(key) = key_in_tuple(tuple) {
         return key;

@@ -1,4 +1,5 @@
-//! The ends of a transaction: `TXN COMMIT`, `TXN ABORT`, and the error for one that has ended.
+//! The ends of a transaction: `TXN COMMIT`, `TXN ABORT`, and the error for a transaction that has
+//! already ended.
 
 use kvdb::{CommitOptions, Durability, TransactionId};
 
@@ -12,7 +13,7 @@ use crate::output::Output;
 use crate::request::Arguments;
 use crate::session::Session;
 
-/// Parses the arguments of a commit: the transaction, if it is named, and the options.
+/// Parses the arguments of a commit: the transaction, if the command names one, and the options.
 fn commit_options<'a>(
     s: &Session,
     args: Arguments<'a>,
@@ -38,9 +39,9 @@ fn commit_options<'a>(
 }
 
 /// `TXN COMMIT [id] [SYNC] [IF state] [STAY] [ABORTNESTED]`. `IF` commits only in the state that
-/// `TXN STATE` returned; any other state is the error `CHANGED`. With `STAY` the transaction stays
-/// open after a conflict. With `ABORTNESTED` open transactions within it are aborted; without it
-/// they are the error `NESTED`.
+/// `TXN STATE` returned; in any other state the command fails with `CHANGED`. With `STAY` the
+/// transaction stays open after a conflict. With `ABORTNESTED` open transactions within it are
+/// aborted; without it they make the command fail with `NESTED`.
 pub(super) fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(args, 2, 8)?;
     let (id, options) = commit_options(s, args)?;
@@ -58,7 +59,7 @@ pub(super) fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> 
         Err(_) => (None, String::new(), u64::MAX),
     };
     let done = s.shared.owner.transactions().commit(id, options);
-    // The commit has happened nevertheless.
+    // The commit is visible, although it may not be on disk.
     let (done, unsynced) = match done {
         Err(error @ kvdb::Error::NotSynced(_)) => (Ok(()), Some(error)),
         done => (done, None),
@@ -89,9 +90,10 @@ pub(super) fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> 
     }
 }
 
-/// Carries out the effects of a transaction that has committed: on waiters and listeners, or on the
-/// enclosing transaction `around`. Of one that was begun before the store was opened they are not
-/// known, so clients learn that they have missed changes of its branch.
+/// Carries out the effects of a transaction that has committed: on waiters and listeners, or on
+/// the enclosing transaction `around`. The effects of a transaction that was begun before the
+/// store was opened are not known, so clients are notified that they have missed changes of its
+/// branch.
 fn tell_committed(s: &Session, id: TransactionId, around: Option<TransactionId>, branch: &str) {
     if let Some(state) = s.shared.transaction_states.end(id) {
         let effects = state.effects.lock().take().unwrap_or_default();
@@ -118,7 +120,7 @@ pub(super) fn abort(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> O
     Ok(())
 }
 
-/// For a transaction that has ended already, returns the error that tells whether a retry is
+/// Returns the error for a transaction that has already ended. The error says whether a retry is
 /// worthwhile.
 pub(super) fn ended(s: &Session, id: TransactionId, error: kvdb::Error) -> kvdb::Error {
     match error {

@@ -52,8 +52,8 @@ pub(super) fn describe(info: &TransactionInfo, out: &mut Output) {
     }
 }
 
-/// Replies with the status of the named transaction, or else of the joined one; nil if there is
-/// none.
+/// Replies with the status of the named transaction, or otherwise of the joined one, or with nil
+/// if there is none.
 pub(super) fn status(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(args, 2, 3)?;
     if args.len() == 2 && s.joined.is_none() {
@@ -68,11 +68,11 @@ pub(super) fn status(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> 
     Ok(())
 }
 
-/// `TXN FILES [id] [COLLAPSED]` lists the files that the transaction has changed, by path. Each is
-/// an array of path, kind (`d`, `f`, `l`, `o`), bytes before (nil if it did not exist), bytes now
-/// (nil if it no longer exists), and the differences. Each difference is an array of its name, and
-/// the values before and now (nil if absent); see [`crate::FileDetail`]. With `COLLAPSED`, most
-/// entries below directories that were added or removed are only counted.
+/// `TXN FILES [id] [COLLAPSED]` lists the files that the transaction has changed, by path. Each
+/// is an array of path, kind (`d`, `f`, `l`, `o`), bytes before (nil if it did not exist), bytes
+/// now (nil if it no longer exists), and the differences. Each difference is an array of its
+/// name, and the values before and now (nil if absent); see [`crate::FileDetail`]. With
+/// `COLLAPSED`, most entries below directories that were added or removed are only counted.
 pub(super) fn files(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(args, 2, 4)?;
     let collapsed = args.len() > 2 && is(args.at(args.len() - 1), "collapsed");
@@ -109,7 +109,7 @@ pub fn list_files(all: Vec<FileChange>, out: &mut Output) {
     }
 }
 
-/// Writes a number of bytes, or nil if there is none.
+/// Writes a number of bytes, or nil for `None`.
 pub fn size(bytes: Option<u64>, out: &mut Output) {
     match bytes {
         Some(bytes) => out.integer(i64::try_from(bytes).unwrap_or(i64::MAX)),

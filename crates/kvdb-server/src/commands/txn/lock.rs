@@ -1,4 +1,4 @@
-//! `TXN LOCK`: locks of keys, ranges and directories that a client takes before it uses them.
+//! `TXN LOCK`: locks keys, ranges and directories for a client before it uses them.
 
 use kvdb::Isolation;
 
@@ -10,9 +10,10 @@ use crate::output::Output;
 use crate::request::Arguments;
 use crate::session::Session;
 
-/// `TXN LOCK KEY key [SHARED]`, `TXN LOCK RANGE start end [SHARED]`, `TXN LOCK DIR path [SHARED]`:
-/// locks keys, or the names of a directory, for the rest of the joined serializable transaction,
-/// against changes by others, and without `SHARED` also against their reads.
+/// Executes `TXN LOCK KEY key [SHARED]`, `TXN LOCK RANGE start end [SHARED]` or `TXN LOCK DIR
+/// path [SHARED]`. Locks keys, or the names of a directory, against changes by others for the
+/// rest of the joined serializable transaction. Without `SHARED` they are also locked against
+/// reads by others.
 pub(super) fn lock(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let keys = match args.get(2) {
         Some(c) if is(c, "key") || is(c, "dir") => 1,
@@ -41,8 +42,8 @@ pub(super) fn lock(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Ou
             transaction.lock_key(space.strings, args.at(3), exclusive)?;
             if let Some(types) = space.types {
                 transaction.lock_key(types, &head_key(args.at(3)), exclusive)?;
-                // The elements are locked as well: others can change them without touching the
-                // head.
+                // The elements are locked as well, because others can change them without
+                // changing the head.
                 let live = s.see()?.live(args.at(3))?;
                 if let Some((start, end)) = live.head.and_then(|head| head.beneath()) {
                     transaction.lock_range(types, &start, &end, exclusive)?;

@@ -1,4 +1,4 @@
-//! `TXN SAVEPOINT` and `TXN ROLLBACK`, and changes that are made as a whole or not at all.
+//! `TXN SAVEPOINT` and `TXN ROLLBACK`, and changes that are made completely or not made.
 
 use super::{arity, joined};
 use crate::effects::Effects;
@@ -17,7 +17,7 @@ pub(super) fn savepoint(s: &mut Session, args: Arguments<'_>, out: &mut Output) 
     let transaction = joined(s)?;
     if let Some((_, state)) = &s.joined {
         // Under these locks no command is between its change and its effects, and savepoints are
-        // listed in the order in which they are made.
+        // listed in the order in which they are created.
         let _held = state.locks.all();
         let savepoint = s.shared.owner.transactions().savepoint(transaction)?;
         let effects = state.effects.lock().as_ref().map_or(0, Effects::len);
@@ -28,7 +28,7 @@ pub(super) fn savepoint(s: &mut Session, args: Arguments<'_>, out: &mut Output) 
     Ok(())
 }
 
-/// Undoes the changes since a savepoint, which stays; later savepoints are removed.
+/// Undoes the changes since a savepoint. The savepoint stays, and later ones are removed.
 pub(super) fn rollback(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(args, 3, 3)?;
     let transaction = joined(s)?;
@@ -48,7 +48,8 @@ pub(super) fn rollback(s: &mut Session, args: Arguments<'_>, out: &mut Output) -
 }
 
 /// Makes changes in the joined transaction. If they fail, the transaction is restored as by a
-/// rollback to a savepoint, which also undoes changes that others have made in it in the meantime.
+/// rollback to a savepoint, which also undoes changes that others have made in it in the
+/// meantime.
 pub(super) fn all_or_none(
     s: &mut Session,
     change: impl FnOnce(&mut Session) -> Outcome,

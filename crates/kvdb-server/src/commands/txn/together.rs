@@ -1,6 +1,7 @@
-//! `TXN REVERT TOGETHER`: takes changes of files and keys out of the joined transaction, all of
-//! them or none. As one command it ends here, whatever happens to the client. A client that was
-//! killed between a removal and the copy that restores the file would leave the file removed.
+//! `TXN REVERT TOGETHER`: removes all of the given changes of files and keys from the joined
+//! transaction, or none. As one command it completes whatever happens to the client. If a client
+//! sent several commands instead and was killed between a removal and the copy that restores the
+//! file, the file would stay removed.
 
 use kvdb::TransactionId;
 
@@ -14,22 +15,22 @@ use crate::output::Output;
 use crate::request::Arguments;
 use crate::session::Session;
 
-/// The directory of a view that has the state beneath its transaction.
+/// The directory of a view that shows the state beneath its transaction.
 const BENEATH: &[u8] = b"/.kvfs/beneath/";
 
-/// The changes that are taken out.
+/// The changes to revert.
 #[derive(Default)]
 struct Parts<'a> {
-    /// Paths at which nothing is left.
+    /// Paths that are removed.
     removed: Vec<&'a [u8]>,
-    /// Paths, also among the removed ones, that get their earlier content.
+    /// Paths that get their earlier content. Some of them may also be in `removed`.
     restored: Vec<&'a [u8]>,
     keys: Vec<(Selected, &'a [u8])>,
 }
 
-/// `TXN REVERT TOGETHER [REMOVE path | RESTORE path | KEY dictionary key] ...`: removes the file at
-/// a path, if there is one; restores a path to its state beneath the transaction; restores a key in
-/// the same way.
+/// `TXN REVERT TOGETHER [REMOVE path | RESTORE path | KEY dictionary key] ...`. `REMOVE` removes
+/// the file at a path, if there is one; `RESTORE` restores a path to its state beneath the
+/// transaction; `KEY` restores a key in the same way.
 pub(super) fn together(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let parts = Parts::of(s, args)?;
     let id = joined(s)?.id();
@@ -69,7 +70,7 @@ impl<'a> Parts<'a> {
                 Err(error) => return Err(error.into()),
             }
         }
-        // All files are copied by one call, so that hard links among them stay links.
+        // All files are copied by one call, so that hard links among them are preserved.
         let from: Vec<Vec<u8>> =
             self.restored.iter().map(|path| [BENEATH, *path].concat()).collect();
         let places: Vec<(&[u8], &[u8])> =

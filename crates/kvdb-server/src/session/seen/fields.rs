@@ -1,10 +1,10 @@
-//! Deadlines of the fields of hashes: the fields that exist at the time of a command, and the
-//! changes that set, remove and heed deadlines.
+//! Deadlines of the fields of hashes. A command sees the fields that exist at its time; changes
+//! set, remove and check deadlines.
 //!
-//! A field that has expired stays stored, and counted, until the sweeper comes. The deadline of a
-//! field is a tuple of its own, so a merge may leave one without the field, and an entry in the
-//! order of deadlines that no deadline leads to: both have no meaning, and the next writer of the
-//! field or the sweeper removes them.
+//! A field that has expired stays stored, and counted, until the sweeper visits it. The deadline
+//! of a field is a separate tuple. A merge may therefore leave a deadline without its field, or
+//! an entry in the order of deadlines without its deadline. Both have no meaning, and the next
+//! writer of the field or the sweeper removes them.
 
 use std::cmp::Ordering;
 use std::ops::ControlFlow;
@@ -25,31 +25,32 @@ use crate::notifications::Classes;
 /// A field of a hash, or a member of a set, without its value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Field {
-    /// The field exists at the time of the command.
+    /// Set if the field exists at the time of the command.
     pub exists: bool,
-    /// The field is stored, even if it has expired.
+    /// Set if the field is stored, even if it has expired.
     pub stored: bool,
-    /// The deadline that is stored, even if the field is not.
+    /// The stored deadline, even if the field itself is not stored.
     pub deadline: Option<u64>,
 }
 
-/// An entry in the order of deadlines that has passed.
+/// An entry in the order of deadlines whose deadline has passed.
 struct Due<'a> {
     deadline: u64,
-    /// The part of its keys that stands for the name of the field.
+    /// The part of the entry's keys that represents the name of the field.
     part: &'a [u8],
-    /// The field has this deadline.
+    /// Set if this is the present deadline of the field.
     current: bool,
-    /// The field is stored.
+    /// Set if the field is stored.
     stored: bool,
 }
 
-/// A walk over entries that have passed announces each read up to this number of them, and then
-/// reads of the whole hash. Commands that need not know how many fields exist visit fewer.
+/// Number of entries with passed deadlines up to which a walk announces each read. Beyond it the
+/// walk announces reads of the whole hash. Commands that need not know the number of existing
+/// fields visit fewer entries.
 const FEW: u32 = 64;
-/// A field that is looked up takes as long as this many that are passed in order.
+/// Number of fields that can be visited in order in the time of one lookup.
 const EACH_LOOKED_UP: i64 = 8;
-/// The length of a hash is exact in any case if fewer entries than this have passed.
+/// Number of entries with passed deadlines below which the length of a hash is always exact.
 const COUNTED: u32 = 4096;
 
 fn decode(deadline: &[u8], tuple: &[u8]) -> Result<u64, Failure> {
@@ -61,30 +62,32 @@ fn decode(deadline: &[u8], tuple: &[u8]) -> Result<u64, Failure> {
     })
 }
 
-/// Returns the time at which a transaction that is committed later names a hash in the index of all
-/// deadlines, for this deadline of a field. Others that give fields the same deadline must not put
-/// the same tuple, which would be a conflict, so the times of each transaction are its own. They
-/// are apart from each other, so that one that gives fields ever new deadlines does not put a tuple
-/// for each of these. The sweeper comes early, by a sixteenth of the time that is left at most, and
-/// names the deadline then.
+/// Returns the time at which a transaction that is committed later names a hash in the index of
+/// all deadlines, for this deadline of a field. Other transactions that set fields to the same
+/// deadline must not put the same tuple, which would be a conflict, so each transaction has
+/// different times. The times of a transaction are apart from each other, so that a transaction
+/// that sets fields to ever new deadlines does not put a tuple for each of them. The sweeper
+/// visits the hash early, by at most a sixteenth of the time that is left, and then names the
+/// deadline itself.
 fn named_at(transaction: TransactionId, deadline: u64, now: u64) -> u64 {
     let apart: u64 = 1 << (1 + deadline.saturating_sub(now) / 16).ilog2();
-    // Numbers next to each other are far from each other here.
+    // The multiplication moves adjacent numbers far apart.
     let spread = transaction.0.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let own = ((u128::from(spread) * u128::from(apart)) >> 64) as u64;
     deadline - (deadline % apart + apart - own) % apart
 }
 
 impl Collection {
-    /// Returns whether its elements may have deadlines.
+    /// Returns whether the elements of the collection may have deadlines.
     pub fn has_deadlines(&self) -> bool {
         self.live.head.is_some_and(|head| head.expiring)
     }
 }
 
 impl Seen<'_> {
-    /// Returns the hash under a key for a command that reads fields by their names. Fields are not
-    /// counted, which would take a walk over all that have expired: there may be none that exists.
+    /// Returns the hash under a key for a command that reads fields by their names. Fields are
+    /// not counted, because this would take a walk over all expired fields. So the hash may have
+    /// no existing field.
     pub fn hash(&self, key: &[u8]) -> Result<Option<Collection>, Failure> {
         let head = self.head(key)?;
         let live = match head {
@@ -97,14 +100,14 @@ impl Seen<'_> {
         Ok(id.zip(self.types).map(|(id, types)| Collection::found(id, types, live)))
     }
     /// Returns the collection of this kind under a key, if it exists, for a command that need not
-    /// know the number of its elements: a hash of which many fields have expired may have more of
-    /// them than its `count` states. The work does not depend on how many have expired.
+    /// know the number of its elements. A hash of which many fields have expired may have more
+    /// fields than its `count` states. The work does not depend on the number of expired fields.
     pub fn roughly(&self, key: &[u8], kind: Kind) -> Result<Option<Collection>, Failure> {
         let (live, exact) = self.live_with(self.head(key)?, key)?;
         let id = live.collection(kind)?.zip(self.types);
         Ok(id.map(|(id, types)| Collection { id, types, live, fresh: false, exact }))
     }
-    /// Returns the value of a field that exists.
+    /// Returns the value of a field, or `None` if the field does not exist.
     pub fn field(&self, of: &Collection, name: &[u8]) -> Result<Option<Bytes>, Failure> {
         let value = self.member(of, name)?;
         let deadline = match &value {
@@ -149,8 +152,8 @@ impl Seen<'_> {
         batch.delete(of.types, member_key(of.id, name));
         self.drop_deadline(of, name, field, batch);
     }
-    /// Gives a field in the state `field` a deadline. The caller must call [`Seen::name_deadline`]
-    /// for the deadline.
+    /// Sets the deadline of a field in the state `field`. The caller must call
+    /// [`Seen::name_deadline`] for the deadline.
     pub fn put_deadline(
         &self,
         of: &Collection,
@@ -167,9 +170,9 @@ impl Seen<'_> {
         batch.put(of.types, place, deadline.to_be_bytes().to_vec());
         batch.put(of.types, field_order_key(of.id, deadline, &part), Bytes::new());
     }
-    /// Notes in the head of a hash that its fields may have deadlines, and makes the sweeper come
-    /// for this one: the index of all deadlines names a hash no later than at the first deadline of
-    /// its fields.
+    /// Records in the head of a hash that its fields may have deadlines, and lets the sweeper
+    /// visit the hash at this deadline. The index of all deadlines names a hash no later than at
+    /// the first deadline of its fields.
     pub fn name_deadline(
         &self,
         key: &[u8],
@@ -185,8 +188,8 @@ impl Seen<'_> {
                 Head { expiring: true, ..self.with_long(head) }.encode(),
             );
         }
-        // In a transaction that is committed later, the first deadline may be over by then. An
-        // `EXEC` on its own commits at once.
+        // In a transaction that is committed later, the first deadline may have passed by then.
+        // An `EXEC` outside of a joined transaction commits at once.
         let later = match &self.source {
             Source::Session(s) if s.exec.own().is_none() => s.inside(),
             _ => None,
@@ -201,7 +204,7 @@ impl Seen<'_> {
         }
         Ok(())
     }
-    /// Makes the sweeper come for the fields of this collection under another key.
+    /// Lets the sweeper visit the fields of this collection under another key.
     pub fn name_again(&self, head: &Head, key: &[u8], batch: &mut Batch) -> Outcome {
         if let (true, Some(types)) = (head.expiring, self.types)
             && let Some(first) = self.first_deadline(types, head.id, 0)?
@@ -211,28 +214,28 @@ impl Seen<'_> {
         Ok(())
     }
     /// Removes a deadline that a key no longer has from the index of all deadlines. If fields of
-    /// the key have deadlines, the index then names the first of these: it may not have done so, as
-    /// the removed one was before it.
+    /// the key have deadlines, the index then names the first of them. It may not have named it
+    /// before, because the removed deadline was earlier.
     pub(super) fn forget_deadline(&self, head: &Head, key: &[u8], at: u64, batch: &mut Batch) {
         let Some(types) = self.types else { return };
         if head.expiring {
             match self.first_deadline(types, head.id, 0) {
                 Ok(Some(first)) if first != at => {
                     let place = deadline_key(first, key);
-                    // An existing entry is not put again, since the sweeper may be removing it.
+                    // An existing entry is not put again, because the sweeper may be removing it.
                     if !self.has(types, &place).unwrap_or(false) {
                         batch.put(types, place, Bytes::new());
                     }
                 }
                 Ok(None) => {}
-                // An entry that is left over has no meaning.
+                // An entry that was left over has no meaning.
                 Ok(Some(_)) | Err(_) => return,
             }
         }
         batch.delete(types, deadline_key(at, key));
     }
     /// Removes from the index of all deadlines the first deadline of the fields of a hash that is
-    /// no longer under this key. Others may be left over, until the sweeper comes.
+    /// no longer under this key. Other deadlines may be left over until the sweeper visits them.
     pub fn forget_fields(&self, head: &Head, key: &[u8], batch: &mut Batch) {
         if let (true, Some(types)) = (head.expiring, self.types)
             && let Ok(Some(first)) = self.first_deadline(types, head.id, 0)
@@ -252,8 +255,8 @@ impl Seen<'_> {
         Ok(cursor.next()?.and_then(|tuple| parse_field_order(&tuple.key).map(|found| found.0)))
     }
 
-    /// Visits the entries in the order of deadlines that have passed. Stops if `visit` returns
-    /// `false`.
+    /// Visits the entries in the order of deadlines whose deadlines have passed. Stops if `visit`
+    /// returns `false`.
     fn visit_due(
         &self,
         types: DictionaryId,
@@ -274,7 +277,7 @@ impl Seen<'_> {
                 self.announce(types, &place)?;
                 self.announce(types, &element)?;
             } else if !std::mem::replace(&mut all, true) {
-                // The reads of each of them could be too many for a transaction.
+                // The separate reads of the entries could be too many for a transaction.
                 let (first, last) = elements(id);
                 self.range(types, &first, &last)?;
                 self.range(types, &deadline_of_element(&first), &deadline_of_element(&last))?;
@@ -302,7 +305,8 @@ impl Seen<'_> {
         })?;
         Ok((visited < most).then_some(due))
     }
-    /// Returns how many of the `stored` fields of a hash exist. This visits all that have expired.
+    /// Returns the number of existing fields among the `stored` fields of a hash. This visits all
+    /// expired fields.
     pub(super) fn all_living(
         &self,
         types: DictionaryId,
@@ -311,9 +315,10 @@ impl Seen<'_> {
     ) -> Result<i64, Failure> {
         Ok(stored - self.count_due(types, id, u32::MAX)?.unwrap_or(stored))
     }
-    /// Returns how many fields of a hash exist of which many have expired. If these are not few of
-    /// the stored fields, all fields are passed in the order of their names, next to their
-    /// deadlines: a visit of those that have expired looks up each, which takes longer for one.
+    /// Returns the number of existing fields of a hash of which many have expired. If the expired
+    /// fields are a large part of the stored ones, all fields are visited in the order of their
+    /// names, in step with their deadlines. A visit of only the expired fields looks up each of
+    /// them, which takes longer for each field.
     pub(super) fn living_of(&self, of: &Collection) -> Result<i64, Failure> {
         let stored = self.count(of.id)?;
         let (start, end) = elements(of.id);
@@ -334,11 +339,12 @@ impl Seen<'_> {
         })?;
         Ok(living)
     }
-    /// Returns how many of the `stored` fields of a hash exist, and whether that is exact. If many
-    /// have expired they are not visited. The number of entries that have passed is known by their
-    /// ranks, and each that is left over counts as a field there: so at least as many fields exist
-    /// as are returned. None are returned only if none exists, which takes a visit of all: the next
-    /// write of the hash removes them.
+    /// Returns the number of existing fields among the `stored` fields of a hash, and whether
+    /// that number is exact. If many fields have expired, they are not visited. The number of
+    /// entries with passed deadlines is known by their ranks, and each entry that was left over
+    /// counts as an expired field. So at least as many fields exist as are returned. The result
+    /// is 0 only if no field exists, which takes a visit of all entries, because the next write
+    /// of the hash removes them.
     pub(super) fn living(
         &self,
         types: DictionaryId,
@@ -357,8 +363,9 @@ impl Seen<'_> {
             _ => Ok((self.all_living(types, id, stored)?, true)),
         }
     }
-    /// Returns the length of a hash. It is exact, unless many fields have expired and deadlines are
-    /// left over without their fields: then it may be less, until the sweeper has come.
+    /// Returns the length of a hash. It is exact, unless many fields have expired and deadlines
+    /// were left over without their fields. In this case it may be too small until the sweeper
+    /// has visited the hash.
     pub fn len_of_hash(&self, key: &[u8]) -> Result<i64, Failure> {
         match self.roughly(key, Kind::Hash)? {
             None => Ok(0),
@@ -369,10 +376,10 @@ impl Seen<'_> {
             },
         }
     }
-    /// Removes up to `most` fields of a hash that have expired, fewer if they take more than the
-    /// `room` for keys that is left, and the hash with its last field. If fields with a deadline
-    /// remain, the sweeper comes again. Returns the number of removed fields, and whether there are
-    /// more. The work does not depend on the number of fields that have expired.
+    /// Removes up to `most` expired fields of a hash, but fewer if they take more than the `room`
+    /// that is left for keys, and removes the hash with its last field. If fields with a deadline
+    /// remain, the sweeper visits the hash again. Returns the number of removed fields, and
+    /// whether there are more. The work does not depend on the number of expired fields.
     pub fn expire_fields(
         &self,
         key: &[u8],
@@ -422,7 +429,7 @@ impl Seen<'_> {
     }
 
     /// Returns the deadlines of the fields in a range of elements, or `None` if elements of this
-    /// collection have none.
+    /// collection have no deadlines.
     pub fn deadlines_of(
         &self,
         of: &Collection,
@@ -457,7 +464,7 @@ impl Deadlines {
         Ok(())
     }
     /// Returns whether the deadline of the field at this tuple key has passed. Each call must be
-    /// for a field after that of the last call, in the direction of the walk.
+    /// for a field after the field of the last call, in the direction of the walk.
     pub fn has_passed(&mut self, element: &[u8]) -> Result<bool, Failure> {
         let place = deadline_of_element(element);
         while let Some(tuple) = &self.next {

@@ -1,5 +1,5 @@
-//! Fields of hashes and members of sets and sorted sets, by their names: a long name is compared
-//! with the one that is stored.
+//! Lookup of fields of hashes and members of sets and sorted sets by their names. A long name is
+//! compared with the name that is stored.
 
 use bytes::Bytes;
 use kvdb::Batch;
@@ -10,19 +10,20 @@ use crate::keyspace::{Head, head_key, member_key};
 use crate::names;
 
 impl Collection {
-    /// Returns whether names of its elements may be long.
+    /// Returns whether the collection may have elements with long names.
     pub fn has_long_names(&self) -> bool {
         self.live.head.is_some_and(|head| head.long)
     }
 }
 
 impl Seen<'_> {
-    /// Returns the value that is stored for a name, even that of a field that has expired.
+    /// Returns the value that is stored for a name, even if it belongs to a field that has
+    /// expired.
     pub fn member(&self, of: &Collection, name: &[u8]) -> Result<Option<Bytes>, Failure> {
         let found = self.get(of.types, &member_key(of.id, name))?;
         found.map(|found| names::value_of(name, found)).transpose()
     }
-    /// Reads like [`Seen::member`], in a range that was announced.
+    /// Reads like [`Seen::member`], in a range that has been announced.
     pub fn member_in_range(&self, of: &Collection, name: &[u8]) -> Result<Option<Bytes>, Failure> {
         let found = self.get_in_range(of.types, &member_key(of.id, name))?;
         found.map(|found| names::value_of(name, found)).transpose()
@@ -35,7 +36,8 @@ impl Seen<'_> {
         }
     }
     /// Stores a value for a name. The command must have read the name before, unless the batch
-    /// creates the collection: a name that has the hash of another one is refused there.
+    /// creates the collection, because that read refuses a name that has the hash of another
+    /// name.
     pub fn put_member(
         &self,
         key: &[u8],
@@ -54,7 +56,8 @@ impl Seen<'_> {
         }
         batch.put(of.types, member_key(of.id, name), names::stored(name, value.into()));
     }
-    /// Returns a head as the batch has left it: with the note that the collection has long names.
+    /// Returns a head in the state in which the batch leaves it, with the mark that the
+    /// collection has long names.
     pub(super) fn with_long(&self, head: Head) -> Head {
         Head { long: head.long || self.long.borrow().contains(&head.id), ..head }
     }

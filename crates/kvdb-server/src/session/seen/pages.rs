@@ -1,7 +1,8 @@
-//! Long strings in the state of a command: reading parts of them, and changing them page by page.
+//! Long strings in the state of a command. Parts of them are read, and they are changed page by
+//! page.
 //!
 //! An operation on a part touches only the pages of that part. A small write becomes an update of
-//! its page, without reading it. A page that cannot have been stored is not read either.
+//! its page, which is not read. A page that cannot have been stored is not read either.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,23 +16,25 @@ use crate::keyspace::{Head, Kind, Live, PAGE, WRONGTYPE, head_key, page_key, pag
 use crate::limits::Limits;
 use crate::notifications::Classes;
 
-/// A tuple below this length, bytes, is read and rewritten when it changes. It lies in its block,
-/// which has to be read for its length anyway, unless the dictionary has another `separate_at`. A
-/// longer one has a place of its own, and a small change neither reads nor writes it.
+/// Length of a tuple, in bytes, below which it is read and rewritten when it changes. Such a
+/// tuple lies in its block, which has to be read for the length of the tuple anyway, unless the
+/// dictionary has another `separate_at`. A longer tuple has a separate place, and a small change
+/// neither reads nor writes it.
 const IN_ITS_BLOCK: u64 = 2 << 10;
 
-/// A tuple with a change above this length, bytes, is read and rewritten: that makes later reads
-/// cheaper.
+/// Length of a change, in bytes, above which the tuple is read and rewritten, because this makes
+/// later reads cheaper.
 const CHANGE_UP_TO: usize = 4 << 10;
 
-/// A write up to this length, bytes, becomes an update of its page. A longer one reads the page.
+/// Length of a write, in bytes, up to which it becomes an update of its page. A longer write
+/// reads the page.
 const UPDATE_UP_TO: usize = PAGE / 4;
 
-/// A string whose bytes were not read yet.
+/// A string whose bytes have not been read yet.
 #[derive(Clone, Copy, Debug)]
 pub enum Text {
     Absent,
-    /// One tuple of this length.
+    /// A string in one tuple of this length.
     Tuple(usize),
     Pages(Head),
 }
@@ -49,8 +52,8 @@ impl Text {
     }
 }
 
-/// Divides `bytes`, written at `at`, into pieces within one page, each with the page's number and
-/// the offset in it.
+/// Divides `bytes`, written at `at`, into pieces that lie within one page. Each piece has the
+/// number of its page and its offset in the page.
 fn pieces(at: u64, bytes: &[u8]) -> impl Iterator<Item = (u64, usize, &[u8])> {
     let (mut at, mut rest) = (at, bytes);
     std::iter::from_fn(move || {
@@ -61,7 +64,7 @@ fn pieces(at: u64, bytes: &[u8]) -> impl Iterator<Item = (u64, usize, &[u8])> {
     })
 }
 
-/// Passes the zeros of a range to `take`, a page at a time, until it returns `false`.
+/// Passes the zeros of a range to `take`, one page at a time, until `take` returns `false`.
 fn zeros(
     range: Range<u64>,
     take: &mut impl FnMut(&[u8]) -> Result<bool, Failure>,
@@ -109,8 +112,9 @@ impl Seen<'_> {
             None => Ok((live, Text::Absent)),
         }
     }
-    /// Returns the bytes of a range of a string that [`Seen::text`] has found, cut at its end.
-    /// Returns an error if they are more than a command may buffer.
+    /// Returns the bytes of a range of a string that [`Seen::text`] has found. The range is cut
+    /// off at the end of the string. Returns an error if there are more bytes than a command may
+    /// buffer.
     pub fn part(&self, key: &[u8], text: &Text, range: Range<u64>) -> Result<Bytes, Failure> {
         let range = range.start.min(text.len())..range.end.min(text.len());
         if range.is_empty() {
@@ -140,7 +144,7 @@ impl Seen<'_> {
         })?;
         Ok(gathered.into())
     }
-    /// Passes the bytes of a range below the length to `take`, piece by piece, until it returns
+    /// Passes the bytes of a range below the length to `take` in pieces, until `take` returns
     /// `false`.
     pub fn visit_part(
         &self,
@@ -159,9 +163,9 @@ impl Seen<'_> {
         }
         Ok(())
     }
-    /// Passes the stored pieces of a range below the length to `take`, each with its offset, until
-    /// it returns `false`, which this then returns as well. Between the pieces the string has
-    /// zeros.
+    /// Passes the stored pieces of a range below the length to `take`, each with its offset,
+    /// until `take` returns `false`; in this case the result is also `false`. Between the pieces
+    /// the string has zeros.
     pub fn visit_stored(
         &self,
         head: &Head,
@@ -235,9 +239,9 @@ impl Seen<'_> {
         batch.put(types, head_key(key), head.encode());
     }
 
-    /// Writes bytes into a string at `at`, and creates it if necessary; a gap between its end and
-    /// `at` is filled with zeros. Returns the new length, or `None` if the string would need pages
-    /// and thus the types dictionary, which does not exist yet.
+    /// Writes bytes into a string at `at`, and creates the string if necessary. A gap between the
+    /// end of the string and `at` is filled with zeros. Returns the new length, or `None` if the
+    /// string would need pages and thus the types dictionary, which does not exist yet.
     pub fn write_part(
         &self,
         key: &[u8],
@@ -258,7 +262,7 @@ impl Seen<'_> {
                 let head = Head { len: grown, mark, ..*head };
                 self.put_head_of_pages(types, key, &head, batch);
             }
-            // A string that is one tuple remains one as long as it does not grow.
+            // A string that is one tuple remains one tuple while it does not grow.
             _ if grown > self.limits().tuple as u64 && grown > len => {
                 let Some(types) = self.types else { return Ok(None) };
                 self.move_to_pages(types, key, live, grown, (at, bytes), batch)?;
@@ -278,7 +282,7 @@ impl Seen<'_> {
         for (number, offset, piece) in pieces(at, bytes) {
             let start = number * PAGE as u64;
             let key = page_key(head.id, number);
-            // Bytes of this page that may be stored.
+            // `stored` is the number of bytes of this page that may be stored.
             let stored = head.len.saturating_sub(start).min(PAGE as u64) as usize;
             if offset == 0 && piece.len() >= stored {
                 batch.put(types, key, Bytes::copy_from_slice(piece));
@@ -296,7 +300,7 @@ impl Seen<'_> {
         }
         Ok(())
     }
-    /// Converts a string that was one tuple, or did not exist, into one of pages.
+    /// Converts a string that was one tuple, or did not exist, into a string in pages.
     fn move_to_pages(
         &self,
         types: DictionaryId,
@@ -342,7 +346,7 @@ impl Seen<'_> {
             Err(_) => None,
         };
         let update = update.ok_or(Failure::TOO_LONG)?;
-        // A change that is as long as the tuple would save nothing.
+        // A change that is as long as the tuple would not save anything.
         let most = CHANGE_UP_TO.min(usize::try_from(text.len()).unwrap_or(usize::MAX) / 2);
         if text.len() < IN_ITS_BLOCK || update.bytes().len() > most {
             let value = update.apply(self.string(key)?.1.as_deref());
@@ -359,7 +363,7 @@ impl Seen<'_> {
         let (Some(types), Some((start, end))) = (self.types, of.beneath()) else { return Ok(()) };
         self.exclude_others(self.strings, to)?;
         let head = Head { id: self.begin_pages(types, None)?.id, ..*of };
-        // Bytes of one page in the batch.
+        // `TAKES` is the number of bytes that one page takes in the batch.
         const TAKES: usize = 128;
         let most = self.limits().request / TAKES;
         let pages = self.range(types, &start, &end)?.scan_stored(types, &start, &end, most + 1)?;

@@ -1,26 +1,29 @@
-//! Places on the earth as scores: the bits of longitude and latitude in turn, 26 of each, so that
-//! nearby places mostly have close scores, and a cell of the map is a range of scores. All numbers
-//! are computed in the order in which Redis computes them, so that they round alike.
+//! Places on the earth as scores. A score interleaves 26 bits of the longitude and 26 bits of the
+//! latitude, so that nearby places mostly have close scores, and a cell of the map is a range of
+//! scores. All numbers are computed in the same order as in Redis, so that they round in the same
+//! way.
 
 use std::f64::consts::PI;
 
-/// Bits of each coordinate in a score.
+/// Number of bits of each coordinate in a score.
 const STEPS: u32 = 26;
-/// Bounds of the longitude, and of the latitude in the projection of maps.
+/// Bounds of the longitude.
 const LONGITUDE: (f64, f64) = (-180.0, 180.0);
+/// Bounds of the latitude in the projection of maps.
 const LATITUDE: (f64, f64) = (-85.05112878, 85.05112878);
-/// Bounds of the latitude in the texts that other programs use.
+/// Bounds of the latitude in the text form (geohash) that other programs use.
 const TEXT_LATITUDE: (f64, f64) = (-90.0, 90.0);
 
 const EARTH_RADIUS: f64 = 6_372_797.560856;
 const MERCATOR_MAX: f64 = 20_037_726.37;
 const RADIANS: f64 = PI / 180.0;
 
-/// The bits of the longitude in a hash, and of the latitude.
+/// The bits of the longitude in a hash.
 const X_BITS: u64 = 0xaaaa_aaaa_aaaa_aaaa;
+/// The bits of the latitude in a hash.
 const Y_BITS: u64 = 0x5555_5555_5555_5555;
 
-/// A longitude and a latitude, degrees.
+/// A longitude and a latitude, in degrees.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Place {
     pub longitude: f64,
@@ -28,7 +31,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Returns whether it lies in the bounds of the map.
+    /// Returns whether the place lies within the bounds of the map.
     pub fn is_on_map(self) -> bool {
         (LONGITUDE.0..=LONGITUDE.1).contains(&self.longitude)
             && (LATITUDE.0..=LATITUDE.1).contains(&self.latitude)
@@ -39,7 +42,7 @@ impl Place {
         Cell::around(self, STEPS, LATITUDE).bits as f64
     }
 
-    /// Returns the middle of the cell of a score. Any score is one of some place.
+    /// Returns the center of the cell of a score. Every score is the score of some place.
     pub fn of_score(score: f64) -> Place {
         let area = Cell { bits: unsigned(score), steps: STEPS }.area();
         let middle = |(low, high): (f64, f64), (least, most): (f64, f64)| {
@@ -51,8 +54,8 @@ impl Place {
         }
     }
 
-    /// Returns the standard text of a place, 11 characters. Its bits are those of 52, so the last
-    /// character is always that of zero.
+    /// Returns the standard geohash of a place, which has 11 characters. Only 52 bits are
+    /// computed, so the last character is always the character of zero.
     pub fn text(self) -> [u8; 11] {
         const ALPHABET: &[u8; 32] = b"0123456789bcdefghjkmnpqrstuvwxyz";
         let bits = Cell::around(self, STEPS, TEXT_LATITUDE).bits;
@@ -63,7 +66,7 @@ impl Place {
         text
     }
 
-    /// Returns the distance between two places on a sphere, meters.
+    /// Returns the distance between two places on a sphere, in meters.
     pub fn distance(self, other: Place) -> f64 {
         let (from, to) = (radians(self.longitude), radians(other.longitude));
         let v = ((to - from) / 2.0).sin();
@@ -88,7 +91,7 @@ fn degrees(radians: f64) -> f64 {
     radians / RADIANS
 }
 
-/// Converts a score as a C program on x86-64 does: a negative number wraps around.
+/// Converts a score like a C program on x86-64; a negative number wraps around.
 fn unsigned(score: f64) -> u64 {
     const HALF: f64 = 9_223_372_036_854_775_808.0;
     match score {
@@ -98,7 +101,7 @@ fn unsigned(score: f64) -> u64 {
     }
 }
 
-/// Spreads the bits of a number, so that there is room for one after each.
+/// Spreads the bits of a number, so that there is room for another bit after each.
 fn spread(number: u32) -> u64 {
     let mut bits = u64::from(number);
     for (shift, mask) in [
@@ -113,7 +116,7 @@ fn spread(number: u32) -> u64 {
     bits
 }
 
-/// Returns every second bit of a number: the opposite of `spread`.
+/// Returns every second bit of a number. This is the inverse of `spread`.
 fn gathered(bits: u64) -> u32 {
     let mut bits = bits & Y_BITS;
     for (shift, mask) in [
@@ -128,7 +131,7 @@ fn gathered(bits: u64) -> u32 {
     bits as u32
 }
 
-/// A cell of the map whose sides are `1 / 2^steps` of the map's.
+/// A cell of the map. The length of its sides is `1 / 2^steps` of the sides of the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cell {
     bits: u64,
@@ -160,7 +163,8 @@ impl Cell {
         Area { longitude: both(x, LONGITUDE), latitude: both(y, LATITUDE) }
     }
 
-    /// Returns the neighbor this many cells to the east and to the north. The map has no edges.
+    /// Returns the cell that lies this many cells to the east and to the north. The map has no
+    /// edges.
     fn moved(self, east: i32, north: i32) -> Cell {
         let width = 64 - self.steps * 2;
         let step = |bits: u64, own: u64, others: u64, by: i32| {
@@ -177,7 +181,7 @@ impl Cell {
         Cell { bits: x | y, ..self }
     }
 
-    /// Returns the lowest score in the cell, and the lowest one after it.
+    /// Returns the lowest score in the cell, and the lowest score after the cell.
     fn scores(self) -> (f64, f64) {
         let align = |bits: u64| (bits << (2 * (STEPS - self.steps))) as f64;
         (align(self.bits), align(self.bits + 1))
@@ -197,14 +201,15 @@ pub enum Shape {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Searched {
     pub center: Place,
-    /// In units.
+    /// The shape, whose lengths are in units.
     pub shape: Shape,
-    /// Meters of a unit.
+    /// The length of the unit in meters.
     pub unit: f64,
 }
 
 impl Searched {
-    /// Returns the distance of a place from the center, meters, if it lies in the area.
+    /// Returns the distance of a place from the center in meters, or `None` if the place lies
+    /// outside of the area.
     pub fn distance_within(&self, place: Place) -> Option<f64> {
         match self.shape {
             Shape::Circle(radius) => {
@@ -225,7 +230,7 @@ impl Searched {
         }
     }
 
-    /// Returns the lowest longitude and latitude of the area, and the highest ones.
+    /// Returns the lowest longitude and latitude of the area, and then the highest ones.
     fn bounds(&self) -> [f64; 4] {
         let Place { longitude, latitude } = self.center;
         let (width, height) = match self.shape {
@@ -239,7 +244,8 @@ impl Searched {
         [longitude - aside, latitude - up, longitude + aside, latitude + up]
     }
 
-    /// Returns the bits of each coordinate with which nine cells cover the area, or nearly so.
+    /// Returns the number of bits of each coordinate for which nine cells cover the area, or
+    /// nearly so.
     fn steps(&self) -> u32 {
         let radius = match self.shape {
             Shape::Circle(radius) => radius,
@@ -257,7 +263,7 @@ impl Searched {
             steps += 1;
         }
         steps -= 2;
-        // Towards the poles, a cell covers less.
+        // Toward the poles a cell covers a smaller area.
         let latitude = self.center.latitude.abs();
         steps -= i32::from(latitude > 66.0) + i32::from(latitude > 80.0);
         steps.clamp(1, STEPS as i32) as u32
@@ -269,7 +275,7 @@ impl Searched {
         let [west, south, east, north] = self.bounds();
         let mut steps = self.steps();
         let mut cell = Cell::around(self.center, steps, LATITUDE);
-        // A neighbor ends within the area, so the cells are too small.
+        // If a neighbor ends within the area, the cells are too small.
         let ends_within = cell.moved(0, 1).area().latitude.1 < north
             || cell.moved(0, -1).area().latitude.0 > south
             || cell.moved(1, 0).area().longitude.1 < east
@@ -279,7 +285,8 @@ impl Searched {
             cell = Cell::around(self.center, steps, LATITUDE);
         }
         let area = cell.area();
-        // A neighbor is of no use where the cell itself reaches beyond the area.
+        // A neighbor on a side is not needed if the cell itself reaches beyond the area on this
+        // side.
         let useful = |x: i32, y: i32| {
             steps < 2
                 || !(y < 0 && area.latitude.0 < south
@@ -292,8 +299,9 @@ impl Searched {
         let mut cells: Vec<Cell> = Vec::with_capacity(9);
         for (i, (x, y)) in ORDER.into_iter().enumerate().filter(|(_, (x, y))| useful(*x, *y)) {
             let next = cell.moved(x, y);
-            // Neighbors of cells that are as large as the map may be the same. Redis compares each
-            // with the one before it, if that is not the first.
+            // If the cells are as large as the map, neighbors may be equal. Like Redis, this
+            // compares each neighbor with the previous cell, unless the previous cell is the
+            // first one.
             if i > 0 && cells.len() > 1 && cells.last() == Some(&next) {
                 continue;
             }
