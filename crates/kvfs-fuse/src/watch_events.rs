@@ -242,8 +242,8 @@ fn is_watched(device: u64, known: &mut Option<(Instant, bool)>) -> bool {
 /// Returns whether any process that this process may inspect watches the file system of a device.
 fn has_watchers(device: u64) -> bool {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-    // The text contains the device number in the kernel's format. Some marks name only a mount, and
-    // no file system.
+    // The text contains the device number in the kernel's format. A mark of a whole mount names no
+    // file system, and so counts in any case.
     let inotify = format!(" sdev:{:x} ", u64::from(major) << 20 | u64::from(minor));
     let is_of_watcher = |target: &Path| {
         matches!(target.to_str(), Some("anon_inode:inotify" | "anon_inode:[fanotify]"))

@@ -64,12 +64,12 @@ pub const WRITE_CACHE: u32 = 1 << 0;
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// The bit of `fuse_fsync_in.fsync_flags` which says that only data must be synced.
 pub const FSYNC_DATA_ONLY: u32 = 1;
-/// The bit of `fuse_open_out.open_flags` for a file whose cached pages are kept. The flags below it
-/// describe the behaviour of the kernel for files that it opens without a request.
+/// The bit of `fuse_open_out.open_flags` with which the kernel keeps the cached pages of a file.
+/// Such bits say how the kernel treats files that it opens without a request.
 pub const OPEN_KEEP_CACHE: u32 = 1 << 1;
 
-/// The code of the message that drops the pages and attributes of an inode. Messages with such
-/// codes answer no request.
+/// The code of the message that drops the pages and attributes of an inode. A message with such a
+/// code is not an answer to a request.
 pub const NOTIFY_INVAL_INODE: i32 = 2;
 pub const NOTIFY_INVAL_ENTRY: i32 = 3;
 pub const NOTIFY_STORE: i32 = 4;
