@@ -9,7 +9,7 @@ use crate::compress::Compress;
 pub enum Atime {
     /// A read never changes the access time.
     Never,
-    /// As with `relatime`, the access time is updated if it is not newer than the last change, or
+    /// The access time is updated, as with `relatime`, if it is not newer than the last change, or
     /// older than a day. The new time is kept in memory and is stored only with another change of
     /// the inode, so that reading causes no writes.
     Relative,
