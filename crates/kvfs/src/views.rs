@@ -254,7 +254,7 @@ impl Views {
         &self.shared.mainline
     }
 
-    /// Tells `watcher` of views that appear and end, as long as the caller keeps it.
+    /// Notifies `watcher` of views that appear and end, while the caller keeps it.
     pub fn watch(&self, watcher: &Arc<dyn Watcher>) {
         self.shared.watchers.add(watcher);
     }
@@ -308,7 +308,8 @@ impl Views {
         self.shared.open.numbers_taken()
     }
 
-    /// Returns whether the file system was shut down: then nothing of it may be shown.
+    /// Returns whether the file system was shut down. After a shutdown, none of its content may be
+    /// shown.
     pub fn is_down(&self) -> bool {
         self.shared.background.is_down()
     }

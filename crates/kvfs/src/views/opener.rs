@@ -212,7 +212,7 @@ impl Opener {
         }
     }
 
-    /// Ends the views of those of these transactions that have ended.
+    /// Ends the views of those transactions that have ended.
     pub fn let_go_of_those_over(&self, all: &[TransactionId]) {
         for &id in all.iter().rev().filter(|id| self.db.transaction(**id).is_err()) {
             self.let_go(id);

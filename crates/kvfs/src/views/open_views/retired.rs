@@ -1,7 +1,7 @@
 //! Numbers of views that have ended. The adapter puts the view's number into the kernel's number of
-//! an inode, and the kernel keeps that inode as long as a program has it open, long after the view
-//! has ended. If another view got the number in that time, the program would read and write there.
-//! So a number is given again only when the kernel has forgotten every inode of the view.
+//! an inode, and the kernel keeps that inode while a program has it open, even long after the view
+//! has ended. If another view got the number in that time, the program would read and write that
+//! view. So a number is reused only when the kernel has forgotten every inode of the view.
 //!
 //! The kernel's references are counted in the view's inode cache. After the view has ended no call
 //! adds one; the cache then passes its counts to [`Retired`], so that an ended view costs no more
