@@ -26,7 +26,7 @@ pub(crate) struct Background {
     /// view to which the transaction was committed.
     orphans: Mutex<Vec<(Fs, Vec<Ino>)>>,
     ticker: Arc<Ticker>,
-    /// Held while the periodic work runs.
+    /// The lock that is held while the periodic work runs.
     ticking: Mutex<()>,
     down: AtomicBool,
 }

@@ -21,7 +21,7 @@ pub(crate) struct Opener {
     mainline: Fs,
     open: Arc<OpenViews>,
     watchers: Arc<Watchers>,
-    /// Held while a clone is opened.
+    /// The lock that is held while a clone is opened.
     opening: Mutex<()>,
 }
 
