@@ -1,16 +1,17 @@
-//! A process that aborts the connection when the daemon is killed and cannot end.
+//! A process that aborts the connection to the kernel when the daemon is killed and cannot end.
 //!
-//! When a process is killed, the kernel closes its descriptors once its last thread has ended. With
-//! the last descriptor of the connection, it is closed, and every program that waits for an answer
-//! gets an error. A thread that notifies the kernel of changes at that moment (`kernel_notifier`)
-//! waits in the kernel for the lock of a directory or a page, which one of those programs may hold.
-//! Then each waits for the other, and no signal ends that: the store stays locked, and the programs
-//! hang.
+//! When a process is killed, the kernel closes its descriptors once its last thread has ended. When
+//! the last descriptor of the connection is closed, the connection is closed, and every program
+//! that waits for an answer gets an error. A thread that notifies the kernel of changes at that
+//! moment (`kernel_notifier`) waits in the kernel for the lock of a directory or a page, which one
+//! of those programs may hold. Then the thread and the program wait for each other, and no signal
+//! ends the wait: the store stays locked, and the programs hang.
 //!
-//! So a small process (a shell, as there is no smaller one everywhere) holds the kernel's file that
-//! aborts this connection, and waits for the end of a pipe. The other end is in a thread with
-//! descriptors of its own, which waits for nothing: it ends as soon as the daemon is killed. A
-//! daemon that ends in order writes a word to the pipe before.
+//! Therefore a small process (a shell, the smallest program that every system has) keeps open the
+//! kernel's file that aborts this connection, and waits for the end of a pipe. The other end of the
+//! pipe belongs to a thread with its own descriptor table. That thread never waits in the kernel
+//! for a lock, so it ends as soon as the daemon is killed. A daemon that ends in order writes a
+//! word to the pipe first.
 
 use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
@@ -57,9 +58,9 @@ impl AbortWatchdog {
     }
 }
 
-/// Starts the process. Only this thread has its pipe and the file that aborts. A single byte that
-/// is written to that file ends the mount, so its descriptor has a number that no other descriptor
-/// of the process has.
+/// Starts the process. Only this thread has the pipe of the process and the file that aborts the
+/// connection. A single byte written to that file ends the mount, so its descriptor gets a number
+/// that no other descriptor of the daemon has.
 fn begin(device: &str) -> io::Result<Child> {
     let abort = control::open(device, "abort", OFlags::WRONLY)?;
     let mut shell = Command::new("/bin/sh");

@@ -4,9 +4,9 @@
 //! its own time, in one queue with all other dirty pages, whether it gathers writes or not.
 //!
 //! The mapping is in the address space of the threads that answer. munmap(2) writes back dirty
-//! pages while it holds the lock of that address space: a thread that answers and needs memory
-//! would wait for munmap, and munmap for the answer. So nothing may be dirty by then, times
-//! included, and no page is read in by a fault.
+//! pages while it holds the lock of that address space: an answering thread that needs memory would
+//! wait for munmap, and munmap for the answer. So no page and no time of the file may be dirty when
+//! the mapping is removed, and no page is read in by a fault.
 
 use std::fs::File;
 use std::io;
@@ -18,25 +18,25 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::control_directory;
 
-/// The distance of the pages that are written; no two are neighbours, so each is sent in a request
-/// of its own.
+/// The distance in bytes between the pages that are written. No two pages are adjacent, so the
+/// kernel sends each in a separate request.
 const APART: usize = 128 << 10;
 const PAGE: usize = 4096;
 
-/// A mapping, which is unmapped when dropped.
+/// A mapping of the file, which is unmapped when this value is dropped.
 struct Mapping(*mut libc::c_void, usize);
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: there is no reference into it.
+        // SAFETY: no reference into the mapping exists.
         unsafe { libc::munmap(self.0, self.1) };
     }
 }
 
 /// Makes the kernel send `pages` pages, and returns when all have been answered.
 pub(crate) fn send_pages(root: &File, pages: usize) -> io::Result<()> {
-    /// Available since Linux 5.14: touches pages as a write would, and fails where a write would
-    /// get a signal.
+    /// Advice for madvise(2), available since Linux 5.14. It touches pages as a write would, and
+    /// fails where a write would get a signal.
     const MADV_POPULATE_WRITE: i32 = 23;
     let path = Path::new(std::ffi::OsStr::new(".kvfs")).join(control_directory::BARRIER_NAME);
     let file =

@@ -1,8 +1,9 @@
-//! Requests that wait, for the disk or for pages that the kernel is asked for and another thread
-//! takes. A thread that serves such a request cannot answer others until then, and with as many
-//! threads as cores a handful of programs that fsync would stop all others. So the first such
-//! request under way is served where it arrived, which costs no hand-over when a program syncs
-//! alone; further ones that arrive while it waits go to threads of their own, made when needed.
+//! Serves requests that wait for the disk, or for pages that the kernel sends in requests to other
+//! threads. A thread that waits cannot answer other requests. With one thread for each core, a
+//! handful of programs that call fsync would stop all other programs. So the first such request is
+//! served by the thread that took it, which saves a hand-over when one program syncs alone. Further
+//! requests that arrive while the first one waits go to separate threads, which are started when
+//! needed.
 //!
 //! Only the sync of an FSYNC of a small file waits (`with_next_sync`): one thread syncs for all
 //! that are pending when it begins, and answers them. No other thread is woken for each of them.
@@ -19,7 +20,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use crate::courtesy;
 use crate::handler::Reply;
 
-/// The most threads; further requests are served where they arrive.
+/// The maximum number of threads. Further requests are served by the threads that took them.
 const MOST: usize = 64;
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -30,7 +31,7 @@ type SyncAnswer = Box<dyn FnOnce(Reply<()>) + Send>;
 #[derive(Default)]
 struct PendingSyncs {
     answers: Vec<SyncAnswer>,
-    /// A thread will take them.
+    /// A thread has undertaken to serve these requests.
     led: bool,
 }
 
@@ -144,7 +145,8 @@ impl BlockingPool {
         }
     }
 
-    /// Returns the job if no thread can take it now or, with `later`, ever.
+    /// Hands `job` to a thread of the pool. If no thread can take the job now, it is queued if
+    /// `later` is set and a thread will take it; otherwise it is returned.
     fn hand_over(&self, job: Job, later: bool) -> Option<Job> {
         let mut queue = self.shared.queue.lock();
         if queue.idle <= queue.jobs.len() && !(later && queue.threads == MOST) {
@@ -177,7 +179,8 @@ impl Drop for BlockingPool {
     }
 }
 
-/// A request that counts as under way until this is dropped, even when its job panics.
+/// Counts a request as in progress until this value is dropped, even if the job of the request
+/// panics.
 struct Leaving(Arc<BlockingPool>);
 
 impl Drop for Leaving {
@@ -219,8 +222,7 @@ mod tests {
         let pool = Arc::new(BlockingPool::new().expect("a pool"));
         let (done, all_done) = channel();
         let barrier = Arc::new(std::sync::Barrier::new(10));
-        // Each job waits until all ten have begun: they must run at the same time, wherever `admit`
-        // puts them.
+        // Each job waits until all ten have begun, so `admit` must run them at the same time.
         for _ in 0..9 {
             let (pool, barrier, done) = (pool.clone(), barrier.clone(), done.clone());
             std::thread::spawn(move || {

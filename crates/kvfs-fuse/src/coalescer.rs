@@ -1,6 +1,6 @@
-//! Work that is done once for all callers that ask for it while it is in progress: each call is
-//! served by a round that began after it, together with all others that arrive until that round
-//! begins.
+//! Does work once for all callers that request it while a round of the work is in progress. Each
+//! call is served by a round that begins after the call, together with all calls that arrive before
+//! that round begins.
 
 use parking_lot::{Condvar, Mutex};
 
@@ -26,7 +26,7 @@ struct CoalescerState<T> {
     outcome: Option<T>,
 }
 
-/// The round that is in progress. It is over when this is dropped, even by a panic.
+/// The round that is in progress. The round ends when this value is dropped, even by a panic.
 struct Round<'a, T>(&'a Coalescer<T>, Option<T>);
 
 impl<T> Drop for Round<'_, T> {
@@ -39,8 +39,8 @@ impl<T> Drop for Round<'_, T> {
 }
 
 impl<T: Clone> Coalescer<T> {
-    /// Returns when a round of `work` that began after this call is done, on this thread or another
-    /// one, with its result. Returns `None` if that round panicked.
+    /// Waits for a round of `work` that began after this call, on this thread or another one, and
+    /// returns the result of the round. Returns `None` if the round panicked.
     pub fn run(&self, work: impl FnOnce() -> T) -> Option<T> {
         let mut state = self.state.lock();
         let wanted = state.begun + 1;

@@ -1,5 +1,5 @@
 //! The connection to the kernel: requests are read from it, and answers and invalidations are
-//! written to it. Both ways for requests (`session`, `queues`) use it.
+//! written to it. Both transports of requests (`session`, `queues`) use this module.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -41,7 +41,7 @@ pub(crate) fn next(connection: &OwnedFd, buffer: &mut [u8]) -> io::Result<Option
         match rustix::io::read(connection, &mut *buffer) {
             Ok(length) => return Ok(Some(length)),
             Err(Os::INTR) => return Ok(Some(0)),
-            // NOENT: the request was interrupted before it was read.
+            // The kernel reports NOENT if the request was interrupted before it was read.
             Err(Os::AGAIN | Os::NOENT) => {}
             Err(Os::NODEV | Os::CONNABORTED) => return Ok(None),
             Err(e) => return Err(e.into()),
@@ -49,7 +49,7 @@ pub(crate) fn next(connection: &OwnedFd, buffer: &mut [u8]) -> io::Result<Option
     }
 }
 
-/// Sends an answer, or (with `unique` 0) a message that no request asked for. `error` is 0, a
+/// Sends an answer, or (with `unique` 0) a message that does not answer a request. `error` is 0, a
 /// negative error number, or the code of a message.
 pub(crate) fn send(
     connection: impl AsFd,
@@ -69,7 +69,8 @@ pub(crate) fn send(
     }
 }
 
-/// Returns a second connection to the same mount, with a queue of its own for requests under way.
+/// Returns a second connection to the same mount, with a separate queue for the requests that are
+/// in progress.
 pub(crate) fn clone_of(connection: &OwnedFd) -> io::Result<OwnedFd> {
     let clone = File::options().read(true).write(true).open("/dev/fuse")?.into();
     join(&clone, connection)?;
@@ -78,10 +79,10 @@ pub(crate) fn clone_of(connection: &OwnedFd) -> io::Result<OwnedFd> {
 
 /// Makes a descriptor of the device that belongs to no mount join a connection.
 pub(crate) fn join(clone: &OwnedFd, connection: &OwnedFd) -> io::Result<()> {
-    // FUSE_DEV_IOC_CLONE: _IOR(229, 0, uint32_t), the argument points to the number of the
+    // FUSE_DEV_IOC_CLONE is _IOR(229, 0, uint32_t). Its argument points to the number of the
     // descriptor to join.
     const CLONE: rustix::ioctl::Opcode = rustix::ioctl::opcode::read::<u32>(229, 0);
-    // SAFETY: this ioctl on /dev/fuse only reads the u32 it is given, which lives until the call
+    // SAFETY: this ioctl on /dev/fuse only reads the u32 argument, which lives until the call
     // returns.
     unsafe {
         let join = rustix::ioctl::Setter::<CLONE, u32>::new(connection.as_raw_fd() as u32);
@@ -93,7 +94,7 @@ pub(crate) fn join(clone: &OwnedFd, connection: &OwnedFd) -> io::Result<()> {
 /// Messages that make the kernel drop cached data.
 pub(crate) struct DeviceInvalidator {
     connection: Arc<OwnedFd>,
-    /// The kernel can look up an entry again without the entry being torn out.
+    /// The kernel supports messages that make it look up an entry again without tearing it out.
     expires: bool,
 }
 
@@ -115,8 +116,8 @@ fn tell(connection: &OwnedFd, code: i32, body: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Makes the kernel ask for attributes again. The kernel takes no lock of the inode for that, so a
-/// thread that answers requests may send it.
+/// Makes the kernel request attributes again. The kernel takes no lock of the inode for this
+/// message, so a thread that answers requests may send it.
 fn forget_attributes(connection: &OwnedFd, node: NodeId) -> io::Result<()> {
     let mut body = wire::Answer::default();
     // A negative offset means no pages.

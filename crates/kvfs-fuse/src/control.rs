@@ -1,7 +1,9 @@
-//! The kernel's own files about a FUSE connection, among them one that ends it from outside.
+//! The kernel's control files of a FUSE connection. One of these files ends the connection from
+//! outside.
 //!
-//! They are in a file system of their own, `fusectl`, usually on `/sys/fs/fuse/connections`. If it
-//! is not mounted there, a process that may mount opens it without a mount point.
+//! The files are in a separate file system, `fusectl`, which is usually mounted on
+//! `/sys/fs/fuse/connections`. If it is not mounted there, a process that may mount opens it
+//! without a mount point.
 
 use std::fs::File;
 use std::io;

@@ -1,6 +1,6 @@
-//! The control directory: `.kvfs` in the root, which no listing shows, with a directory for each
-//! kind of view that has every view by its name. Everything below a view's name is the view's own
-//! root.
+//! The control directory is `.kvfs` in the root; no listing shows it. It has one directory for each
+//! kind of view, which contains every view of that kind under its name. The name of a view leads to
+//! the root of the view.
 //!
 //! ```text
 //! .kvfs/txn/17/...           the file system as transaction 17 has it
@@ -12,29 +12,31 @@
 //! (`view_names`). The parts of its name are directories above a link to it (`name_parts`), and
 //! these are listed.
 //!
-//! **Access.** A view shows its files to those whom their modes admit, and these modes may be older
-//! than the store's, or not meant for others yet. So the directories of snapshots and clones admit
-//! only the user of this process (and root), and a transaction admits the user who began it:
-//! `.kvfs/txn/17` is a symbolic link to `.kvfs/user/UID/17`, and that directory belongs to the user
-//! alone. The kernel checks it as it checks everything; the modes of the view's own root are not
-//! changed. A mount may be open instead.
+//! **Access.** A view shows its files to all users whom the modes of the files admit. These modes
+//! may be older than those in the store, or not yet intended for other users. So the directories of
+//! snapshots and clones admit only the user of this process (and root), and a transaction admits
+//! the user who began it: `.kvfs/txn/17` is a symbolic link to `.kvfs/user/UID/17`, and that
+//! directory belongs to the user alone. The kernel checks the modes of that directory as usual, and
+//! the modes of the root of the view are not changed. A mount option can open all views instead.
 //!
-//! **Transactions within transactions.** A transaction that was begun within another one is a part
-//! of its state, and lies in its view alone: `.kvfs/txn/18` in the root of the view of 17. So a
-//! program to which that view is shown in place of the store finds it, and nothing else of the
-//! store. In the store's own root `.kvfs/txn/18` is a link that leads to it.
+//! **Transactions within transactions.** A transaction that was begun within another transaction is
+//! part of the state of the outer one, and lies only in the view of the outer one: `.kvfs/txn/18`
+//! in the root of the view of 17. So a program to which the view of 17 is shown in place of the
+//! store finds transaction 18, and nothing else of the store. In the root of the store itself,
+//! `.kvfs/txn/18` is a link to the view.
 //!
-//! **A mount of one clone alone.** Its root is the clone's, above which nothing is reached. So the
-//! clone's root has a control directory in such a mount, with this clone's transactions, snapshots
-//! and clones, and those of its clones to any depth; its content is the same as in the one of the
-//! store's root elsewhere. The directory of the clones there is another one than that above the
-//! clone: the kernel allows a directory only one name.
+//! **A mount of one clone alone.** The root of such a mount is the root of the clone, and no
+//! directory above the clone can be reached. So the root of the clone has a control directory
+//! there. It contains the transactions, snapshots and clones of this clone and of its clones, to
+//! any depth, with the same content as in the control directory of a mount of the whole store. Its
+//! directory of clones has a different inode from the directory in which the clone itself lies,
+//! because the kernel allows a directory only one name.
 //!
 //! A file `barrier`, which is not listed, is used to find out that the kernel has handed over
 //! everything (`quiesce_barrier`).
 //!
-//! The kernel may cache what it found here; the thread that begins or ends a view notifies the
-//! kernel. It may not remember that something is missing.
+//! The kernel may cache the entries of the control directory; the thread that begins or ends a view
+//! notifies the kernel. The kernel may not cache the absence of a name.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -45,28 +47,29 @@ use kvfs::{Attr, FileKind, Ino, Timestamp, TransactionId, ViewId};
 
 use crate::view_names::{directory_name, view_name};
 
-/// The name in the root.
+/// The name of the control directory in the root.
 pub(crate) const NAME: &[u8] = b".kvfs";
 
-/// The directories, by inode number.
+/// The inode number of the control directory in the root of the store.
 pub(crate) const TOP: Ino = 1;
 pub(crate) const TRANSACTIONS: Ino = 2;
 pub(crate) const SNAPSHOTS: Ino = 3;
 pub(crate) const CLONES: Ino = 4;
 pub(crate) const BARRIER: Ino = 5;
-/// The directory with the transactions of each user; not listed.
+/// The directory with the transactions of each user, which is not listed.
 pub(crate) const USERS: Ino = 6;
 /// The control directory in the root of the clone that a mount shows alone.
 pub(crate) const TOP_ALONE: Ino = 7;
 /// The directory of the clones in that control directory.
 pub(crate) const CLONES_ALONE: Ino = 8;
-/// The directory of a user, with the user's number.
+/// The first inode number of the directories of users. The number of a user is added to it.
 const HOME: Ino = 1 << 40;
-/// The name of a transaction, with its number.
+/// The first inode number of the names of transactions. The number of a transaction is added to it.
 const LINK: Ino = 2 << 40;
 
-/// The control directory in the root of a transaction's view, with its number, and in that the
-/// directory of the transactions within it.
+/// The first inode number of the control directories in the roots of the views of transactions. The
+/// number of a transaction is added to it. `WITHIN` is the first inode number of the directories
+/// that contain the transactions within a transaction.
 const TOP_OF: Ino = 3 << 40;
 const WITHIN: Ino = 4 << 40;
 
@@ -76,7 +79,7 @@ pub(crate) const USERS_NAME: &str = "user";
 /// The name of the file in the control directory that is not listed.
 pub(crate) const BARRIER_NAME: &str = "barrier";
 
-/// The size of that file: room for more pages, 128 KiB apart, than there can be threads
+/// The size of that file. It has room for more pages, 128 KiB apart, than threads can exist
 /// (`barrier`).
 pub(crate) const BARRIER_SIZE: u64 = 160 * (128 << 10);
 
@@ -89,7 +92,7 @@ pub(crate) fn home(user: u32) -> Ino {
     HOME | Ino::from(user)
 }
 
-/// Returns the user whose directory it is.
+/// Returns the user to whom the directory `ino` belongs.
 pub(crate) fn user_of(ino: Ino) -> Option<u32> {
     if ino & !(HOME - 1) == HOME { u32::try_from(ino & (HOME - 1)).ok() } else { None }
 }
@@ -99,7 +102,7 @@ pub(crate) fn link(id: TransactionId) -> Option<Ino> {
     (id.0 < HOME).then_some(LINK | id.0)
 }
 
-/// Returns the transaction that it is the name of.
+/// Returns the transaction whose name has the inode `ino`.
 pub(crate) fn linked(ino: Ino) -> Option<TransactionId> {
     (ino & !(HOME - 1) == LINK).then_some(TransactionId(ino & (HOME - 1)))
 }
@@ -115,18 +118,18 @@ pub(crate) fn within(id: TransactionId) -> Option<Ino> {
     (id.0 < HOME).then_some(WITHIN | id.0)
 }
 
-/// Returns the transaction in whose view's root it is the control directory.
+/// Returns the transaction whose view has the control directory `ino` in its root.
 pub(crate) fn topped(ino: Ino) -> Option<TransactionId> {
     (ino & !(HOME - 1) == TOP_OF).then_some(TransactionId(ino & (HOME - 1)))
 }
 
-/// Returns the transaction around those in this directory.
+/// Returns the transaction that is around the transactions in the directory `ino`.
 pub(crate) fn around(ino: Ino) -> Option<TransactionId> {
     (ino & !(HOME - 1) == WITHIN).then_some(TransactionId(ino & (HOME - 1)))
 }
 
 /// Returns the path to a transaction's view from the directory of its user. `chain` has the
-/// transactions that it is within, the outermost first, and itself.
+/// transactions that the transaction is within, the outermost first, and the transaction itself.
 fn way(chain: &[TransactionId]) -> String {
     let names: Vec<String> = chain.iter().map(ToString::to_string).collect();
     names.join("/.kvfs/txn/")
@@ -138,8 +141,8 @@ pub(crate) fn target(chain: &[TransactionId], user: u32) -> String {
 }
 
 /// Returns the path from the root of the file system to `path` in a view. For a transaction, `user`
-/// is its user, and `chain` has the transactions that it is within, and itself. `alone` is the
-/// clone that the mount shows alone.
+/// is its user, and `chain` has the transactions that it is within and the transaction itself.
+/// `alone` is the clone that the mount shows alone.
 pub(crate) fn path_in(
     view: &ViewId,
     user: Option<u32>,
@@ -176,7 +179,7 @@ pub(crate) fn user_named(name: &[u8]) -> Option<u32> {
 
 /// Returns the attributes of an inode of the control directory, or `None` if there is no such
 /// inode. The directories belong to the owner of the root, except those that admit one user; the
-/// file belongs to this process. With `open`, they admit everyone.
+/// file belongs to the user of this process. With `open`, the directories admit all users.
 pub(crate) fn attr(ino: Ino, root: &Attr, open: bool) -> Option<Attr> {
     let perm = if open { 0o555 } else { 0o500 };
     let directory = Attr {
@@ -206,7 +209,7 @@ pub(crate) fn attr(ino: Ino, root: &Attr, open: bool) -> Option<Attr> {
         ino => match user_of(ino) {
             Some(uid) => Some(Attr { perm, uid, ..directory }),
             None if topped(ino).is_some() => Some(directory),
-            // It belongs to the user of the transaction.
+            // The directory belongs to the user of the transaction.
             None if around(ino).is_some() => Some(Attr { perm, ..directory }),
             None => linked(ino).map(|_| Attr {
                 kind: FileKind::Symlink,
@@ -245,9 +248,9 @@ pub(crate) fn place(view: &ViewId) -> Option<(Ino, String)> {
     }
 }
 
-/// Returns all names of a view. A transaction also has one in the directory of its user, if that is
-/// known, or of the transaction that it is within (`chain`, see [`path_in`]); a clone has one where
-/// another clone is mounted alone.
+/// Returns all names of a view. A transaction has a second name in the directory of its user, if
+/// the user is known, or in the directory of the transaction that it is within (`chain`, see
+/// [`path_in`]). A clone has a second name in a mount that shows another clone alone.
 pub(crate) fn places(
     view: &ViewId,
     user: Option<u32>,
@@ -265,8 +268,8 @@ pub(crate) fn places(
 }
 
 /// Returns the names of the clones that were made of snapshots of a clone, or of clones of it, to
-/// any depth. `parents` has all clones by name, each with the branch that it was made of, if that
-/// is known.
+/// any depth. `parents` maps the name of every clone to the branch of which the clone was made, if
+/// that branch is known.
 pub(crate) fn clones_below(
     clone: &str,
     parents: &HashMap<String, Option<String>>,

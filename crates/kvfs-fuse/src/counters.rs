@@ -1,5 +1,5 @@
-//! Counts the requests of each kind that the kernel sent, and the time to answer them: the cost of
-//! a FUSE file system is the number of requests.
+//! Counts the requests of each kind that the kernel sent, and the time to answer them. The number
+//! of requests determines the cost of a FUSE file system.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -11,7 +11,7 @@ macro_rules! requests {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Request {
             $(#[doc = $text] $name,)*
-            /// Any other kind.
+            /// Any other kind of request.
             Other,
         }
 
@@ -42,8 +42,8 @@ requests! {
 }
 
 impl Request {
-    /// Returns whether the answer may depend on other work that takes long or another thread: work
-    /// of the disk, or data of a file that the kernel holds back (`recall`).
+    /// Returns whether the answer may have to wait for the disk, or for another thread that takes
+    /// data of a file which the kernel holds back (`recall`).
     pub(crate) fn waits(self) -> bool {
         use Request::*;
         self.always_waits() || matches!(self, LSeek | Rename | Rename2 | Link)
@@ -60,9 +60,9 @@ impl Request {
 #[derive(Debug)]
 pub struct Counters {
     counts: [AtomicU64; NAMES.len()],
-    /// The total time to answer the requests of each kind, nanoseconds.
+    /// The total time to answer the requests of each kind, in nanoseconds.
     nanos: [AtomicU64; NAMES.len()],
-    /// See [`Counters::leave_out`]; 0 if no thread is left out.
+    /// The thread whose requests are not counted ([`Counters::leave_out`]), or 0 for no thread.
     left_out: AtomicU32,
 }
 
@@ -74,8 +74,9 @@ impl Default for Counters {
 }
 
 impl Counters {
-    /// Excludes the STATFS requests of this thread of the daemon from the counts: it measures how
-    /// long an answer takes, and a reader of the counts would see its own requests.
+    /// Excludes the STATFS requests of this thread of the daemon from the counts. The thread sends
+    /// them to measure the time of an answer, and a program that reads the counts would otherwise
+    /// see the requests that its own reading causes.
     pub(crate) fn leave_out(&self, thread: u32) {
         self.left_out.store(thread, Ordering::Relaxed);
     }

@@ -1,37 +1,38 @@
-//! Courtesy: a thread that answers requests yields its CPU to the programs that it answers, as long
-//! as that costs nothing.
+//! Courtesy: a thread that answers requests yields its CPU to the programs that it answers, while
+//! that costs nothing.
 //!
 //! A program that waits for an answer sleeps on the CPU on which the thread that answers runs. When
-//! the answer is sent, the kernel wakes the program on a CPU that is idle, and on a quiet machine
-//! that is another one, which must be woken first: in a virtual machine that takes longer than the
-//! answer. But a CPU that runs only threads with the policy SCHED_IDLE counts as idle. So with this
-//! policy the program continues where it was, at once.
+//! the answer is sent, the kernel wakes the program on an idle CPU. On a quiet machine this is a
+//! different CPU, which must be woken first; in a virtual machine, waking a CPU takes longer than
+//! the answer. But a CPU that runs only threads with the policy SCHED_IDLE counts as idle. So if
+//! the answering thread has this policy, the program continues at once on the same CPU.
 //!
-//! On a busy machine such a thread would get no CPU time at all. It detects that by the time it
-//! waits for its CPU between being woken and running, which the kernel counts for it, and returns
-//! to the usual policy. It tries again when no more threads want to run than there are CPUs, and
-//! doubles the pause after each try that failed.
+//! On a busy machine a thread with this policy would get no CPU time. The thread detects this from
+//! the time that it waits for a CPU after it is woken, which the kernel counts for each thread, and
+//! returns to the usual policy. The thread tries SCHED_IDLE again when no more threads are runnable
+//! than the machine has CPUs, and doubles the pause after each failed try.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-/// The interval at which the thread checks, if it is awake.
+/// The interval at which a thread that is awake checks how long it waits for a CPU.
 const LOOK: Duration = Duration::from_millis(5);
-/// A longer wait for the CPU, on average since the last check, is too long.
+/// The longest acceptable wait for the CPU, on average since the last check.
 const TOO_LONG: Duration = Duration::from_micros(200);
 /// The number of checks in a row that must find the machine quiet.
 const QUIET_LOOKS: u32 = 10;
-/// The first and the longest pause after a try that failed.
+/// The first and the longest pause after a failed try.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(64));
-/// A try that went well for this long has succeeded.
+/// The time after which a try counts as successful.
 const RIGHT: Duration = Duration::from_secs(10);
 
 /// The state of one thread.
 pub(crate) struct Courtesy {
-    /// The sources of the time on the CPU, the time waiting for it (ns), and the times on it; and
-    /// of the machine's load. `None` if the policy stays as it is.
+    /// The kernel's files from which the state is read: the first has the time that the thread was
+    /// on a CPU, the time that it waited for a CPU (both in ns), and how often it was on one; the
+    /// second has the load of the machine. `None` if the policy is never changed.
     sources: Option<(File, File)>,
     cpus: u64,
     waited: Waited,
@@ -76,7 +77,9 @@ impl Courtesy {
         }
     }
 
-    /// Checks how the thread fares, if it is time. The thread itself must call this often.
+    /// Checks how long the thread waits for a CPU, and changes its policy if necessary. Does
+    /// nothing if the last check was less than [`LOOK`] ago. The thread itself must call this
+    /// method often.
     pub fn look(&mut self) {
         if self.sources.is_none() {
             return;
@@ -124,13 +127,14 @@ impl Courtesy {
     }
 }
 
-/// Restores the usual policy: a thread inherits the policy of the one that starts it.
+/// Restores the usual policy. A new thread calls this function because it inherits the policy of
+/// the thread that starts it.
 pub(crate) fn be_usual() {
     let _ = set_policy(libc::SCHED_OTHER);
 }
 
-/// Checks that a thread can return to the usual policy: without CAP_SYS_NICE and a limit
-/// (RLIMIT_NICE) that allows it, it cannot.
+/// Checks that a thread can return to the usual policy. A thread cannot do so if it has neither
+/// CAP_SYS_NICE nor a limit (RLIMIT_NICE) that allows the return.
 fn may_come_back() -> io::Result<()> {
     let tried = std::thread::Builder::new().name("fuse-try".into()).spawn(|| {
         set_policy(libc::SCHED_IDLE)?;
@@ -141,15 +145,16 @@ fn may_come_back() -> io::Result<()> {
 
 fn set_policy(policy: i32) -> io::Result<()> {
     let no_priority = libc::sched_param { sched_priority: 0 };
-    // SAFETY: the call takes numbers (0: the calling thread), and the structure that it refers to
-    // lives until it returns.
+    // SAFETY: the call takes numbers (0 means the calling thread), and the structure to which the
+    // pointer refers lives until the call returns.
     match unsafe { libc::sched_setscheduler(0, policy, &raw const no_priority) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Reads a file of the kernel whose content is generated for each read from its start.
+/// Reads a file of the kernel. The kernel generates the content of such a file at each read from
+/// its start.
 fn read(file: &File) -> io::Result<String> {
     let mut text = [0; 128];
     let length = file.read_at(&mut text, 0)?;
@@ -170,7 +175,7 @@ fn waited(schedstat: &str) -> io::Result<Waited> {
     }
 }
 
-/// Returns how many threads want to run, from `/proc/loadavg`.
+/// Returns the number of runnable threads, from the text of `/proc/loadavg`.
 fn runnable(loadavg: &str) -> io::Result<u64> {
     let running = loadavg
         .split_whitespace()
@@ -232,10 +237,10 @@ mod tests {
         say("loadavg", "0 0 0 2/9 9");
         assert_eq!(look(&mut courtesy, QUIET_LOOKS), libc::SCHED_OTHER);
         assert_eq!(look(&mut courtesy, 1), libc::SCHED_IDLE);
-        // 1,000 times on the CPU, 20 µs of waiting for each.
+        // The thread was on the CPU 1,000 times, and waited 20 µs for it each time.
         say("schedstat", "0 20000000 1000");
         assert_eq!(look(&mut courtesy, 1), libc::SCHED_IDLE);
-        // One more time, and 5 ms of waiting for it.
+        // The thread was on the CPU once more, and waited 5 ms for it.
         say("schedstat", "0 25000000 1001");
         assert_eq!(look(&mut courtesy, 1), libc::SCHED_OTHER);
         let first = look_until_polite(&mut courtesy, &mut look);

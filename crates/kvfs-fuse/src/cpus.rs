@@ -1,4 +1,5 @@
-//! The CPUs of the machine, as the kernel counts queues: every CPU that could ever be present.
+//! The CPUs of the machine. The kernel has one queue for every possible CPU, that is, every CPU
+//! that could ever be present.
 
 use std::fs;
 use std::io;

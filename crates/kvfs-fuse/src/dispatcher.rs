@@ -5,13 +5,13 @@
 //! - OPEN, OPENDIR, FLUSH and CREATE are answered ENOSYS, once each: from then on the kernel opens
 //!   and closes without a request, keeps pages and directory entries cached across opens, and
 //!   creates with MKNOD.
-//! - Names, missing names and attributes are cached for as long as the policy says; if it says so,
-//!   writes gather in the page cache.
+//! - The kernel caches names, missing names and attributes for the time that the policy sets. If
+//!   the policy says so, the page cache gathers writes.
 //! - The daemon announces that it drops set-user-ID bits (`HANDLE_KILLPRIV_V2`), so that the kernel
-//!   asks for `security.capability` once for each file and not for each write.
+//!   requests `security.capability` once for each file and not for each write.
 //! - File locks stay in the kernel: the daemon does not announce support for them.
-//! - STATX is left to GETATTR, unless the policy wants the time of birth shown: STATX adds nothing
-//!   else, and costs one more request per file.
+//! - STATX is refused, so that the kernel uses GETATTR, unless the policy shows times of birth.
+//!   STATX adds nothing else, and costs one more request per file.
 
 mod answers;
 mod arguments;
@@ -34,7 +34,7 @@ pub(crate) use negotiation::init;
 
 /// The answer to one request.
 pub(crate) enum Outcome {
-    /// No answer: some requests take none.
+    /// No answer is sent, because some requests take none.
     Nothing,
     /// The request has to be dispatched again by a thread that may wait.
     Waits,
@@ -42,11 +42,11 @@ pub(crate) enum Outcome {
     /// The content of the `Answer`.
     Answer,
     Data(Bytes),
-    /// The reply is the first bytes of the read buffer, this many.
+    /// The reply is the first bytes of the read buffer; the number is their count.
     Filled(usize),
 }
 
-/// A handler, and the settings by which requests reach it. It is shared by all threads.
+/// A handler, and the settings by which requests reach it. All threads share the dispatcher.
 pub(crate) struct Dispatcher<H> {
     handler: Arc<H>,
     policy: Policy,
@@ -55,15 +55,16 @@ pub(crate) struct Dispatcher<H> {
     kept: Option<Arc<Kept>>,
 }
 
-/// The answer to one request, and its side effects. A thread keeps it between requests, so that
-/// most of them allocate nothing.
+/// The answer to one request, and its side effects. A thread keeps the buffer between requests, so
+/// that most requests allocate nothing.
 #[derive(Default)]
 pub(crate) struct ReplyBuffer {
     pub answer: Answer,
-    /// References that the answer hands to the kernel; if the answer does not arrive, they are
+    /// The references that the answer hands to the kernel. If the answer does not arrive, they are
     /// taken back.
     pub handed_out: Vec<NodeId>,
-    /// Inodes whose attributes the kernel must ask for again, before it gets the answer.
+    /// The inodes whose attributes the kernel must request again. The kernel is notified of them
+    /// before it gets the answer.
     pub stale_attributes: Vec<NodeId>,
     /// The request was announced.
     pub announced: bool,
@@ -111,10 +112,10 @@ impl<H: Handler> Dispatcher<H> {
         }
     }
 
-    /// Answers one request. A panic in the handler is a defect, but must not take all files away:
-    /// it is answered with EIO, and the panic hook reports it.
+    /// Answers one request. A panic in the handler is a defect, but must not make all files
+    /// inaccessible: the request is answered with EIO, and the panic hook reports the panic.
     ///
-    /// Data that is read may be put into `read_buffer`, so that nothing is allocated for it.
+    /// A read may put its data into `read_buffer`, which saves an allocation.
     pub fn dispatch(
         &self,
         head: &Head,
@@ -176,8 +177,8 @@ impl<H: Handler> Dispatcher<H> {
         }
     }
 
-    /// Begins an FSYNC. See [`Handler::begin_fsync`]. If the FSYNC is to be done alone, it has to
-    /// be dispatched.
+    /// Begins an FSYNC. See [`Handler::begin_fsync`]. If the result says that the FSYNC must be
+    /// done alone, the request has to be dispatched.
     pub fn begin_fsync(&self, head: &Head) -> Reply<FSync> {
         if self.handler.is_down() {
             return Err(Errno(libc::EIO));
@@ -215,8 +216,8 @@ impl<H: Handler> Dispatcher<H> {
     }
 }
 
-/// Runs `work`. A panic in the handler is a defect, which the panic hook reports; it is answered
-/// with EIO.
+/// Runs `work`. A panic in the handler is a defect, which the panic hook reports; the request is
+/// answered with EIO.
 fn unless_it_panics<T>(what: &str, work: impl FnOnce() -> Reply<T>) -> Reply<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
         tracing::error!("{what} panicked");

@@ -1,11 +1,12 @@
 //! Points at which a test kills the daemon. Without debug assertions they do nothing.
 
 /// Ends this process by SIGKILL at the first point that `KVFS_KILLED_AT=POINT:OPCODES:FILE` names,
-/// but not in a later process: FILE, which must not exist, records that it is done. The points are
-/// "before" a request is answered, and "after" it is done, when its answer is not sent. Several
-/// opcodes stand for one call that the kernel requests by any of them (47+53). The points without a
-/// request (opcode 0) are: the kernel has "handed over" its pages, a change is made and the kernel
-/// not yet notified ("untold"), and the kernel was notified of it ("told").
+/// but not in a later process: FILE, which must not exist at first, records that a process was
+/// ended. The point "before" is reached before a request is executed, and "after" when the request
+/// is executed but its answer is not sent. Several opcodes (47+53) stand for one call that the
+/// kernel may request by any of them. Three points belong to no request (opcode 0): at "handed
+/// over", the kernel has handed over its pages; at "untold", a change is made and the kernel is not
+/// yet notified; at "told", the kernel was notified of the change.
 pub(crate) fn point(name: &str, opcode: u32) {
     #[cfg(debug_assertions)]
     {

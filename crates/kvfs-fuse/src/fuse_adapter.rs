@@ -1,5 +1,5 @@
-//! The answers of a KVFS file system: each request becomes a call of the view that its inode number
-//! names.
+//! Answers requests with a KVFS file system: each request becomes a call of the view that its inode
+//! number names.
 //!
 //! A request for a view that has ended is answered ESTALE. Nothing moves or is linked from one view
 //! to another (EXDEV, as between any two file systems), and the control directory itself cannot be
@@ -29,27 +29,28 @@ use view::{At, FsIn, In};
 pub struct FuseAdapter {
     views: Views,
     mainline: Fs,
-    /// A thread of the daemon whose changes of attributes have no effect; see
-    /// [`FuseAdapter::ignore_setattr_of`]. 0 if there is none.
+    /// The thread of the daemon whose changes of attributes have no effect, or 0 for no thread. See
+    /// [`FuseAdapter::ignore_setattr_of`].
     notifier: AtomicU32,
-    /// The guard of the thread that makes the kernel take sizes. Set once the mount exists.
+    /// The guard of the thread that makes the kernel take over sizes. It is set once the mount
+    /// exists.
     size_guard: OnceLock<Arc<SizeGuard>>,
     quiesce_barrier: QuiesceBarrier,
-    /// Set once the mount exists.
+    /// Requests data that the kernel holds back. It is set once the mount exists.
     recall: OnceLock<Arc<Recall>>,
-    /// Set for a mount that was in use before: whether the kernel gathers writes. It may then hold
-    /// back pages from the first request on.
+    /// Says for a mount that was in use before whether the kernel gathers writes. If it does, the
+    /// kernel may hold back pages from the first request on.
     in_use: Option<bool>,
     open_views: bool,
     /// The clone that the mount shows alone.
     alone: Option<String>,
     kernel_has_labels: bool,
-    /// The directories that names of views with slashes lead through.
+    /// The directories through which names of views with slashes lead.
     parts: NameParts,
 }
 
-/// Returns the error number for the kernel. Damage and I/O errors are also logged: a program only
-/// sees a number.
+/// Returns the error number for the kernel. Damage and I/O errors are also logged, because a
+/// program only sees the number.
 fn errno(error: kvfs::Error) -> Errno {
     let errno = error.errno();
     if errno == libc::EIO {
@@ -92,14 +93,15 @@ impl FuseAdapter {
         let _ = self.size_guard.set(guard);
     }
 
-    /// Sets the object that asks the kernel for data that it holds back, if an answer depends on
-    /// it.
+    /// Sets the object that requests data that the kernel holds back, for answers that depend on
+    /// this data.
     pub(crate) fn set_recall(&self, recall: Arc<Recall>) {
         let _ = self.recall.set(recall);
     }
 
     /// Makes the kernel hand over everything that programs have written to a file. Returns `false`
-    /// if that cannot be known. It is called before anything is changed.
+    /// if it is unknown whether the kernel has done so. The method is called before anything is
+    /// changed.
     fn recall(&self, node: NodeId) -> Reply<bool> {
         if !may_wait() {
             return Err(Errno::WAITS);
@@ -111,12 +113,12 @@ impl FuseAdapter {
         Ok(matches!(recalled, Some(Ok(()))))
     }
 
-    /// Returns the object that asks the kernel for data that it holds back, or `None` if the kernel
-    /// cannot hold back anything yet.
+    /// Returns the object that requests data that the kernel holds back, or `None` if the kernel
+    /// cannot hold back any data yet.
     fn recall_at_hand(&self) -> Option<&Arc<Recall>> {
         match self.in_use {
             None => self.recall.get(),
-            // The value will be set soon. Requests that need it wait until then, if they may.
+            // The object will be set soon. Requests that need the object and may wait do so.
             Some(_) => Some(self.recall.wait()),
         }
     }
@@ -126,7 +128,7 @@ impl FuseAdapter {
         known.or(self.in_use).unwrap_or(false)
     }
 
-    /// Returns how programs see the inode numbers of the view with this number.
+    /// Returns the numbering in which programs see the inodes of the view with this number.
     pub(crate) fn numbering(&self, view: u16) -> Numbering {
         let place = || self.views.by_number(view).and_then(|fs| fs.in_place_of());
         Numbering { view, shown_in: (view != 0).then(place).flatten().unwrap_or(view) }
@@ -181,8 +183,8 @@ impl FuseAdapter {
         }
     }
 
-    /// Sets whether views admit everyone whom the modes of their files admit, and not only those
-    /// who began them.
+    /// Sets whether views admit all users whom the modes of their files admit, and not only the
+    /// users who began the views.
     #[must_use]
     pub fn open_views(mut self, open: bool) -> FuseAdapter {
         self.open_views = open;

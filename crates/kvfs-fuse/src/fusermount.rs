@@ -1,4 +1,4 @@
-//! Mounting without the right to mount: the setuid program `fusermount3` does it, and hands the
+//! Mounts without the right to mount: the setuid program `fusermount3` mounts, and passes the
 //! connection over a socket.
 
 use std::io;
@@ -72,7 +72,7 @@ fn receive(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     }))
 }
 
-/// Unmounts; with `lazily`, even while the mount is in use.
+/// Unmounts the file system. With `lazily`, it is unmounted even while it is in use.
 pub(crate) fn unmount(mount_point: &Path, lazily: bool) -> io::Result<()> {
     let output = Command::new(PROGRAM)
         .arg(if lazily { "-uz" } else { "-u" })

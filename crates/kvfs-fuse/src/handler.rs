@@ -1,11 +1,11 @@
-//! The requests of FUSE to a file system, in plain types: the seam between the two.
+//! The interface between FUSE and a file system: the requests of FUSE in plain types.
 //!
 //! The threads that read requests (`session` from `/dev/fuse`, `queues` over io_uring) give them to
-//! the `dispatcher`, which decodes them, calls a [`Handler`] and encodes its result. All three know
-//! nothing of KVFS. A handler knows nothing of message layouts, file descriptors or threads: every
-//! call may come from any thread, many at once. Policy that concerns the protocol itself (how long
-//! the kernel may cache, which requests it handles itself) is in the [`Policy`], for all handlers
-//! alike.
+//! the `dispatcher`, which decodes them, calls a [`Handler`] and encodes its result. These three
+//! modules know nothing of KVFS. A handler knows nothing of message layouts, file descriptors or
+//! threads: calls may come from any thread, and many may come at the same time. Policy that
+//! concerns the protocol itself (how long the kernel may cache, which requests it handles itself)
+//! is in the [`Policy`], which is the same for all handlers.
 
 use std::cell::Cell;
 use std::fmt;
@@ -18,7 +18,7 @@ pub use kvfs::{
     RenameFlags, SetAttr, StatFs, TimeSet, Timestamp, Whence, WriteHints, Written, XattrFlags,
 };
 
-/// A Linux error number, positive.
+/// A Linux error number, as a positive number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(pub i32);
 
@@ -33,7 +33,7 @@ thread_local! {
 }
 
 /// Returns whether the calling thread may wait in a call of a handler for the effects of other
-/// calls. If it may not, no other thread could answer these.
+/// calls. A thread may not wait if no other thread could answer these calls.
 pub fn may_wait() -> bool {
     MAY_WAIT.get()
 }
@@ -46,9 +46,9 @@ pub(crate) fn without_waiting<T>(work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// The number by which the kernel knows an inode: FUSE's `nodeid`. Programs see another one as
-/// `st_ino`, the `ino` of [`NodeAttr`] and [`Listed`]. The number that a store gives the inode is
-/// an [`Ino`]; several views may share it.
+/// The number by which the kernel knows an inode: FUSE's `nodeid`. Programs see a different number
+/// as `st_ino`: the `ino` of [`NodeAttr`] and [`Listed`]. The number that a store gives the inode
+/// is an [`Ino`]; several views may share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u64);
 
@@ -68,7 +68,7 @@ impl fmt::Display for NodeId {
 pub struct NodeAttr {
     /// The inode.
     pub node: NodeId,
-    /// Its attributes.
+    /// The attributes of the inode.
     pub attr: Attr,
 }
 
@@ -77,13 +77,13 @@ pub struct NodeAttr {
 pub struct Listed<'a> {
     /// The number that programs see.
     pub ino: u64,
-    /// Its type.
+    /// The type of the file.
     pub kind: FileKind,
-    /// The name.
+    /// The name of the entry.
     pub name: &'a [u8],
     /// The position after this entry, for the next call.
     pub cookie: u64,
-    /// Its attributes, if they are asked for and it still exists.
+    /// The attributes of the inode, if they are requested and the inode still exists.
     pub attr: Option<NodeAttr>,
 }
 
@@ -98,14 +98,14 @@ pub type Reply<T> = Result<T, Errno>;
 /// An inode with references stays readable and writable after its last name is removed. Offsets and
 /// lengths are bytes.
 pub trait Handler: Send + Sync + 'static {
-    /// Returns the entry `name` of `parent`, or `None` if there is none, which the kernel may
-    /// remember.
+    /// Returns the entry `name` of `parent`, or `None` if the entry does not exist. The kernel may
+    /// cache its absence.
     fn lookup(&self, parent: NodeId, name: &[u8]) -> Reply<Option<NodeAttr>>;
     /// Takes back `references` of the kernel to an inode.
     fn forget(&self, node: NodeId, references: u64);
     /// Returns the attributes of an inode.
     fn getattr(&self, node: NodeId) -> Reply<NodeAttr>;
-    /// Changes attributes and returns them.
+    /// Changes the attributes of an inode and returns the new ones.
     fn setattr(&self, node: NodeId, changes: &SetAttr, caller: Caller) -> Reply<NodeAttr>;
     /// Returns the target of a symbolic link.
     fn readlink(&self, node: NodeId) -> Reply<Bytes>;
@@ -145,7 +145,7 @@ pub trait Handler: Send + Sync + 'static {
         flags: RenameFlags,
         caller: Caller,
     ) -> Reply<()>;
-    /// Reads up to `length` bytes; fewer only at the end of the file.
+    /// Reads up to `length` bytes. Fewer bytes are read only at the end of the file.
     fn read(&self, node: NodeId, offset: u64, length: u32, hints: ReadHints) -> Reply<Bytes>;
     /// Reads into `room`, as many bytes as fit, and returns their number.
     fn read_into(
@@ -164,10 +164,10 @@ pub trait Handler: Send + Sync + 'static {
         false
     }
     /// Announces that a write out of the kernel's cache at this offset has been taken and will
-    /// reach `write` soon (`WriteHints::announced`). It is called in the order in which the kernel
-    /// sends them, one at a time.
+    /// reach `write` soon (`WriteHints::announced`). The calls are made one at a time, in the order
+    /// in which the kernel sends the writes.
     fn announce(&self, _node: NodeId, _offset: u64) {}
-    /// Writes all of it, or fails.
+    /// Writes all of `data`, or fails.
     fn write(&self, node: NodeId, offset: u64, data: &[u8], hints: WriteHints) -> Reply<Written>;
     /// Makes the data of an inode durable before it returns. With `data_only`, times may be left
     /// out.
@@ -183,10 +183,10 @@ pub trait Handler: Send + Sync + 'static {
     fn sync(&self) -> Reply<()> {
         Ok(())
     }
-    /// Lists the entries after `cookie` (0: from the start), in a stable order, until `take`
-    /// returns false: that entry was not taken. With `attributes` every entry but "." and ".."
-    /// carries its attributes, and a reference if taken; one that was removed in the meantime
-    /// carries neither.
+    /// Lists the entries after `cookie` (0 means from the start), in a stable order, until `take`
+    /// returns false. The entry for which `take` returned false is not taken. With `attributes`,
+    /// every entry except "." and ".." carries its attributes, and a reference if `take` returns
+    /// true. An entry that was removed in the meantime carries neither.
     fn readdir(
         &self,
         node: NodeId,
@@ -223,21 +223,21 @@ pub trait Handler: Send + Sync + 'static {
     /// Returns the first data or hole at or after `offset`. ENOSYS tells the kernel to treat every
     /// file as data from start to end from now on.
     fn seek(&self, node: NodeId, offset: u64, what: Whence) -> Reply<u64>;
-    /// Returns whether a call may have to wait for something that only other calls can bring about:
-    /// then there must be threads for these.
+    /// Returns whether a call may have to wait for an event that only other calls can cause. If so,
+    /// threads must be available for those calls.
     fn stalls(&self) -> bool {
         false
     }
-    /// Ends all service, after making as much durable as the argument says.
+    /// Ends all service, after making as much data durable as the argument says.
     fn go_down(&self, _how: GoingDown) -> Reply<()> {
         Err(Errno(libc::ENOTTY))
     }
-    /// Returns whether the file system has gone down: then every request fails with EIO, except
-    /// those that take no answer.
+    /// Returns whether the file system has gone down. If it has, every request that takes an answer
+    /// fails with EIO.
     fn is_down(&self) -> bool {
         false
     }
-    /// Copies a range and returns the bytes copied.
+    /// Copies a range and returns the number of bytes copied.
     fn copy_file_range(
         &self,
         from: (NodeId, u64),
@@ -250,29 +250,28 @@ pub trait Handler: Send + Sync + 'static {
 /// The policy of the kernel's cache, and of the number of requests in flight.
 #[derive(Clone, Debug)]
 pub struct Policy {
-    /// The time for which names, and the absence of names, are believed without asking again.
-    /// Nothing but this mount changes the file system, unless the [`Invalidator`] is called, so
-    /// this is long.
+    /// The time for which the kernel caches names, and the absence of names. Without a call of the
+    /// [`Invalidator`], only this mount changes the file system, so the time is long.
     pub entry_ttl: Duration,
-    /// The time for which attributes are believed without asking again.
+    /// The time for which the kernel caches attributes.
     pub attr_ttl: Duration,
-    /// The largest write in one request, bytes.
+    /// The size of the largest write in one request, in bytes.
     pub max_write: u32,
-    /// The kernel's read-ahead, bytes (above 128 KiB this takes the right to write to
-    /// `/sys/class/bdi`).
+    /// The kernel's read-ahead, in bytes. More than 128 KiB requires the right to write to
+    /// `/sys/class/bdi`.
     pub max_readahead: u32,
-    /// The most background requests (readahead, write-back) in flight.
+    /// The maximum number of background requests (readahead, write-back) in flight.
     pub max_background: u16,
-    /// Writes gather in the kernel, which sends them in its own time, or when the file is closed or
-    /// synced. Without this, a write has been answered when it returns, so that everything that
-    /// depends on it is known to the daemon: sizes, times, holes, and the content that a rename
+    /// The kernel gathers writes, and sends them later, or when the file is closed or synced. If it
+    /// does not, the daemon has answered a write when the write returns, so the daemon knows
+    /// everything that depends on the write: sizes, times, holes, and the content that a rename
     /// publishes.
     pub write_back: bool,
-    /// Extended attributes are supported. Every file that is written then costs one more request,
-    /// in which the kernel asks for its capabilities.
+    /// Extended attributes are supported. Then every file that is written costs one more request,
+    /// in which the kernel requests the capabilities of the file.
     pub xattrs: bool,
-    /// The time of birth is shown to programs that ask for it. It costs a request for each file
-    /// that they ask about first.
+    /// The time of birth is shown to programs that request it. This costs one request for each file
+    /// for which a program requests it.
     pub birth_times: bool,
     /// The number of threads that read requests, each on its own clone of the connection. Over
     /// io_uring there is one for each CPU.
@@ -284,12 +283,13 @@ pub struct Policy {
 /// The transport of requests between the kernel and the daemon.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TransportChoice {
-    /// `/dev/fuse`.
+    /// Requests come from `/dev/fuse`.
     #[default]
     Device,
-    /// io_uring; without it the mount fails.
+    /// Requests come over io_uring. If io_uring is not available, the mount fails.
     Uring,
-    /// io_uring if the kernel has it switched on and writes work, otherwise `/dev/fuse`.
+    /// Requests come over io_uring if the kernel has it switched on and writes work, and otherwise
+    /// from `/dev/fuse`.
     Auto,
 }
 
@@ -304,8 +304,9 @@ impl Default for Policy {
             write_back: false,
             xattrs: true,
             birth_times: false,
-            // One thread per core serves as many clients as can run; on two cores two were as fast
-            // as one for a single client and twice as fast for two, and four were slower.
+            // One thread per core serves as many clients as can run. On two cores, two threads were
+            // as fast as one for a single client and twice as fast for two clients; four threads
+            // were slower.
             threads: std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 8),
             transport: TransportChoice::default(),
         }
@@ -314,13 +315,14 @@ impl Default for Policy {
 
 /// Tells the kernel to drop cached data after changes that did not come through the mount.
 pub trait Invalidator: Send + Sync {
-    /// Makes the kernel look up the name (or its remembered absence) again. Programs that work in
-    /// the directory that it names continue to do so.
+    /// Makes the kernel look up the name (or its cached absence) again. Programs whose working
+    /// directory has this name continue to work in it.
     fn expire_name(&self, parent: NodeId, name: &[u8]) -> std::io::Result<()>;
-    /// Removes the name and everything below it: the kernel forgets all that no program uses.
+    /// Removes the name and everything below it from the kernel's cache: the kernel forgets all
+    /// inodes that no program uses.
     fn remove_name(&self, parent: NodeId, name: &[u8]) -> std::io::Result<()>;
-    /// Makes the kernel read attributes and cached pages of the inode again. If it gathers writes,
-    /// it keeps size and times of files: it trusts its own.
+    /// Makes the kernel read attributes and cached pages of the inode again. If the kernel gathers
+    /// writes, it keeps its own sizes and times of files.
     fn invalidate_inode(&self, node: NodeId) -> std::io::Result<()>;
     /// Tells the kernel that the file is at least this long, and that `last` is the byte before
     /// that end.

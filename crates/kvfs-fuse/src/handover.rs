@@ -1,20 +1,21 @@
-//! A mount that outlives the process that serves it: how the threads are stopped between two
-//! requests, and the state that the next process needs.
+//! Passes a mount from one serving process to the next. This module stops the threads between two
+//! requests, and encodes the state that the next process needs.
 //!
-//! The kernel keeps the connection for as long as a descriptor of it is open, and with it every
-//! request that was not taken. So the serving process stops reading and answers the requests that
-//! it has taken, and the next one continues to read from the same descriptor: a program waits a
-//! little longer for its answer and sees nothing else.
+//! The kernel keeps the connection while a descriptor of it is open, and keeps every request that
+//! was not taken. So the serving process stops reading and answers the requests that it has taken,
+//! and the next one continues to read from the same descriptor: a program waits a little longer for
+//! its answer and sees nothing else.
 //!
-//! **Stopping.** The threads wait in read(2). A signal ends that (`interrupt`). A thread checks
-//! before each read whether it should stop. It may miss a signal between the two, so signals are
-//! sent until all threads have ended.
+//! **Stopping.** The threads wait in read(2), and a signal ends the call (`interrupt`). A thread
+//! checks before each read whether it should stop. A signal that arrives between the check and the
+//! read has no effect, so signals are sent until all threads have ended.
 //!
 //! The first thread, which has the connection itself and no clone of it, ends last. Requests of
 //! other threads may wait for pages that only another request brings (`recall`), so the first
-//! thread answers as long as any other thread exists. During that time it keeps requests that it
-//! would have to hand to another thread: if they were served, there would be no end. The next
-//! process begins with these requests. They came by the connection itself, so it can answer them.
+//! thread answers as long as any other thread exists. During that time, the first thread keeps the
+//! requests that it would have to hand to another thread, because serving them could delay the end
+//! forever. The next process begins with these requests. They arrived on the connection itself, so
+//! the next process can answer them.
 
 use std::ffi::OsString;
 use std::io;
@@ -38,7 +39,7 @@ const VERSION: u32 = 1;
 /// The time between two signals to threads that have not stopped.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Asks the threads of a session to stop, and keeps the requests that they have taken and not
+/// Signals the threads of a session to stop, and keeps the requests that they have taken and not
 /// served.
 #[derive(Default)]
 pub(crate) struct Stop {
@@ -53,14 +54,15 @@ impl Stop {
         self.wanted.load(Ordering::SeqCst)
     }
 
-    /// Returns whether the first thread may need an answer of another one, which must then not
-    /// stop.
+    /// Returns whether the first thread may need an answer of another thread. If so, the other
+    /// threads must not stop.
     pub fn first_waits(&self) -> bool {
         self.first_waits.load(Ordering::SeqCst)
     }
 
-    /// Marks that the first thread begins or ends such a request. It asks [`Stop::is_wanted`] after
-    /// it has begun: either it then sees that the others stop, or they see that it waits.
+    /// Records that the first thread begins or ends a request that may need an answer of another
+    /// thread. After this call, the first thread checks [`Stop::is_wanted`]: either it sees that
+    /// the other threads stop, or they see that the first thread waits.
     pub fn set_first_waits(&self, waits: bool) {
         self.first_waits.store(waits, Ordering::SeqCst);
     }
@@ -110,7 +112,7 @@ pub struct Handover {
     pub(crate) connection: Arc<OwnedFd>,
     pub(crate) entry: MountEntry,
     pub(crate) greeting: Greeting,
-    /// Requests that were taken and not answered.
+    /// The requests that were taken and not answered.
     pub(crate) held: Vec<Vec<u8>>,
 }
 
@@ -227,7 +229,7 @@ mod tests {
     #[test]
     fn what_is_cut_short_or_of_another_version_is_refused() {
         let whole = some().encode();
-        // Fewer requests may be held; everything before them must be there.
+        // The held requests come last and may be cut off; all bytes before them are required.
         let least = Handover { held: vec![], ..some() }.encode().len();
         for length in 0..least {
             assert!(decoded(&whole[..length]).is_err(), "{length} bytes");

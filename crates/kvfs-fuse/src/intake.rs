@@ -1,15 +1,16 @@
-//! Takes requests in a known order, namely that in which the kernel sends them, if it gathers
-//! writes and the store is nearly full.
+//! Takes requests in the order in which the kernel sends them, if the kernel gathers writes and the
+//! store is nearly full.
 //!
 //! Several threads take requests, and a thread that has taken a piece of a long write may be
 //! suspended before it does anything. If that piece is refused in the end, for lack of space, the
-//! later pieces must be refused as well; so they must wait for it, and must be able to know that it
-//! is on its way (`kvfs::Fs::announce_cached`). Taking a request and announcing it is then one
-//! step, by one thread at a time.
+//! later pieces must be refused as well; so they must wait for it, and must be able to detect that
+//! it has been taken (`kvfs::Fs::announce_cached`). For this purpose, one thread at a time takes a
+//! request and announces it in one step.
 //!
-//! This wakes another thread for every request: with one client, creating files takes five times as
-//! long. So it is done only if the handler says that a write may be refused soon, which it says a
-//! gigabyte before that; otherwise each thread takes requests by itself.
+//! This order wakes another thread for every request: with one client, creating files takes five
+//! times as long. So requests are taken in order only if the handler reports that a write may be
+//! refused soon; it does so while a gigabyte is still free. Otherwise each thread takes requests by
+//! itself.
 
 use parking_lot::Mutex;
 

@@ -2,16 +2,18 @@
 
 use std::sync::OnceLock;
 
-/// This signal is sent only on purpose, and without a handler it has no effect.
+/// The signal that interrupts a thread. It is sent only on purpose, and without a handler it has no
+/// effect.
 const SIGNAL: libc::c_int = libc::SIGURG;
 
-/// Makes the signal end blocking calls. Must be called before the first [`thread`].
+/// Makes the signal end blocking calls. This function must be called before the first call of
+/// [`thread`].
 pub(crate) fn prepare() {
     static HANDLED: OnceLock<()> = OnceLock::new();
     extern "C" fn nothing(_: libc::c_int) {}
     HANDLED.get_or_init(|| {
-        // SAFETY: the handler touches nothing, and the structure is all zeros except for it: no
-        // flags (so blocking calls are not restarted), and no other signal is blocked in it.
+        // SAFETY: the handler touches nothing. All other fields of the structure are zero: no flags
+        // are set (so blocking calls are not restarted), and the handler blocks no other signal.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;
@@ -22,8 +24,9 @@ pub(crate) fn prepare() {
 
 /// Ends the blocking call of a thread of this process.
 pub(crate) fn thread(number: i32) {
-    // SAFETY: the call takes numbers. A thread that has ended gets nothing, and another thread of
-    // this process that has its number by now is not harmed by the signal.
+    // SAFETY: the call takes numbers. If the thread has ended, the signal reaches no thread, or
+    // another thread of this process that has the same number by now, which the signal does not
+    // harm.
     unsafe {
         libc::syscall(libc::SYS_tgkill, libc::getpid(), number, SIGNAL);
     }

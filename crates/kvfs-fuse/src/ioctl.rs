@@ -1,10 +1,10 @@
-//! The one ioctl that is answered: GOINGDOWN, with which tests of file systems cut one off in the
-//! middle of its work.
+//! Answers the only supported ioctl: GOINGDOWN, with which tests of file systems stop a file system
+//! in the middle of its work.
 //!
-//! Its number says that the kernel writes its argument and reads none, but the argument is read:
-//! the number dates from a time when the direction was not taken seriously. A FUSE kernel relies on
-//! the number and sends only the address of the argument. So it is read from the memory of the
-//! caller, which waits for the answer.
+//! The number of this ioctl declares an argument that the kernel writes, although the kernel reads
+//! it; such directions were not taken seriously when the number was assigned. FUSE in the kernel
+//! relies on the number and sends only the address of the argument. So the argument is read from
+//! the memory of the caller, which waits for the answer.
 
 use std::fs;
 

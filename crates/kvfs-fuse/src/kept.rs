@@ -1,17 +1,18 @@
-//! The state that outlives a daemon that is killed, so that another one continues its mount under
-//! the programs that use it. Another process holds the connection ([`crate::kept_connection`]), the
+//! The state that outlives a killed daemon, so that another daemon continues its mount while
+//! programs use the mount. Another process holds the connection ([`crate::kept_connection`]), the
 //! mirror of the store's commits (`kvdb::Mirror`), and a file with the kernel's references.
 //!
 //! **Requests.** On `NOTIFY_RESEND` the kernel resends requests that the killed daemon had read and
-//! not answered, with a bit in the request's number. Some of these requests are done: the commit
-//! that completed one carries its number ([`kvfs::Note`]), in the mirror. Such a request is
-//! answered from the state. Requests that may be done twice carry no note.
+//! not answered, with a bit in the request's number. Some of these requests are already executed:
+//! the commit that completed such a request carries the number of the request ([`kvfs::Note`]) in
+//! the mirror. Such a request is answered from the state. Requests that may be executed twice have
+//! no note.
 //!
 //! **References.** The references that an answer hands to the kernel are noted, with the request's
-//! number, before the answer is sent; those that the kernel gives back are noted on arrival. If the
-//! request is sent again, the kernel did not get the answer, and the references noted with it are
-//! withdrawn. References that were released in the moment before the end may stay; then the file is
-//! deleted when the mount ends.
+//! number, before the answer is sent; the references that the kernel releases are noted when the
+//! release arrives. If the request is sent again, the kernel did not get the answer, and the
+//! references noted with the request are withdrawn. References that the kernel released just before
+//! the daemon was killed may remain; then their file is deleted when the mount ends.
 //!
 //! The file of references, in the machine's byte order: u64 magic, u64 start of the log; from 4096
 //! on the log, 32 bytes each: u64 node, i64 references, u64 request (0: none), u64 0. The log is
@@ -33,7 +34,8 @@ use crate::node_id;
 const MAGIC: u64 = u64::from_le_bytes(*b"KVREFS01");
 const LOG_AT: u64 = 4096;
 const ENTRY: u64 = 32;
-/// The log is rewritten when this much has been added since, and at least as much as it began with.
+/// The log is rewritten when at least this many bytes were added since it was last rewritten, and
+/// at least as many bytes as it began with.
 const GROWN: u64 = 8 << 20;
 /// The number of entries whose requests are remembered: many more than requests can be in flight.
 const RECENT: usize = 1 << 14;
@@ -43,7 +45,7 @@ pub struct Kept {
     references: Mutex<Log>,
     /// References that the killed daemon had noted for an answer, keyed by the request.
     given: Mutex<HashMap<u64, Vec<NodeId>>>,
-    /// The requests that the killed daemon had done, each with its value.
+    /// The requests that the killed daemon had executed, each with its value.
     done: HashMap<u64, u64>,
     slots: Mutex<Slots>,
 }
@@ -54,7 +56,7 @@ struct Log {
     tail: u64,
     /// The bytes of the sums with which the log began.
     begun_with: u64,
-    /// The last entries with a request; their answers may not have arrived.
+    /// The last entries with a request. The answers to these requests may not have arrived.
     recent: VecDeque<(NodeId, u64)>,
 }
 
@@ -64,7 +66,8 @@ struct Slots {
     taken: u32,
 }
 
-/// A place for the notes of one thread, until it is dropped.
+/// A place in the mirror for the notes of one thread. The place is free again when this value is
+/// dropped.
 pub(crate) struct Slot {
     kept: Arc<Kept>,
     pub number: u32,
@@ -139,8 +142,8 @@ impl Kept {
         })
     }
 
-    /// Returns the references that the kernel has, or may have: the view, the inode's number in it,
-    /// and the count.
+    /// Returns the references that the kernel has or may have, as the view, the number of the inode
+    /// in the view, and the count.
     pub fn references(&self) -> io::Result<Vec<(u16, Ino, u64)>> {
         let sums = self.references.lock().sums()?;
         let of_views = sums.into_iter().filter_map(|(node, count)| {
@@ -151,7 +154,7 @@ impl Kept {
         Ok(of_views.collect())
     }
 
-    /// Returns the value of a request that is done.
+    /// Returns the value of a request if the killed daemon had executed it.
     pub(crate) fn done(&self, request: u64) -> Option<u64> {
         self.done.get(&request).copied()
     }
@@ -281,7 +284,7 @@ mod tests {
         // The answer to 2 has not arrived.
         assert_eq!(kept.take_given(2), [NodeId(5), NodeId(6), other]);
         assert_eq!(kept.take_given(2), []);
-        // The count of released references is below zero, until they are granted again.
+        // The count of released references stays below zero until they are granted again.
         kept.give(2, &[NodeId(5), NodeId(6), other]);
         assert_eq!(sorted(&kept), [(0, 5, 2), (0, 7, 1), (3, 8, 1)]);
     }

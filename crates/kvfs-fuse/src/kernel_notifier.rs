@@ -1,29 +1,30 @@
 //! Tells the kernel which cached data is stale when a view changes or ends.
 //!
 //! Such a message makes the kernel take the lock of an inode. A program that waits for an answer of
-//! this daemon may hold that lock, so no thread that answers requests sends one (except for a
-//! message about attributes alone, which takes no lock: `connection`), and no thread that sends one
-//! holds a lock that an answer needs. The thread that ends a view sends the messages itself, as
-//! waking another thread would take longer than sending them: programs that have these directories
-//! and files open see the change from then on. (`abort_watchdog` is for a daemon that is killed
-//! while it sends one.)
+//! this daemon may hold that lock, so no thread that answers requests sends such a message (except
+//! a message about attributes alone, which takes no lock: `connection`), and no thread that sends
+//! one holds a lock that an answer needs. The thread that ends a view sends the messages itself,
+//! because waking another thread would take longer than sending them. Programs that have these
+//! directories and files open see the change from then on. (`abort_watchdog` handles a daemon that
+//! is killed while it sends a message.)
 //!
 //! - Names that were made, replaced or removed are looked up again. They are expired and not torn
-//!   out (`INVAL_ENTRY_EXPIRE`), since tearing out would take away the working directories of
-//!   programs and mounts that lie below.
-//! - Names of removed files are torn out, so that the kernel gives back its references, and the
-//!   space of the files is free at once and not after the next look-up. This is done only if
-//!   nothing is mounted below and the commit has moved no directory that the kernel knows: its old
-//!   name, still there, follows it to the new one with all programs that work in it.
+//!   out (`INVAL_ENTRY_EXPIRE`), because tearing out a name would remove the working directories of
+//!   programs and the mounts below it.
+//! - Names of removed files are torn out, so that the kernel releases its references, and the space
+//!   of the files is free at once and not after the next look-up. This is done only if nothing is
+//!   mounted below and the commit has moved no directory that the kernel knows: the kernel then
+//!   moves the old name of the directory, which it still has, to the new one, together with all
+//!   programs that work in the directory.
 //! - Attributes and pages of changed inodes are dropped. Only inodes that the kernel refers to are
 //!   worth a message.
 //! - **Size and times of files** are set through the mount to their actual values (`size_setter`).
-//!   That takes the right to open by handle (CAP_DAC_READ_SEARCH). Without it, files that have
-//!   grown are shown at their new length, and those that have become shorter keep the old one, with
-//!   zeros at the end, until the kernel forgets them.
+//!   This requires the right to open by handle (CAP_DAC_READ_SEARCH). Without this right, files
+//!   that have grown are shown at their new length, and those that have become shorter keep the old
+//!   one, with zeros at the end, until the kernel forgets them.
 //! - The inodes of a view that has ended are dropped, too: a program that still has one open gets
-//!   ESTALE. If they are many, a thread does it afterwards. The view's name is torn out with
-//!   everything below it, so that the kernel forgets it and the view's number becomes free
+//!   ESTALE. If they are many, another thread drops them later. The name of the view is torn out
+//!   with everything below it, so that the kernel forgets the view and its number becomes free
 //!   (`kvfs::Views`).
 //!
 //! **Before a transaction begins or ends** the kernel must hand over the data that it holds back
@@ -69,26 +70,27 @@ const KEEP_ATIME: ReadHints = ReadHints { keep_atime: true };
 #[derive(Default)]
 struct Invalidations {
     names: Vec<(NodeId, Box<[u8]>)>,
-    /// Names of removed files: they are torn out if nothing is mounted below.
+    /// The names of removed files, which are torn out if nothing is mounted below.
     removed: Vec<(NodeId, Box<[u8]>)>,
     inodes: Vec<NodeId>,
-    /// The files among them, with their current attributes, and whether their size has changed.
+    /// The files among the changed inodes, with their current attributes, and whether their size
+    /// has changed.
     files: Vec<(NodeAttr, bool)>,
 }
 
-/// The most inodes of an ended view that are dropped by the thread that ends it; more are left to
-/// another thread.
+/// The maximum number of inodes of an ended view that the thread which ends the view drops itself.
+/// More inodes are left to another thread.
 const DROPPED_BY_CALLER: usize = 64;
 
-/// The most names made by a commit among which moved directories are looked for. If more were made,
-/// no name is torn out.
+/// The maximum number of names made by a commit among which moved directories are searched. If a
+/// commit made more names, no name is torn out.
 const MADE: usize = 10_000;
 
-/// The rounds of the quiesce barrier after which the kernel has returned the references that it
-/// dropped. Any that are left only cost memory.
+/// The number of rounds of the quiesce barrier for which released references are awaited.
+/// References that remain only cost memory.
 const FORGETTING: usize = 4;
 
-/// The watcher of a mounted file system's views. Stops with the mount.
+/// Watches the views of a mounted file system. The notifier stops when the mount ends.
 pub struct KernelNotifier {
     invalidator: Arc<dyn Invalidator>,
     adapter: Arc<FuseAdapter>,
@@ -101,13 +103,13 @@ pub struct KernelNotifier {
     coalescer: Coalescer<HandedOver>,
     patience: Duration,
     recall: Arc<Recall>,
-    /// The thread of the setter is used by `round_trip`, too.
+    /// Sets sizes and times through the mount. `round_trip` uses its thread, too.
     size_setter: SizeSetter,
     program_files: ProgramFiles,
     watch_events: WatchEvents,
     /// Files can be opened by their handles.
     by_handle: AtomicBool,
-    /// Leads to the thread that makes the kernel drop inodes. It is `None` once the thread has
+    /// The queue of the thread that makes the kernel drop inodes, or `None` once the thread has
     /// stopped.
     drop_queue: Mutex<Option<Sender<Vec<NodeId>>>>,
     dropper_thread: Mutex<Option<JoinHandle<()>>>,
@@ -123,8 +125,9 @@ impl KernelNotifier {
         KernelNotifier::start_with_patience(views, adapter, mounted, PATIENCE)
     }
 
-    /// Starts with another limit for the time that the beginning or commit of a transaction, or the
-    /// creation of a snapshot, waits for pages that a thread has in hand.
+    /// Starts like [`KernelNotifier::start`], with another limit for the time that the beginning or
+    /// commit of a transaction, or the creation of a snapshot, waits for pages that another thread
+    /// is writing.
     pub fn start_with_patience(
         views: &Views,
         adapter: &Arc<FuseAdapter>,
@@ -175,7 +178,8 @@ impl KernelNotifier {
 
     /// Continues after a process that served the mount was killed: notifies the kernel of changes
     /// that were not reported yet, and makes it forget the views that have ended with the process.
-    /// A separate thread does the latter, since the kernel may wait for answers.
+    /// A separate thread makes the kernel forget the views, because the kernel may wait for
+    /// answers.
     pub fn follow_killed(&self, views: &Views) -> io::Result<()> {
         views.tell_left();
         let (invalidator, views) = (self.invalidator.clone(), views.clone());
@@ -184,7 +188,7 @@ impl KernelNotifier {
             let nodes = inodes.into_iter().map(|ino| node_id::of(number, ino));
             nodes.for_each(|node| drop(invalidator.invalidate_inode(node)));
             let user = Some(control_directory::own_user());
-            // For a nested transaction only the inodes are known, and not the path at which it was.
+            // The inodes of a nested transaction are known, but its path is not.
             for (dir, name) in control_directory::places(view, user, &[]) {
                 drop(invalidator.remove_name(node_id::of(node_id::CONTROL, dir), name.as_bytes()));
             }
@@ -193,9 +197,9 @@ impl KernelNotifier {
         std::thread::Builder::new().name("fuse-forget".into()).spawn(work).map(drop)
     }
 
-    /// Measures how long a program waits for an answer on average: a thread asks for the free space
-    /// of the file system, which the kernel never answers by itself. Returns `None` if the mount
-    /// cannot be asked, or if it takes too long.
+    /// Measures how long a program waits for an answer on average: a thread requests the free space
+    /// of the file system, which the kernel never caches. Returns `None` if the request fails or
+    /// takes too long.
     pub fn round_trip(&self) -> Option<Duration> {
         const TIMES: u32 = 16;
         const LONGEST: Duration = Duration::from_secs(2);
@@ -209,8 +213,8 @@ impl KernelNotifier {
         self.size_setter.thread.begin(ask).ok()?.recv_timeout(LONGEST).ok()?
     }
 
-    /// Stops sending messages, after all pending ones are sent. Must be called while requests are
-    /// still answered, before the threads that answer are stopped.
+    /// Sends all pending messages, then stops sending. This method must be called while requests
+    /// are still answered, before the threads that answer are stopped.
     pub fn finish(&self) {
         drop(self.drop_queue.lock().take());
         if let Some(thread) = self.dropper_thread.lock().take() {
@@ -218,7 +222,7 @@ impl KernelNotifier {
         }
     }
 
-    /// Stops the notifier. Must be called when the mount is no longer served.
+    /// Stops the notifier. This method must be called when the mount is no longer served.
     pub fn stop(&self) {
         self.finish();
         self.recall.stop();
@@ -247,12 +251,13 @@ impl Watcher for KernelNotifier {
     }
 
     fn appeared(&self, view: &ViewId) {
-        // A thread that found no locks when it took its request must not meet one: threads that
-        // take another request hand it on to one that may wait.
+        // A thread that took its request while no key was locked must not meet a lock now, so the
+        // threads finish these requests first. From then on, a thread hands a request that may meet
+        // a lock to a thread that may wait.
         if let Some(queues) = self.queues.as_ref().filter(|_| self.adapter.stalls()) {
             queues.settle(SETTLING);
         }
-        // The kernel takes no inode's lock to drop a listing.
+        // The kernel drops a listing without taking the lock of an inode.
         let (user, chain) = match view {
             ViewId::Transaction(id) => (self.adapter.user_of(*id), self.adapter.chain(*id)),
             _ => (None, Vec::new()),
@@ -297,8 +302,8 @@ impl Watcher for KernelNotifier {
             // A forgotten inode is no error, and other errors do not matter.
             left.into_iter().for_each(|ino| drop(self.invalidator.invalidate_inode(ino)));
         }
-        // Inodes of the view that no program has open are forgotten now; otherwise the view's
-        // number would be taken as long as memory is plentiful.
+        // Inodes of the view that no program has open are forgotten now. Otherwise the number of
+        // the view would stay in use while memory is plentiful.
         for (dir, name) in places {
             if let Err(e) = self.invalidator.remove_name(dir, name.as_bytes()) {
                 tracing::debug!("the kernel goes on remembering {view:?}: {e}");
@@ -334,8 +339,8 @@ impl Watcher for KernelNotifier {
             tracing::debug!("the kernel does not let go of {}: {e}", path.display());
             return Ok(());
         }
-        // The kernel gives back the references that it drops in later messages, which arrive in
-        // turn with requests.
+        // The kernel releases the references that it drops in later messages, which arrive among
+        // the requests.
         let mut left = fs.referenced().len();
         for _ in 0..FORGETTING {
             self.coalescer.run(|| self.hand_over());
@@ -357,8 +362,8 @@ impl Watcher for KernelNotifier {
     }
 
     fn went_down(&self) {
-        // Content in the kernel's memory must not be shown to programs any more, either. Dirty
-        // pages are sent, and refused.
+        // Programs must not see content in the kernel's memory any more, either. The kernel sends
+        // its dirty pages, which are refused.
         self.drop_all();
     }
 
@@ -371,7 +376,7 @@ impl Watcher for KernelNotifier {
 }
 
 impl Invalidations {
-    /// Collects the changes of a view that affect inodes which the kernel knows.
+    /// Adds the changes of a view that affect inodes which the kernel knows.
     fn of(&mut self, number: u16, fs: &Fs, changes: &ChangeSet) {
         let known = |ino: &Ino| fs.is_referenced(*ino);
         let wire = |ino| node_id::of(number, ino);
@@ -412,12 +417,13 @@ fn frees_files(fs: &Fs, changes: &ChangeSet) -> bool {
 }
 
 impl KernelNotifier {
-    /// Makes the kernel drop everything that it holds of every inode, after writing back dirty
-    /// pages. Returns when these have been taken. It is used if no path leads into the mount.
+    /// Makes the kernel write back the dirty pages of every inode and drop everything that it
+    /// caches of them. Returns when the pages have been taken. This method is used if no path leads
+    /// into the mount.
     fn drop_all(&self) {
         for (number, fs) in self.adapter.opened() {
-            // Inodes that the kernel has forgotten, or a mount that has ended, have nothing to
-            // drop.
+            // An error is ignored: if the kernel has forgotten the inode or the mount has ended, it
+            // has nothing to drop.
             fs.referenced()
                 .into_iter()
                 .for_each(|ino| drop(self.invalidator.invalidate_inode(node_id::of(number, ino))));
@@ -466,7 +472,8 @@ impl KernelNotifier {
         if invalidations.files.is_empty() {
             return result;
         }
-        // Without a root, sizes are shown as if opening by handle were not permitted.
+        // Without the root of the mount, sizes are shown as if opening by handle were not
+        // permitted.
         let by_handle = self.by_handle.load(Ordering::Relaxed);
         let mount_root = by_handle.then(|| self.mount_root.clone());
         let shown = self.size_setter.set(mount_root, invalidations.files.clone())?;

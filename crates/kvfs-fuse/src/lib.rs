@@ -27,20 +27,20 @@
 //! `dispatcher` (turns a request into a call), `connection` (reads requests, writes answers and
 //! invalidations), `session`, `worker_pool` and `blocking_pool` (the threads), `intake` (the order
 //! in which they take requests), `ring` and `queues` (io_uring, with a thread for each of `cpus`
-//! that gives way by `courtesy`), `switch` (the kernel's parameter).
+//! that gives way by `courtesy`), `switch` (the kernel's parameter that enables io_uring).
 //!
 //! Above it, `fuse_adapter` answers with a `kvfs` file system and its views: `node_id` (maps
 //! numbers of the kernel to views), `control_directory` (the directory with all views),
 //! `kernel_notifier` (tells the kernel about changes), `unshared_thread` and `mount_root` (the
 //! daemon's use of its own mount), `program_files` (finds the files that programs run from),
-//! `watch_events` (tells programs that watch files), `recall` (asks the kernel for the dirty pages
-//! of one file), `quiesce_barrier`, `barrier` and `coalescer` (find out that all dirty pages have
-//! arrived).
+//! `watch_events` (tells programs that watch files), `recall` (requests the dirty pages of one file
+//! from the kernel), `quiesce_barrier`, `barrier` and `coalescer` (find out that all dirty pages
+//! have arrived).
 //!
-//! `mount` mounts and unmounts, `handover` lets another process continue a mount (`interrupt` stops
-//! the threads for that), `abort_watchdog` ends the connection of a daemon that was killed
-//! (`control`: the kernel's files for that), `mounts` lists the mounts, `counters` counts requests,
-//! `ioctl` handles the control codes that are answered.
+//! `mount` mounts and unmounts file systems, `handover` lets another process continue a mount
+//! (`interrupt` stops the threads for that), `abort_watchdog` ends the connection of a daemon that
+//! was killed (`control`: the kernel's files for that), `mounts` lists the mounts, `counters`
+//! counts requests, `ioctl` handles the control codes that are answered.
 
 #![warn(missing_docs)]
 

@@ -1,9 +1,9 @@
-//! Mounting, and taking over a mount from another process: the checks before it, the session's
-//! threads, and the kernel's parameters. The options, the system calls, the mount that is served,
-//! and its end have files of their own.
+//! Mounts a file system, or takes over a mount from another process: checks the options, starts the
+//! threads of the session, and sets the kernel's parameters. Separate files contain the options,
+//! the system calls, the mount that is served, and its end.
 //!
-//! The daemon calls mount(2) itself if it has the right to mount, which allows every option;
-//! otherwise the setuid helper `fusermount3` mounts.
+//! The daemon calls mount(2) itself if it has the right to mount, and can then use every option.
+//! Otherwise the setuid helper `fusermount3` mounts.
 
 mod error;
 mod mounted;
@@ -71,8 +71,8 @@ pub fn kept_connection() -> Result<OwnedFd, Error> {
     File::options().read(true).write(true).open("/dev/fuse").map(Into::into).map_err(Error::NoFuse)
 }
 
-/// Returns the transport that a policy leads to on this kernel. Rings that are off by default are
-/// on until the guard is dropped.
+/// Returns the transport that a policy selects on this kernel. If io_uring is off by default, it
+/// stays switched on until the guard is dropped.
 fn transport_of(policy: &Policy) -> io::Result<(TransportChoice, Option<switch::On>)> {
     Ok(match policy.transport {
         TransportChoice::Auto if policy.write_back || switch::is_on() != Some(true) => {
@@ -83,7 +83,7 @@ fn transport_of(policy: &Policy) -> io::Result<(TransportChoice, Option<switch::
     })
 }
 
-/// Fails if the options contradict each other, or what this process may do.
+/// Fails if the options contradict each other, or require rights that this process does not have.
 fn check(options: &MountOptions, policy: &Policy) -> Result<(), Error> {
     match () {
         () if options.allow_other && !options.default_permissions => Err(Error::Unguarded),
@@ -132,7 +132,7 @@ fn mount_with<H: Handler>(
         }
     };
     let session = Session::start(connection, dispatcher, policy, sharing).map_err(undo)?;
-    // The kernel has accepted io_uring by now, if it does.
+    // By now the kernel has accepted or refused io_uring.
     drop(switch);
     if !options.root.as_os_str().is_empty() {
         narrow(&mount_point, &options.root).map_err(|e| match e.kind() {
@@ -164,7 +164,7 @@ fn mount_with<H: Handler>(
 
 /// Continues a mount that another session has served, in this process or another one, with a
 /// handler that knows everything that the kernel refers to. When this returns, requests are being
-/// answered. After an error nothing was done.
+/// answered. After an error, nothing has changed.
 pub fn take_over<H: Handler>(
     handler: Arc<H>,
     handover: &Handover,
@@ -208,8 +208,8 @@ fn take_over_with<H: Handler>(
 }
 
 impl Handover {
-    /// Checks that this version can continue the mount under this policy. It changes nothing, so it
-    /// can be called while another session still serves.
+    /// Checks that this version can continue the mount under this policy. The method changes
+    /// nothing, so it can be called while another session still serves the mount.
     pub fn fits(&self, policy: &Policy) -> Result<(), Error> {
         greets_alike(policy, &self.greeting)
             .map(drop)
@@ -237,8 +237,9 @@ fn overrides_modes() -> bool {
     rustix::process::geteuid().is_root() && capable && all_users
 }
 
-/// Lifts two precautions against hostile FUSE daemons that make an honest one slow: a small
-/// readahead, and one percent of the memory for dirty pages. Without the right to do so they stay.
+/// Raises two limits that protect against hostile FUSE daemons but make an honest one slow: a small
+/// readahead, and one percent of the memory for dirty pages. Without the right to do so, the limits
+/// stay unchanged.
 fn raise_limits(entry: &MountEntry, policy: &Policy) {
     let knobs = Path::new("/sys/class/bdi").join(&entry.device);
     let values = [

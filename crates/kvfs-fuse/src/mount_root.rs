@@ -1,4 +1,4 @@
-//! The root of the mount, for those threads of the daemon that use it like programs
+//! The root of the mount, for the threads of the daemon that use the mount as programs do
 //! (`unshared_thread`).
 
 use std::fs::File;
@@ -31,7 +31,8 @@ impl MountRoot {
         self.device
     }
 
-    /// Opens the root. The caller must not keep it open, as that would keep the mount busy.
+    /// Opens the root. The caller must not keep the root open, because an open root keeps the mount
+    /// busy.
     pub fn open(&self) -> io::Result<File> {
         let root = File::open(&self.mount_point)?;
         // Another file system may be mounted there by now.
@@ -42,8 +43,8 @@ impl MountRoot {
         }
     }
 
-    /// Returns a mount at or below `path`, given from the root of the file system, in this
-    /// process's name space.
+    /// Returns a mount at or below `path` in the mount namespace of this process. `path` is
+    /// relative to the root of the file system.
     pub fn mounted_below(&self, path: &Path) -> io::Result<Option<PathBuf>> {
         let device =
             format!("{}:{}", rustix::fs::major(self.device), rustix::fs::minor(self.device));
@@ -52,7 +53,7 @@ impl MountRoot {
             let root = mount.root.strip_prefix("/").unwrap_or(&mount.root);
             let at = match path.strip_prefix(root) {
                 Ok(inside) => mount.mount_point.join(inside),
-                // It shows a part of what is below `path`.
+                // The mount shows a directory below `path`.
                 Err(_) if root.starts_with(path) => mount.mount_point.clone(),
                 Err(_) => continue,
             };
@@ -68,8 +69,8 @@ impl MountRoot {
     }
 }
 
-/// A `struct file_handle` with the handle of an inode in FUSE: high and low half of its number, and
-/// its generation, which is always 0.
+/// A `struct file_handle` with the handle of an inode in FUSE: the high and low halves of its
+/// number, and its generation, which is always 0.
 #[repr(C)]
 struct Handle {
     bytes: u32,
@@ -78,14 +79,15 @@ struct Handle {
     generation: u32,
 }
 
-/// Opens an inode by its number in the kernel; fails with ESTALE if there is none.
+/// Opens an inode by its number in the kernel. Fails with ESTALE if the kernel has no such inode.
 pub(crate) fn open_by_handle(root: &File, NodeId(ino): NodeId, flags: i32) -> io::Result<File> {
-    /// FILEID_INO64_GEN
+    /// The type FILEID_INO64_GEN of file handles.
     const KIND: i32 = 0x81;
     let mut handle =
         Handle { bytes: 12, kind: KIND, ino: [(ino >> 32) as u32, ino as u32], generation: 0 };
-    // SAFETY: the handle is laid out as the call expects it, with as many bytes after its head as
-    // it says, and lives until the call returns; the returned descriptor is owned only here.
+    // SAFETY: the handle has the layout that the call expects, has as many bytes after its head as
+    // its head says, and lives until the call returns. Only this function owns the returned
+    // descriptor.
     unsafe {
         let flags = flags | libc::O_CLOEXEC | libc::O_NOATIME | libc::O_NONBLOCK;
         match libc::open_by_handle_at(root.as_raw_fd(), (&raw mut handle).cast(), flags) {

@@ -1,5 +1,6 @@
-//! The mounts of this process, from `/proc/self/mountinfo`: only the kernel is asked, so that a
-//! dead or hanging mount cannot block the call. Only [`is_dead`] asks a mount itself.
+//! Lists the mounts of this process from `/proc/self/mountinfo`. The kernel alone answers these
+//! calls, so a dead or hanging mount cannot block them. Only [`is_dead`] sends a request to a mount
+//! itself.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -9,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountEntry {
-    /// "major:minor", as in `/sys/class/bdi` and `st_dev`.
+    /// The device number "major:minor", as in `/sys/class/bdi` and `st_dev`.
     pub device: String,
     /// The directory of the file system that is mounted: `/`, unless it is a bind mount.
     pub root: PathBuf,
@@ -19,19 +20,19 @@ pub struct MountEntry {
     pub fs_type: String,
     /// The source, as given to mount(2).
     pub source: OsString,
-    /// The user that FUSE has recorded for the mount: without `allow_other` no other user is
-    /// admitted.
+    /// The user that FUSE has recorded for the mount. Without `allow_other`, FUSE admits no other
+    /// user.
     pub user: Option<u32>,
 }
 
 impl MountEntry {
-    /// Returns whether it is a FUSE mount.
+    /// Returns whether the mount is a FUSE mount.
     pub fn is_fuse(&self) -> bool {
         self.fs_type == "fuse" || self.fs_type.starts_with("fuse.")
     }
 }
 
-/// Returns all mounts of this process's name space, oldest first.
+/// Returns all mounts in the mount namespace of this process, the oldest first.
 pub fn mounts() -> io::Result<Vec<MountEntry>> {
     let table = std::fs::read("/proc/self/mountinfo")?;
     Ok(table.split(|&b| b == b'\n').filter_map(parse_line).collect())
@@ -56,8 +57,8 @@ pub fn mount_of(path: &Path) -> io::Result<Option<MountEntry>> {
     Ok(best)
 }
 
-/// Returns whether the file system with this device number is read-only itself, and not only where
-/// it is mounted.
+/// Returns whether the file system with this device number is itself read-only. A read-only mount
+/// of a writable file system does not count.
 pub fn is_read_only(device: &str) -> io::Result<bool> {
     let table = std::fs::read("/proc/self/mountinfo")?;
     let mut lines = table.split(|&b| b == b'\n');
@@ -68,8 +69,8 @@ pub fn is_read_only(device: &str) -> io::Result<bool> {
 }
 
 /// Returns whether the daemon of a FUSE mount has ended ("Transport endpoint is not connected").
-/// Attributes may still be cached for hours, so this asks for data that the kernel never caches. If
-/// the daemon is stopped, or hangs, this call hangs, too.
+/// Attributes may still be cached for hours, so this function requests data that the kernel never
+/// caches. If the daemon is stopped or hangs, the call hangs, too.
 pub fn is_dead(path: &Path) -> bool {
     matches!(
         rustix::fs::statfs(path),
@@ -77,7 +78,8 @@ pub fn is_dead(path: &Path) -> bool {
     )
 }
 
-/// Returns the options of the file system from the last field of a line; empty if there are none.
+/// Returns the options of the file system from the last field of a line. The result is empty if the
+/// line has no options.
 fn options_of(line: &[u8]) -> &[u8] {
     line.split(|&b| b == b' ').skip_while(|f| *f != b"-").nth(3).unwrap_or_default()
 }

@@ -2,32 +2,34 @@
 //! `.kvfs/clone/agents/7` are directories if there is a clone `agents/7/try-2`, and
 //! `.kvfs/clone/agents/7/try-2` is a link to the directory of this clone (`view_names`).
 //!
-//! They have numbers while this process runs. The kernel asks for each of them again by its name,
-//! so it is notified of a new or ended view only because of listings, and the parts that lead to no
-//! view any more may be forgotten.
+//! These directories and links have inode numbers while this process runs. The kernel looks up each
+//! of them again at every use, so it needs a message about a new or ended view only for cached
+//! listings. Parts that lead to no view any more may be forgotten.
 
 use std::collections::HashMap;
 
 use kvfs::Ino;
 use parking_lot::Mutex;
 
-/// The first of the numbers.
+/// The first inode number of the parts.
 const FIRST: Ino = 5 << 40;
-/// From this many parts on, those that lead to no view any more are forgotten from time to time.
+/// The number of parts from which on parts that lead to no view any more are forgotten from time to
+/// time.
 const MANY: usize = 4096;
 
-/// A part of a name, from its beginning, in the directory of the views of its kind.
+/// A leading part of the name of a view, in the directory of the views of its kind.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Part {
     /// The directory of the snapshots or of the clones.
     pub kind: Ino,
-    /// The path without a final slash; for a link, the whole name.
+    /// The path without a final slash. For a link, this is the whole name of the view.
     pub name: String,
     pub link: bool,
 }
 
 impl Part {
-    /// Returns the directory that contains it, or `None` for the directory of its kind.
+    /// Returns the directory that contains this part, or `None` if the directory of its kind
+    /// contains it.
     pub fn above(&self) -> Option<Part> {
         let (above, _) = self.name.rsplit_once('/')?;
         Some(Part { kind: self.kind, name: above.into(), link: false })
@@ -40,7 +42,7 @@ impl Part {
     }
 }
 
-/// Returns whether it is the number of a part of a name.
+/// Returns whether `ino` is the number of a part of a name.
 pub(crate) fn is_part(ino: Ino) -> bool {
     (FIRST..FIRST + (1 << 40)).contains(&ino)
 }
@@ -54,7 +56,7 @@ struct Numbered {
     numbers: HashMap<Part, Ino>,
     parts: HashMap<Ino, Part>,
     next: Ino,
-    /// The number of parts that were left when the others were last forgotten.
+    /// The number of parts that remained when parts were last forgotten.
     kept: usize,
 }
 
@@ -78,7 +80,7 @@ impl NameParts {
         number
     }
 
-    /// Returns the numbers of the directories that lead to a view, as far as they have any.
+    /// Returns the numbers of those directories that lead to a view and have a number.
     pub fn above(&self, kind: Ino, view: &str) -> Vec<Ino> {
         let all = self.0.lock();
         let parts = view.match_indices('/').map(|(at, _)| &view[..at]);
@@ -92,8 +94,9 @@ impl NameParts {
     }
 }
 
-/// Returns the entries of `dir`, a part of a name or (empty) the directory of a kind, if the views
-/// have these names: the next parts, each once, with `true` for directories.
+/// Returns the entries of `dir` if the views have the names `names`: the next part of each name,
+/// without duplicates, with `true` for directories. `dir` is a part of a name, or empty for the
+/// directory of a kind.
 pub(crate) fn listed<'a>(dir: &str, names: impl Iterator<Item = &'a str>) -> Vec<(String, bool)> {
     let mut found: std::collections::BTreeMap<&str, bool> = std::collections::BTreeMap::new();
     for name in names {

@@ -1,19 +1,21 @@
-//! The meaning of a [`NodeId`]: the view, and the inode in it.
+//! The encoding of a [`NodeId`]: the number of a view, and an inode in the view.
 //!
 //! The kernel caches pages, names and attributes by these numbers, so two views never share
-//! anything in its cache, even if they show the same file. The view's number lies in the upper 16
-//! bits; the mainline's is 0, so its inodes have their own numbers.
+//! anything in its cache, even if they show the same file. The upper 16 bits contain the number of
+//! the view. The number of the mainline is 0, so the kernel's numbers of its inodes are their own
+//! numbers.
 //!
 //! Programs see the same number as `st_ino`, except in a view that is seen in place of the
-//! mainline: there they see the inode's own number, or `git status` would consider every file
-//! changed and read it again ([095](../../../docs/decisions/095-inode-numbers-in-place.md)).
+//! mainline. In such a view they see the inode's own number; otherwise `git status` would consider
+//! every file changed and read it again
+//! ([095](../../../docs/decisions/095-inode-numbers-in-place.md)).
 //!
-//! The kernel's table of inodes does not use the upper bits: Linux multiplies the number with an
-//! aligned address, adds in the number shifted right by 6, folds the result once by the logarithm
-//! of the table's size and takes as many of the lowest bits, so that no bit from some 45 upward
-//! counts. The copies of one inode in all views would be in one chain, and the kernel would walk it
-//! for each name it looks up. So the lower 48 bits are spread, too: the inode's number is moved by
-//! a large odd step for each view.
+//! The hash of the kernel's inode table does not depend on the upper bits: Linux multiplies the
+//! number by an aligned address, adds the number shifted right by 6, folds the result once by the
+//! logarithm of the table's size and takes as many of the lowest bits, so no bit from about 45
+//! upward counts. The copies of one inode in all views would be in one hash chain, which the kernel
+//! would walk for each name that it looks up. So the lower 48 bits are spread, too: a large odd
+//! step for each view is added to the number of the inode.
 
 use kvfs::{Attr, Ino, Views};
 
@@ -23,7 +25,7 @@ const VIEW_SHIFT: u32 = 48;
 const INO_MASK: Ino = (1 << VIEW_SHIFT) - 1;
 
 /// The distance between the inodes of two successive views: 2^48 divided by the golden ratio, so
-/// that neither many views nor many inodes of one lie close to each other.
+/// that the numbers of one inode in many views are spread evenly.
 const STEP: Ino = 0x9e37_79b9_7f4b;
 
 /// The number of the control directory, which is not a view of the store.
@@ -47,15 +49,15 @@ pub(crate) fn split(node: NodeId) -> (u16, Ino) {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Numbering {
     pub view: u16,
-    /// The view in whose place it is seen, whose numbers its inodes have; the view itself if it is
-    /// seen in no other place.
+    /// The view in whose place this view is seen, and whose numbers programs see for the inodes; or
+    /// this view itself if it is not seen in place of another one.
     pub shown_in: u16,
 }
 
 impl Numbering {
-    /// Returns the number that programs see as `st_ino` and `d_ino`. A directory has another number
-    /// in each view: a program that compares directories of two views must not take them for the
-    /// same one, as `diff -r` does with directories of equal numbers.
+    /// Returns the number that programs see as `st_ino` and `d_ino`. A directory has a different
+    /// number in each view, because a program that compares directories of two views must not treat
+    /// them as the same directory. `diff -r` does so if the numbers are equal.
     pub fn shown(self, ino: Ino, kind: FileKind) -> u64 {
         let view = if kind == FileKind::Dir { self.view } else { self.shown_in };
         of(view, ino).0

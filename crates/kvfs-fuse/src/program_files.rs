@@ -1,11 +1,11 @@
 //! Finds the files that programs run from.
 //!
-//! The kernel refuses to open a file for writing that is being executed, and to execute one that is
-//! open for writing. So the files in question are opened for writing through the mount, by their
-//! handles, which succeeds exactly for those that the kernel has in memory, and stay open until the
-//! caller has made the change that must not affect a running program. This does not work for
-//! libraries: they are looked up in the tables of mappings of all processes, as far as this one may
-//! read them.
+//! The kernel refuses to open a file for writing while it is executed, and to execute a file that
+//! is open for writing. So the files in question are opened for writing through the mount, by their
+//! handles, which succeeds only for files that the kernel has in memory. They stay open until the
+//! caller has made the change that must not affect a running program. This method does not work for
+//! libraries, which are searched in the tables of mappings of all processes that this process may
+//! read.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -21,7 +21,8 @@ use crate::handler::NodeId;
 use crate::mount_root::{MountRoot, open_by_handle};
 use crate::unshared_thread::UnsharedThread;
 
-/// An inode: its number in its view, the kernel's, and the one that programs see.
+/// The three numbers of an inode: the number in its view, the kernel's number, and the number that
+/// programs see.
 pub(crate) type Asked = (Ino, NodeId, u64);
 
 pub(crate) struct ProgramFiles {
@@ -30,11 +31,11 @@ pub(crate) struct ProgramFiles {
 }
 
 thread_local! {
-    /// Descriptors of the thread, which are valid only in it.
+    /// The open files of the thread, whose descriptors are valid only in this thread.
     static HELD: RefCell<HashMap<u64, Vec<File>>> = RefCell::default();
 }
 
-/// Makes the thread close the files that it holds when dropped.
+/// When dropped, makes the thread close the files that it holds open.
 struct Held {
     thread: Arc<UnsharedThread>,
     key: u64,
@@ -43,7 +44,7 @@ struct Held {
 impl Drop for Held {
     fn drop(&mut self) {
         let key = self.key;
-        // An error means that the thread has stopped, and has closed everything.
+        // An error means that the thread has stopped and has closed all its files.
         let _ = self.thread.ask(move || HELD.with_borrow_mut(|held| drop(held.remove(&key))));
     }
 }
@@ -54,7 +55,7 @@ impl ProgramFiles {
         Ok(ProgramFiles { thread, last: AtomicU64::new(0) })
     }
 
-    /// Returns which of these files programs run from. If that is not known, none of them.
+    /// Returns the files among `files` from which programs run, or no files if this is unknown.
     pub fn running(&self, mount_root: &MountRoot, files: Vec<Asked>) -> Running {
         let key = self.last.fetch_add(1, Ordering::Relaxed);
         let held: Box<dyn Any + Send> = Box::new(Held { thread: self.thread.clone(), key });
@@ -74,7 +75,7 @@ impl ProgramFiles {
     }
 }
 
-/// Returns the files that are executed; the others stay open.
+/// Returns the files that are executed. The other files stay open.
 fn executed(root: &MountRoot, key: u64, files: &[Asked]) -> io::Result<Vec<Ino>> {
     let root = root.open()?;
     let (mut running, mut open) = (Vec::new(), Vec::new());

@@ -1,28 +1,28 @@
-//! Requests over io_uring: a queue for each CPU, and a thread that stays on that CPU.
+//! Serves requests over io_uring, with one queue for each CPU and a thread that stays on that CPU.
 //!
 //! The kernel puts a request into the queue of the CPU on which the waiting program runs. The
-//! thread of that CPU takes it out of its ring, answers it immediately, and hands over the answer
-//! in the same system call in which it waits for the next request: no other CPU is woken. Only this
-//! thread touches the ring. FORGET, INTERRUPT and messages of the daemon still go over `/dev/fuse`
-//! (`session`).
+//! thread of that CPU takes the request out of its ring, answers it immediately, and hands over the
+//! answer in the system call in which it waits for the next request, so no other CPU is woken. Only
+//! this thread touches the ring. FORGET, INTERRUPT and messages of the daemon still go over
+//! `/dev/fuse` (`session`).
 //!
-//! **Requests that wait** are answered by other threads (`blocking_pool`), since a queue has only
-//! one thread: those that wait by their kind ([`Request::always_waits`]), those for which the
-//! handler finds out during the call ([`Errno::WAITS`](crate::handler::Errno::WAITS)), and all of
-//! them while a transaction takes locks. So are large READs, which the kernel sends ahead of the
-//! program that will need them. A slot is handed over with its request and comes back with the
-//! answer: the thread finds it among the returned slots, and is woken by a descriptor that its ring
-//! watches. A queue has enough slots that waiting requests leave some for the programs that will
-//! end their waiting.
+//! **Requests that wait** are answered by other threads (`blocking_pool`), because a queue has only
+//! one thread. These are the kinds of requests that always wait ([`Request::always_waits`]),
+//! requests for which the handler discovers during the call that it has to wait
+//! ([`Errno::WAITS`](crate::handler::Errno::WAITS)), and all requests while a transaction takes
+//! locks. Other threads also answer large READs, which the kernel sends before the program needs
+//! the data. A slot is handed over with its request and comes back with the answer: the thread
+//! finds it among the returned slots, and is woken by a descriptor that its ring watches. A queue
+//! has enough slots that waiting requests leave some for the programs that will end their waiting.
 //!
-//! **Earlier pages.** The kernel's queues have no order among them, and requests that were handed
-//! to other threads have none either. To find out that every page which the kernel has sent until
-//! now has been taken, a caller asks each thread ([`Queues::settle`]). A request lies in a queue
-//! only while no slot is free: a slot that becomes free takes the first request at once. So when a
-//! thread has served all requests that the kernel had for it, and one of its slots did not come
-//! back with another request, it has received everything sent before; it reports that when the
-//! pages that it gave to other threads have been written. This assumes that the kernel keeps back
-//! no request for another reason than slots, so the number of background requests is not limited.
+//! **Earlier pages.** The requests of different queues have no order, nor have requests that were
+//! handed to other threads. To ensure that every page which the kernel has sent so far has been
+//! taken, a caller asks each thread ([`Queues::settle`]). A request lies in a queue only while no
+//! slot is free: a slot that becomes free takes the first request at once. So when a thread has
+//! served all requests that the kernel had for it, and one of its slots did not come back with
+//! another request, it has received everything that was sent before. It reports this when the pages
+//! that it gave to other threads have been written. This method requires that the kernel holds back
+//! requests only for lack of slots, so the number of background requests is not limited.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -46,13 +46,13 @@ use crate::handler::{Errno, FSync, Handler, Reply, without_waiting};
 use crate::ring::{Anchor, Event, Memory, Ring, Slot};
 use crate::wire;
 
-/// The slots of a queue, and so the most requests of one CPU in progress. A slot takes as much
-/// memory as the largest request that was in it.
+/// The number of slots of a queue, which limits the requests of one CPU in progress. A slot takes
+/// as much memory as the largest request that it has held.
 const DEPTH: usize = 32;
-/// The most CPUs: for more of them, the queues would cost more than they save.
+/// The maximum number of CPUs. With more CPUs, the queues would cost more than they save.
 const MOST_CPUS: usize = 128;
-/// A READ of at least this many bytes is worth another thread: the program continues with the data
-/// it has while the next piece is read.
+/// The smallest size in bytes of a READ that is handed to another thread. The program continues
+/// with the data that it has while the next piece is read.
 const LARGE_READ: u32 = 256 << 10;
 /// The kernel's smallest size of a slot's payload.
 const SMALLEST_PAYLOAD: usize = 8192;
@@ -60,13 +60,13 @@ const SMALLEST_PAYLOAD: usize = 8192;
 /// The state that a queue's thread shares with others.
 struct Queue {
     number: usize,
-    /// Slots that other threads have returned with an answer.
+    /// The slots that other threads have returned with an answer.
     returned: Mutex<Vec<Slot>>,
-    /// A descriptor that is written to in order to wake the thread.
+    /// A descriptor. A write to it wakes the thread.
     bell: OwnedFd,
-    /// The number of times that a caller has asked whether all requests are done.
+    /// The number of times that a caller has asked whether all requests were served.
     asked: AtomicU64,
-    /// The thread has pages in hand that the kernel writes back.
+    /// The thread is writing pages that the kernel writes back.
     writes_back: AtomicBool,
 }
 
@@ -96,7 +96,7 @@ impl Queue {
     }
 }
 
-/// The last question that each queue has answered.
+/// The number of the last question that each queue has answered (see [`Queues::settle`]).
 #[derive(Default)]
 struct Settled {
     said: Mutex<BTreeMap<usize, u64>>,
@@ -110,13 +110,14 @@ impl Settled {
     }
 }
 
-/// A queue's thread, and the buffers that the kernel may write to until it has ended.
+/// The thread of a queue, and the buffers to which the kernel may write until the thread has ended.
 struct QueueThread {
     thread: JoinHandle<io::Result<()>>,
     _memory: Arc<Memory>,
 }
 
-/// Ends the connection when a thread fails; known once the file system is mounted.
+/// The function that ends the connection when a thread fails. It is set once the file system is
+/// mounted.
 type Abort = Arc<OnceLock<Box<dyn Fn() + Send + Sync>>>;
 
 /// The queues of one mount.
@@ -127,8 +128,8 @@ pub(crate) struct Queues {
     threads: Mutex<Vec<QueueThread>>,
 }
 
-/// Queues whose threads wait for the kernel to agree; if it does not, they end when this is
-/// dropped.
+/// Queues whose threads wait until the kernel accepts io_uring. If the kernel refuses it, the
+/// threads end when this value is dropped.
 pub(crate) struct Prepared {
     queues: Queues,
     go: Vec<Sender<()>>,
@@ -136,8 +137,8 @@ pub(crate) struct Prepared {
 }
 
 impl Queues {
-    /// Makes everything that can be made before the kernel has agreed: after its agreement, all
-    /// requests wait for the queues.
+    /// Makes all preparations that are possible before the kernel accepts io_uring, because
+    /// afterwards all requests wait for the queues.
     pub fn prepare<H: Handler>(
         connection: &Arc<OwnedFd>,
         dispatcher: &Arc<Dispatcher<H>>,
@@ -197,7 +198,7 @@ impl Queues {
     }
 
     /// Waits until every request that the kernel has sent before this call has been served, except
-    /// those that wait for other reasons than pages. Returns `false` if that takes too long.
+    /// requests that wait for reasons other than pages. Returns `false` after a timeout.
     pub fn settle(&self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
         let asked: Vec<(usize, u64)> = self
@@ -221,12 +222,13 @@ impl Queues {
         let _ = self.abort.set(Box::new(abort));
     }
 
-    /// Returns whether a thread has pages in hand that the kernel writes back.
+    /// Returns whether a thread is writing pages that the kernel writes back.
     pub fn writes_back(&self) -> bool {
         self.queues.iter().any(|q| q.writes_back.load(Ordering::Acquire))
     }
 
-    /// Returns when the connection has ended and every thread has exited. The first error wins.
+    /// Waits until the connection has ended and every thread has exited. If several threads fail,
+    /// the first error is returned.
     pub fn join(&self) -> io::Result<()> {
         let mut outcome = Ok(());
         for QueueThread { thread, _memory } in std::mem::take(&mut *self.threads.lock()) {
@@ -244,11 +246,12 @@ impl Prepared {
         self.go.iter().try_for_each(|_| self.begun.recv().map_err(gone)?)
     }
 
-    /// Gives the slots to the kernel, after it has agreed. On an error the kernel sends all
-    /// requests over `/dev/fuse`.
+    /// Gives the slots to the kernel, after it has accepted io_uring. After an error, the kernel
+    /// sends all requests over `/dev/fuse`.
     pub fn begin(self) -> io::Result<Queues> {
         for go in &self.go {
-            // A thread that has ended has reported an error, or its silence is one.
+            // If the thread has ended, it has reported an error, or the missing report counts as an
+            // error.
             let _ = go.send(());
         }
         match self.all_say_so() {
@@ -263,7 +266,7 @@ impl Prepared {
     }
 }
 
-/// A queue's thread.
+/// The state of the thread of a queue.
 struct Worker<H> {
     queue: Arc<Queue>,
     settled: Arc<Settled>,
@@ -277,21 +280,22 @@ struct Worker<H> {
     /// The number of CPUs of the machine.
     cpus: usize,
     reply: ReplyBuffer,
-    /// The number of slots that other threads have.
+    /// The number of slots that were handed to other threads.
     away: usize,
     /// The number of slots that the kernel still uses.
     live: usize,
     /// The pages that other threads have, keyed by slot, each with its sequence number.
     pages: BTreeMap<usize, u64>,
     pages_so_far: u64,
-    /// The question that is to be answered when all pages up to this number have come back.
+    /// The question that must be answered, and the sequence number of the last page that must have
+    /// come back before.
     due: Option<(u64, u64)>,
 }
 
 impl<H> Drop for Worker<H> {
     fn drop(&mut self) {
-        // A program that waits for an answer of this queue would wait forever: ending the
-        // connection tells all programs that there will be none.
+        // A program that waits for an answer of this queue would wait forever. When the connection
+        // ends, the calls of all waiting programs fail.
         if self.serves {
             tracing::error!(
                 "the thread of queue {} has failed: its connection ends",
@@ -301,7 +305,7 @@ impl<H> Drop for Worker<H> {
                 abort();
             }
         }
-        // A thread that has ended has nothing in hand.
+        // A thread that has ended holds no request.
         self.queue.writes_back.store(false, Ordering::Release);
         self.settled.say(self.queue.number, u64::MAX);
     }
@@ -382,7 +386,7 @@ impl<H: Handler> Worker<H> {
             self.queue.writes_back.store(!self.pages.is_empty(), Ordering::Release);
             let asked = self.queue.asked.load(Ordering::SeqCst);
             let looks = asked > said && self.due.is_none();
-            // If all slots are away, only a returned slot can bring anything new.
+            // If other threads have all slots, only a returned slot can bring a new event.
             ring.enter(!looks || self.away == self.live)?;
             courtesy.look();
             if looks {
@@ -418,8 +422,8 @@ impl<H: Handler> Worker<H> {
                 Event::Request(slot) => {
                     if let Some(slot) = self.answer(slot) {
                         ring.commit(slot)?;
-                        // The next request may take long, and an answered program must not wait for
-                        // it.
+                        // The next request may take long, and programs that have been answered must
+                        // not wait for it.
                         if left > 0 {
                             ring.enter(false)?;
                         }
@@ -505,13 +509,13 @@ impl<H: Handler> Worker<H> {
     }
 }
 
-/// Puts an answer into the slot that only tells whether the request succeeded.
+/// Puts an answer into the slot that only says whether the request succeeded.
 fn confirm(slot: &mut Slot, outcome: Reply<()>) {
     slot.answer(outcome.map_or_else(|Errno(e)| -e, |()| 0), &[]);
 }
 
-/// Dispatches the request in a slot and puts its answer into the slot. Returns `false` if that
-/// takes a thread that may wait.
+/// Dispatches the request in a slot and puts its answer into the slot. Returns `false` if the
+/// request needs a thread that may wait.
 fn answer<H: Handler>(
     connection: &OwnedFd,
     dispatcher: &Dispatcher<H>,

@@ -1,11 +1,11 @@
-//! A barrier that shows that every page that the kernel has written back until now has been taken.
+//! A barrier that proves that every page that the kernel has written back so far has been taken.
 //!
-//! A thread takes one request after the other, in the order in which the kernel queues them. Pages
-//! of a file that exists only for this purpose are queued after all others (`barrier`). A thread
-//! with one of these pages in hand waits in the barrier, and so does the next thread, until each
-//! thread either waits in the barrier, or has a request in hand that writes back no page. Then all
-//! pages that were queued before are done. A thread that is blocked by something else, such as the
-//! lock of a transaction, delays no round.
+//! A thread takes one request at a time, in the order in which the kernel queues them. Pages of a
+//! file that exists only for this purpose are queued after all other pages (`barrier`). A thread
+//! that takes one of these pages waits in the barrier, until each thread either waits there too, or
+//! serves a request that writes back no page. Then all pages that were queued earlier have been
+//! written. A thread that is blocked for another reason, such as the lock of a transaction, delays
+//! no round.
 //!
 //! Threads that wait in the barrier answer nothing else, so a round that does not complete is soon
 //! abandoned and started again.
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-/// The time that threads wait in the barrier for others.
+/// The time that threads wait in the barrier for other threads.
 const PATIENCE: Duration = Duration::from_millis(250);
 /// The interval at which the threads that have not arrived are examined.
 const LOOK: Duration = Duration::from_micros(200);
@@ -36,11 +36,11 @@ struct BarrierState {
     here: HashSet<ThreadId>,
 }
 
-/// A round that is in progress until this is dropped.
+/// A round, which is in progress until this value is dropped.
 pub(crate) struct QuiesceRound<'a>(&'a QuiesceBarrier);
 
 impl QuiesceBarrier {
-    /// Begins a round, for all threads. There is one round at a time.
+    /// Begins a round for all threads. Only one round is in progress at a time.
     pub fn call(&self) -> QuiesceRound<'_> {
         let mut state = self.state.lock();
         state.round += 1;
@@ -49,8 +49,8 @@ impl QuiesceBarrier {
         QuiesceRound(self)
     }
 
-    /// Waits in the barrier, if a round is in progress: the calling thread has a page of the
-    /// barrier in hand. Returns when the round is over.
+    /// Waits in the barrier until the round ends, if a round is in progress. A thread calls this
+    /// method when it has taken a page of the barrier.
     pub fn arrive(&self) {
         let mut state = self.state.lock();
         let round = state.round;
@@ -72,14 +72,14 @@ impl QuiesceBarrier {
 }
 
 impl QuiesceRound<'_> {
-    /// Waits until all threads have arrived, except those that `all` reports to have nothing in
-    /// hand that matters. Returns `false` if that takes too long.
+    /// Waits until all threads have arrived, except threads for which `all` returns `true`, because
+    /// their requests write back no page. Returns `false` after a timeout.
     pub fn has_all(&self, all: impl Fn() -> Vec<(ThreadId, bool)>) -> bool {
         let until = Instant::now() + PATIENCE;
         let mut state = self.0.state.lock();
         loop {
-            // The first page of the barrier must have been taken: only then every page before it
-            // has been taken, too.
+            // The first page of the barrier must have been taken, because only then has every
+            // earlier page been taken.
             if !state.here.is_empty()
                 && all().iter().all(|(thread, done)| *done || state.here.contains(thread))
             {

@@ -1,18 +1,19 @@
 //! Recall: makes the kernel hand over the data that it holds back of one file.
 //!
-//! The kernel holds pages that programs have changed and that the daemon has not seen: always those
-//! of shared mappings, and with write-back caching all data written to a file that is still open.
-//! Some requests must be answered according to what programs see, but are sent without these pages:
-//! for example LSEEK, and RENAME and LINK, which publish a file's content under its new name. The
-//! kernel holds the file's lock then, so `fsync` on it would wait for the answer. But
-//! sync_file_range(2) takes no lock: it sends the dirty pages and waits until they are written. A
-//! thread calls it through the mount, as a program would, with the file opened by its handle.
+//! The kernel holds pages that programs have changed and that the daemon has not seen: in all cases
+//! the pages of shared mappings, and with write-back caching all data written to a file that is
+//! still open. Some requests must be answered according to what programs see, but are sent without
+//! these pages: for example LSEEK, and RENAME and LINK, which publish a file's content under its
+//! new name. The kernel holds the lock of the file during such a request, so `fsync` on the file
+//! would wait for the answer. But sync_file_range(2) takes no lock: it sends the dirty pages and
+//! waits until they are written. A thread calls it through the mount, as a program would, with the
+//! file opened by its handle.
 //!
-//! If opening by handle is not permitted (it takes CAP_DAC_READ_SEARCH), or no path leads into the
-//! mount (another one covers it), the daemon asks the kernel to drop the pages of the file, which
-//! makes it send the dirty ones first. Clean ones must be read again then.
+//! If opening by handle is not permitted (it requires CAP_DAC_READ_SEARCH), or no path leads into
+//! the mount (another mount covers it), the daemon tells the kernel to drop the pages of the file.
+//! The kernel sends the dirty pages first. Clean pages must be read again afterwards.
 //!
-//! While one thread waits for a recall, another one writes the pages. See `blocking_pool`.
+//! While one thread waits for a recall, another thread writes the pages. See `blocking_pool`.
 
 use std::fs::File;
 use std::io;
@@ -29,7 +30,7 @@ pub(crate) struct Recall {
     invalidator: Arc<dyn Invalidator>,
     thread: UnsharedThread,
     by_handle: AtomicBool,
-    /// The kernel gathers all writes, not only those to mappings.
+    /// The kernel gathers all writes, not only writes to mappings.
     pub gathers_writes: bool,
 }
 
@@ -89,8 +90,8 @@ pub(crate) fn send_pages_of(file: &File) -> io::Result<()> {
     let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
         | libc::SYNC_FILE_RANGE_WRITE
         | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-    // SAFETY: the call takes a descriptor, which is open, and numbers. A length of 0 means to the
-    // end.
+    // SAFETY: the call takes an open descriptor and numbers. A length of 0 means to the end of the
+    // file.
     match unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, all) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

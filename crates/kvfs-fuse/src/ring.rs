@@ -1,25 +1,25 @@
 //! One io_uring that carries requests of the kernel: its slots, their registration, and the
 //! submission of an answer together with the fetch of the next request.
 //!
-//! The kernel's side is `fs/fuse/dev_uring.c` (Linux 6.14). A slot is two buffers: one for headers,
-//! one for everything else. A command REGISTER gives it to the kernel; the command completes when
-//! there is a request in the slot. Then the daemon owns the slot, until COMMIT_AND_FETCH says that
-//! the answer is in it, which gives it to the kernel again. Commands carry 80 bytes of arguments,
-//! so entries of the ring have 128.
+//! The kernel's side is `fs/fuse/dev_uring.c` (Linux 6.14). A slot consists of two buffers: one for
+//! headers, and one for everything else. The command REGISTER gives a slot to the kernel, and
+//! completes when the slot contains a request. Then the daemon owns the slot until the command
+//! COMMIT_AND_FETCH, which says that the slot contains the answer, returns it to the kernel.
+//! Commands carry 80 bytes of arguments, so entries of the ring have 128.
 //!
 //! **The owner of a slot** follows from the types: a [`Slot`] is owned by the daemon, and consumed
-//! when it is committed. The buffers are written by the kernel only when it owns the slot, only
-//! through this process's page tables, and only by the thread that made the ring: in its system
-//! calls. So the memory may be freed when that thread has ended; the thread's owner keeps it until
-//! then ([`Memory`]).
+//! when it is committed. The kernel writes the buffers only while it owns the slot, only through
+//! the page tables of this process, and only in system calls of the thread that made the ring. So
+//! the memory may be freed when that thread has ended; the owner of the thread keeps the memory
+//! until then ([`Memory`]).
 //!
-//! **A daemon that is killed** must release the connection, or a thread of it that uses its own
-//! mount waits forever. The commands hold the connection, and end with the ring; the ring ends with
-//! its last mapping, and so with the process's memory, which that very thread keeps. But a thread
-//! that ends cancels all its commands if one of them is about an io_uring itself (the kernel's
-//! `io_uring_cancel_generic`). So each ring has one such command: it polls an [`Anchor`]. For the
-//! same reason the ring is not created with `IORING_SETUP_DEFER_TASKRUN`, whose requests wait for
-//! the end of the ring.
+//! **A daemon that is killed** must release the connection; otherwise, a thread of the daemon that
+//! uses the mount would wait forever. The commands hold the connection, and end with the ring. The
+//! ring ends with its last mapping, and so with the memory of the process, which the waiting thread
+//! keeps. But a thread that ends cancels all its commands if one of them refers to an io_uring
+//! (`io_uring_cancel_generic` in the kernel). So each ring has one such command, which polls an
+//! [`Anchor`]. For the same reason the ring is not created with `IORING_SETUP_DEFER_TASKRUN`, whose
+//! requests wait for the end of the ring.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -34,15 +34,16 @@ use crate::wire::{self, Fields, Head};
 const REGISTER: u32 = 1;
 const COMMIT_AND_FETCH: u32 = 2;
 
-/// `struct fuse_uring_req_header`: heads of request and answer, then the request's first argument,
-/// then the fields of the slot.
+/// The size of `struct fuse_uring_req_header`: the heads of request and answer, the first argument
+/// of the request, and the fields of the slot.
 const HEADERS: usize = 288;
 const FIRST_ARGUMENT: usize = 128;
 const ABOUT: usize = 256;
-/// Fields of the slot: flags, then the commit id.
+/// The offset of the commit id, which follows the flags in the fields of the slot.
 const COMMIT_ID: usize = ABOUT + 8;
 const PAYLOAD_LENGTH: usize = ABOUT + 16;
-/// Headers of different slots lie in cache lines of their own.
+/// The distance between the headers of two slots, so that headers of different slots share no cache
+/// line.
 const HEADERS_APART: usize = 320;
 
 /// The user data of commands that do not belong to a slot.
@@ -58,9 +59,9 @@ pub(crate) struct Memory {
     payload: usize,
 }
 
-// SAFETY: this is bare memory; `Slot` decides who may touch which part of it.
+// SAFETY: this is raw memory, and `Slot` ensures that each part of it has one owner.
 unsafe impl Send for Memory {}
-// SAFETY: as above.
+// SAFETY: the reason for `Send` holds here, too.
 unsafe impl Sync for Memory {}
 
 impl Memory {
@@ -72,7 +73,7 @@ impl Memory {
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
         );
-        // SAFETY: the mapping is new, at a place of the kernel's choice.
+        // SAFETY: the mapping is new, at an address that the kernel chooses.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), length, access, kind, -1, 0) };
         if at == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -96,8 +97,8 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: every slot keeps the memory alive, and the kernel has no slot any more: see
-        // above.
+        // SAFETY: every slot keeps the memory alive, and the kernel owns no slot any more (see the
+        // module).
         unsafe { libc::munmap(self.at.as_ptr().cast(), self.length) };
     }
 }
@@ -116,7 +117,7 @@ impl Slot {
     ///
     /// # Safety
     ///
-    /// The kernel does not own it, and there is no other `Slot` for it.
+    /// The kernel must not own the slot, and no other `Slot` may exist for it.
     unsafe fn take(number: usize, memory: &Arc<Memory>) -> Slot {
         let mut slot = Slot { number, memory: memory.clone(), commit_id: 0, unique: 0, length: 0 };
         let word = |at: usize| {
@@ -129,7 +130,7 @@ impl Slot {
     }
 
     fn headers(&self) -> &[u8] {
-        // SAFETY: the memory belongs to the slot, and is not written to while this is borrowed.
+        // SAFETY: the memory belongs to the slot, and is not written while the slot is borrowed.
         unsafe { std::slice::from_raw_parts(self.memory.headers(self.number).as_ptr(), HEADERS) }
     }
 
@@ -166,7 +167,7 @@ impl Slot {
 
     /// Returns the request in the slot.
     pub fn request(&self) -> Reply<(Head, Fields<'_>)> {
-        // If the payload is room for an answer, no field refers to it.
+        // If the payload is room for an answer, no field of the request lies in it.
         let others = if self.length == 0 {
             &[]
         } else {
@@ -175,13 +176,14 @@ impl Slot {
         wire::head_in_slot(self.headers(), &self.headers()[FIRST_ARGUMENT..ABOUT], others)
     }
 
-    /// Returns the request in the slot, and room for the data of a read, if the request leaves any.
+    /// Returns the request in the slot, and the room for the data of a read, which is empty if the
+    /// request occupies it.
     pub fn request_and_room(&mut self) -> Reply<(Head, Fields<'_>, &mut [u8])> {
         let at = self.memory.payload(self.number).as_ptr();
         let room = if self.length == 0 { self.memory.payload } else { 0 };
         let (head, fields) = self.request()?;
-        // SAFETY: the memory belongs to the slot, which is borrowed exclusively; if there is room,
-        // the request lies in the headers only.
+        // SAFETY: the memory belongs to the slot, which is borrowed exclusively. If the room is not
+        // empty, the request lies only in the headers.
         let room = unsafe { std::slice::from_raw_parts_mut(at, room) };
         Ok((head, fields, room))
     }
@@ -211,7 +213,7 @@ impl Slot {
 
 /// An event of a ring.
 pub(crate) enum Event {
-    /// There is a request in a slot.
+    /// The slot contains a request.
     Request(Slot),
     /// The watched descriptor can be read.
     Woken,
@@ -219,7 +221,7 @@ pub(crate) enum Event {
     Lost(io::Error),
 }
 
-/// An io_uring on which nothing ever happens, to be polled by others.
+/// An io_uring on which no event ever occurs, for other rings to poll.
 pub(crate) struct Anchor(IoUring);
 
 impl Anchor {
@@ -228,27 +230,28 @@ impl Anchor {
     }
 }
 
-/// An io_uring of one thread, for one queue of the kernel's.
+/// An io_uring of one thread, for one queue of the kernel.
 pub(crate) struct Ring {
     ring: IoUring<squeue::Entry128, cqueue::Entry>,
     connection: RawFd,
     queue: u16,
     memory: Arc<Memory>,
     anchor: Arc<Anchor>,
-    /// The buffers that REGISTER refers to, two for each slot; read when the command is submitted.
+    /// The buffers to which REGISTER refers, two for each slot. The kernel reads this list when the
+    /// command is submitted.
     buffers: Box<[libc::iovec]>,
 }
 
 impl Ring {
-    /// Creates a ring for the queue with this number of `connection`, which must stay open as long.
-    /// Only the thread that creates it may use it.
+    /// Creates a ring for the queue of `connection` with this number. The connection must stay open
+    /// while the ring exists. Only the thread that creates the ring may use it.
     pub fn new(
         connection: BorrowedFd<'_>,
         queue: u16,
         memory: &Arc<Memory>,
         anchor: &Arc<Anchor>,
     ) -> io::Result<Ring> {
-        // One entry for every slot, the watch and the anchor.
+        // The ring has one entry for every slot, one for the watch and one for the anchor.
         let entries = memory.slots as u32 + 2;
         let ring = IoUring::builder()
             .setup_coop_taskrun()
@@ -275,8 +278,8 @@ impl Ring {
         commit_id: u64,
         addr: Option<u64>,
     ) -> squeue::Entry128 {
-        // The fields of `struct fuse_uring_cmd_req`: flags, the request that is answered, the
-        // queue.
+        // The fields of `struct fuse_uring_cmd_req` are the flags, the request that is answered,
+        // and the queue.
         let mut arguments = [0; 80];
         arguments[8..16].copy_from_slice(&commit_id.to_ne_bytes());
         arguments[16..18].copy_from_slice(&self.queue.to_ne_bytes());
@@ -287,10 +290,10 @@ impl Ring {
     }
 
     fn push(&mut self, entry: &squeue::Entry128) -> io::Result<()> {
-        // SAFETY: the memory that the entry refers to lives as long as the ring: the slot's
-        // buffers, their list and the descriptors.
+        // SAFETY: the slot's buffers, their list and the descriptors, to which the entry refers,
+        // live as long as the ring.
         let pushed = unsafe { self.ring.submission().push(entry) };
-        // There is an entry for each slot, the watch and the anchor, so the queue is never full.
+        // The queue has an entry for each slot, the watch and the anchor, so it is never full.
         pushed.map_err(|_| io::Error::other("the ring is full"))
     }
 
@@ -315,8 +318,8 @@ impl Ring {
         self.push(&entry)
     }
 
-    /// Makes the ring report, once, when this descriptor can be read; it must stay open until then
-    /// or the ring's end.
+    /// Makes the ring report once when this descriptor can be read. The descriptor must stay open
+    /// until this report or until the ring ends.
     pub fn watch(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
         let poll = opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), libc::POLLIN as u32)
             .build()
@@ -339,10 +342,11 @@ impl Ring {
         }
     }
 
-    /// Makes the kernel do the work that it has queued for this thread: requests that it has
-    /// assigned to a slot are in the ring afterwards.
+    /// Makes the kernel do the work that it has queued for this thread. Afterwards the ring
+    /// contains all requests that the kernel has assigned to a slot.
     pub fn catch_up(&mut self) -> io::Result<()> {
-        // `enter` makes no system call if there is nothing to submit.
+        // The wrapper `enter` makes no system call if nothing is to be submitted, so the call is
+        // made here.
         const GETEVENTS: u32 = 1;
         // SAFETY: the call submits nothing, and refers to no memory.
         match unsafe { self.ring.submitter().enter::<libc::sigset_t>(0, 0, GETEVENTS, None) } {
@@ -362,20 +366,21 @@ impl Ring {
         let (slot, result) = (said.user_data(), said.result());
         Some(match result {
             _ if slot == WAKE => Event::Woken,
-            // SAFETY: the slot's command has completed, so the kernel has given the slot back; and
-            // no `Slot` existed for it while the kernel had it.
+            // SAFETY: the slot's command has completed, so the kernel has returned the slot, and no
+            // `Slot` existed for it while the kernel owned it.
             0 => Event::Request(unsafe { Slot::take(slot as usize, &self.memory) }),
             error => Event::Lost(io::Error::from_raw_os_error(error.wrapping_neg())),
         })
     }
 }
 
-/// Sets the length of an entry, which the crate does not support for commands of 80 bytes.
+/// Sets the length of an entry. The crate `io_uring` does not support this for commands of 80
+/// bytes.
 fn set_length(entry: &mut squeue::Entry128, length: u32) {
     /// The offset of `len` in `struct io_uring_sqe`.
     const AT: usize = 24;
     const { assert!(size_of::<squeue::Entry128>() == 128) };
-    // SAFETY: an entry is the kernel's structure of 128 bytes, laid out as in C, for which any
+    // SAFETY: an entry is the kernel's structure of 128 bytes, with the layout of C, for which all
     // bytes are valid.
     unsafe { (&raw mut *entry).cast::<u8>().add(AT).cast::<u32>().write(length) };
 }

@@ -1,10 +1,10 @@
-//! Labels of SELinux, which long listings ask for.
+//! The answers to requests for labels of SELinux, which long listings cause.
 //!
-//! `ls -l` asks for the label of each file, with a request each time, until it is answered that the
-//! file system has no labels. A kernel without SELinux makes no labels and ignores them; so on such
-//! a kernel EOPNOTSUPP, and not ENODATA, is the answer for a file without a label. A label that was
-//! set is kept and returned nevertheless: it is an extended attribute like any other, and may come
-//! from a machine that uses it.
+//! `ls -l` requests the label of each file, until an answer says that the file system has no
+//! labels. A kernel without SELinux makes no labels and ignores them; so on such a kernel
+//! EOPNOTSUPP, and not ENODATA, is the answer for a file without a label. A label that was set is
+//! kept and returned nevertheless: it is an extended attribute like any other, and may come from a
+//! machine that uses SELinux.
 
 use std::fs;
 
@@ -12,12 +12,12 @@ use crate::handler::Errno;
 
 const LABEL: &[u8] = b"security.selinux";
 
-/// Returns whether the kernel uses labels; `true` if that is not known.
+/// Returns whether the kernel uses labels, or `true` if that is unknown.
 pub(crate) fn kernel_has_labels() -> bool {
     fs::read_to_string("/proc/filesystems").map_or(true, |all| lists_selinux(&all))
 }
 
-/// Returns whether SELinux is on: it then has a file system of its own.
+/// Returns whether SELinux is on. If it is, the kernel has a file system for it.
 fn lists_selinux(filesystems: &str) -> bool {
     filesystems.split_whitespace().any(|word| word == "selinuxfs")
 }

@@ -1,13 +1,13 @@
 //! The threads that answer on the connection to the kernel.
 //!
 //! Each thread reads one request at a time from its own clone of the connection, answers it and
-//! reads the next: there is no queue and no hand-over between threads, since waking another thread
-//! costs more than most answers. Only requests that wait for the disk are moved out of the way
-//! (`blocking_pool`). The connection ends when the kernel reports that the file system was
-//! unmounted. The threads also end when another session is going to continue it (`handover`).
+//! reads the next. Requests are not queued or handed over between threads, because waking another
+//! thread costs more than most answers. Only requests that wait for the disk are handed to other
+//! threads (`blocking_pool`). The connection ends when the kernel reports that the file system was
+//! unmounted. The threads also end when another session will continue the connection (`handover`).
 //!
-//! If requests come over io_uring (`queues`), one thread of the session reads the remaining ones:
-//! FORGETs, of which it takes many at once.
+//! If requests come over io_uring (`queues`), one thread of the session reads the requests that
+//! remain. These are FORGETs, of which it reads many at once.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -29,10 +29,10 @@ use crate::queues::{Prepared, Queues};
 use crate::wire;
 use crate::worker_pool::{WorkerPool, WorkerSlot};
 
-/// Opcode of the first request on a connection.
+/// The opcode of the first request on a connection.
 const INIT: u32 = 26;
-/// The time for which single FORGETs gather if requests come over io_uring: each would wake a
-/// thread.
+/// The time for which FORGETs gather if requests come over io_uring. Otherwise each FORGET would
+/// wake a thread.
 const FORGET_PAUSE: Duration = Duration::from_millis(5);
 
 /// The threads of one mount.
@@ -42,7 +42,7 @@ pub(crate) struct Session {
     /// The flags that the kernel has offered.
     offered: u64,
     stop: Arc<Stop>,
-    /// The threads, shared with the supervisor, which starts more of them.
+    /// The threads. The supervisor shares the list, because it starts more threads.
     threads: Arc<Mutex<Vec<SessionThread>>>,
     pool: Arc<WorkerPool>,
     /// Starts more threads when all are blocked.
@@ -58,15 +58,15 @@ type SessionThread = JoinHandle<io::Result<Left>>;
 enum Left {
     /// The kernel has ended the connection.
     Ended,
-    /// The thread was not needed, or had to stop.
+    /// The thread was not needed, or was told to stop.
     Early,
 }
 
-/// The remains of a session that was asked to stop.
+/// The remains of a session that was told to stop.
 pub(crate) struct Remains {
     pub connection: Arc<OwnedFd>,
     pub greeting: Greeting,
-    /// Requests that the session has taken and not answered.
+    /// The requests that the session has taken and not answered.
     pub held: Vec<Vec<u8>>,
 }
 
@@ -135,8 +135,8 @@ impl Session {
         let dispatcher = Arc::new(dispatcher);
         let blocking_pool = Arc::new(BlockingPool::new()?);
         if sharing == Sharing::Kept {
-            // This precedes the first request that a thread takes. Otherwise that request would be
-            // sent a second time.
+            // The message must be sent before a thread takes its first request. Otherwise the
+            // kernel would send that request a second time.
             match send(&remains.connection, 0, wire::NOTIFY_RESEND, &[]) {
                 // The file system was unmounted in the meantime.
                 Ok(()) | Err(Os::NODEV | Os::CONNABORTED | Os::NOTCONN) => {}
@@ -196,8 +196,7 @@ impl Session {
             queues,
         };
         for i in 0..base {
-            // Without the right to open the device there is one connection, which all threads
-            // share.
+            // Without the right to open the device, all threads share one connection.
             let own = match (i, sharing) {
                 (0, _) | (_, Sharing::Kept) => None,
                 (_, Sharing::Own) => clone_of(&connection).ok(),
@@ -243,8 +242,8 @@ impl Session {
         (self.connection.clone(), self.greeting.clone())
     }
 
-    /// Returns a handle that stops the threads, or `None` if requests come over io_uring: requests
-    /// that the kernel has put into a slot are lost with the process.
+    /// Returns a handle that stops the threads, or `None` if requests come over io_uring, because
+    /// requests that the kernel has put into a slot are lost when the process ends.
     pub fn stopper(&self) -> Option<Stopper> {
         let none = self.queues.is_none();
         none.then(|| Stopper { stop: self.stop.clone(), pool: self.pool.clone() })
@@ -260,7 +259,7 @@ impl Session {
         DeviceInvalidator::new(self.connection.clone(), expires)
     }
 
-    /// Returns when the kernel has ended the connection, or the threads were stopped, and every
+    /// Waits until the kernel has ended the connection or the threads were stopped, and every
     /// thread has exited. Returns `None` if the connection has ended. If several threads fail, the
     /// first error is returned.
     pub fn wait(self) -> io::Result<Option<Remains>> {
@@ -268,7 +267,7 @@ impl Session {
         let mut supervisor = self.supervisor;
         loop {
             let next = self.threads.lock().pop();
-            // Every thread is waited for, even after an error of another one.
+            // Wait for every thread, even after an error of another thread.
             match next {
                 Some(thread) => {
                     let left = thread
@@ -333,8 +332,8 @@ fn greet(
     Ok((Greeting { offer, answer: reply.answer.0 }, offered))
 }
 
-/// Checks that this session would have answered INIT as another one did. Returns the flags that the
-/// kernel offered then.
+/// Checks that this session would have answered INIT as the previous session did. Returns the flags
+/// that the kernel offered to the previous session.
 pub(crate) fn greets_alike(policy: &Policy, greeting: &Greeting) -> io::Result<u64> {
     let mut reply = ReplyBuffer::default();
     let offered = dispatcher::init(policy, wire::Fields::of(&greeting.offer), &mut reply, false);
@@ -347,16 +346,17 @@ pub(crate) fn greets_alike(policy: &Policy, greeting: &Greeting) -> io::Result<u
     }
 }
 
-/// Starts the threads, and holds everything that each of them needs.
+/// Starts the threads, and holds the state that each thread needs.
 struct Workers<H> {
     dispatcher: Arc<Dispatcher<H>>,
     blocking_pool: Arc<BlockingPool>,
     pool: Arc<WorkerPool>,
     intake: Arc<Intake>,
     stop: Arc<Stop>,
-    /// The size of the buffer for a request, bytes.
+    /// The size of the buffer for a request, in bytes.
     buffer: usize,
-    /// The thread waits a moment before it reads more FORGETs, so that it reads many at once.
+    /// The thread waits for a short time before it reads more FORGETs, so that it reads many at
+    /// once.
     batches_forgets: bool,
     sharing: Sharing,
 }
@@ -364,10 +364,10 @@ struct Workers<H> {
 /// The connections by which the threads of a session take requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sharing {
-    /// Each thread uses one of its own, if that is possible.
+    /// Each thread uses a separate connection, if that is possible.
     Own,
-    /// All threads use the one that another process holds, too. When the last descriptor of a
-    /// connection is closed, the kernel ends the requests that were taken by it.
+    /// All threads use the connection that another process holds, too. When the last descriptor of
+    /// a connection is closed, the kernel ends the requests that were taken from this connection.
     Kept,
 }
 
@@ -393,8 +393,8 @@ impl<H: Handler> Workers<H> {
             (self.dispatcher.clone(), self.blocking_pool.clone(), self.pool.clone());
         let (mut buffer, batches_forgets) = (vec![0; self.buffer], self.batches_forgets);
         if self.sharing == Sharing::Kept {
-            // A thread that is killed gets no more memory, and the kernel would end the request
-            // that it is just copying to the buffer.
+            // Touch the buffer now. A killed thread gets no more memory, so the kernel would
+            // otherwise end a request that it is copying to the buffer.
             buffer.fill(1);
         }
         let (intake, stop) = (self.intake.clone(), self.stop.clone());
@@ -417,7 +417,7 @@ impl<H: Handler> Workers<H> {
     }
 }
 
-/// While this lives, the first thread has a request in hand that may need an answer of another
+/// While this value exists, the first thread serves a request that may need an answer of another
 /// thread.
 struct FirstWaits<'a>(&'a Stop);
 
@@ -442,11 +442,12 @@ fn serve<H: Handler>(
     (slot, part, batches_forgets): (&Arc<WorkerSlot>, Part, bool),
     buffer: &mut [u8],
 ) -> io::Result<Left> {
-    // The buffer for data that is read; memory is allocated as far as it was used.
+    // `data` is the buffer for data that is read. The system allocates memory only for the part
+    // that was used.
     let (mut reply, mut data) = (ReplyBuffer::default(), vec![0; buffer.len()]);
     let broken = |_| io::Error::new(io::ErrorKind::InvalidData, "the kernel sent a broken request");
-    // Other threads may need an answer of the first thread for their requests, and the first thread
-    // one of theirs.
+    // Requests of other threads may need an answer of the first thread, and requests of the first
+    // thread an answer of another thread.
     let stops = || {
         let goes = || match part {
             Part::First => pool.threads() == 1 && blocking_pool.is_idle(),
@@ -463,7 +464,7 @@ fn serve<H: Handler>(
                 false => next(connection, buffer).map(|length| length.map(|n| &buffer[..n])),
             },
             |message| {
-                // A message that cannot be decoded is an error below.
+                // A message that cannot be decoded causes an error below.
                 if let Ok((head, fields)) = wire::head(message) {
                     dispatcher.announce(&head, fields);
                     reply.announced = true;
@@ -499,7 +500,8 @@ fn serve<H: Handler>(
         // An answer must be sent on the connection that its request came from.
         let (connection, dispatcher, message) =
             (connection.clone(), dispatcher.clone(), message.to_vec());
-        // Going down tells the kernel to drop its cache, which a thread that answers must not do.
+        // A call of GOINGDOWN tells the kernel to drop its cache, which a thread that answers
+        // requests must not do.
         blocking_pool.admit(alone || request == Request::IoCtl, move || {
             answer_elsewhere(&connection, &dispatcher, &message)
         });
@@ -507,8 +509,8 @@ fn serve<H: Handler>(
     Ok(Left::Early)
 }
 
-/// Begins an `fsync`, which is confirmed now or with the next sync. Returns `false` if it is still
-/// to be answered, since it shares its work with no other one.
+/// Begins an `fsync`, which is confirmed now or with the next sync. Returns `false` if the request
+/// must still be answered, because it cannot share a sync with other requests.
 fn begin_fsync<H: Handler>(
     connection: &Arc<OwnedFd>,
     dispatcher: &Arc<Dispatcher<H>>,
@@ -541,7 +543,7 @@ fn answer_elsewhere<H: Handler>(connection: &OwnedFd, dispatcher: &Dispatcher<H>
     }
 }
 
-/// Sends an answer that only tells whether the request succeeded.
+/// Sends an answer that only says whether the request succeeded.
 fn confirm(connection: &OwnedFd, unique: u64, outcome: Reply<()>) {
     match send(connection, unique, outcome.map_or_else(|Errno(e)| -e, |()| 0), &[]) {
         // The request was interrupted and is forgotten, or the connection has ended.
@@ -562,7 +564,7 @@ fn dispatch_and_send<H: Handler>(
     let outcome = dispatch(connection, dispatcher, head, fields, reply, read_buffer);
     let sent = match outcome {
         Outcome::Nothing => Ok(()),
-        // No thread that calls this is forbidden to wait.
+        // All threads that call this function may wait, so this outcome does not occur.
         Outcome::Waits => send(connection, head.unique, -libc::EIO, &[]),
         Outcome::Error(Errno(e)) => send(connection, head.unique, -e, &[]),
         Outcome::Answer => send(connection, head.unique, 0, &reply.answer.0),
@@ -571,8 +573,8 @@ fn dispatch_and_send<H: Handler>(
     };
     match sent {
         Ok(()) => {}
-        // The request was interrupted and is forgotten, or the connection is gone; the next read
-        // reports that.
+        // The request was interrupted and is forgotten, or the connection has ended; the next read
+        // reports the end.
         Err(Os::NOENT | Os::NODEV | Os::CONNABORTED) => dispatcher.take_back(reply),
         Err(e) => {
             dispatcher.take_back(reply);

@@ -1,27 +1,28 @@
 //! Makes the kernel take over the actual size and times of files.
 //!
-//! The kernel trusts its own size of a file until it asks, and if it gathers writes, even against
-//! the answer. But it takes over the size in the answer to a change of the size. So a thread opens
-//! the file through the mount, by its handle, which succeeds exactly for those that the kernel has
-//! in memory, and sets size and times to their actual values; the adapter knows the thread that
-//! asks, and answers without changing anything.
+//! The kernel uses its own size of a file until it requests the attributes, and if it gathers
+//! writes, it ignores the size in the answer. But the kernel takes over the size in the answer to a
+//! change of the size. So a thread opens the file through the mount, by its handle, which succeeds
+//! only for files that the kernel has in memory, and sets size and times to their actual values.
+//! The adapter recognizes the thread, and answers without changing anything.
 //!
-//! **Concurrent writes of programs.** A size that is smaller than the kernel's makes it drop all
-//! pages beyond, dirty ones too. If one of these holds data that a program has written since the
-//! change (for example after truncating the file), the data would be lost. So the answer depends on
-//! the state of the kernel while it waits for the answer, holding the file's lock, which write(2)
-//! takes:
+//! **Concurrent writes of programs.** A size that is smaller than the kernel's size makes the
+//! kernel drop all pages beyond it, including dirty ones. If such a page contains data that a
+//! program has written since the change (for example after truncating the file), the data would be
+//! lost. So the answer depends on the state of the kernel while it waits for the answer. During
+//! that wait the kernel holds the lock of the file, which write(2) takes:
 //!
 //! 1. Size and times are read, and then dirty pages are sent.
 //! 2. The size is set. The adapter reads size and times again. If nothing has changed, no program
-//!    has written in the meantime, and no page is dirty. If something has changed, a size at or
-//!    above the kernel's drops nothing. Otherwise the answer is an error, after which the kernel
-//!    leaves everything unchanged.
-//! 3. Then it is tried again: the written data has been sent by then, so the file is longer.
+//!    has written in the meantime, and no page is dirty. If something has changed, a size that is
+//!    at least the kernel's size still drops nothing. For a smaller size the answer is an error,
+//!    after which the kernel leaves everything unchanged.
+//! 3. After an error the steps are repeated. By then the written data has been sent, so the file is
+//!    longer.
 //!
 //! The kernel's times advance in ticks of a few milliseconds. For a file that was written in the
-//! present tick, the setter waits until the tick is over, or another write could not be
-//! distinguished from it.
+//! current tick, the setter waits until the tick is over, because a second write in the same tick
+//! could not be detected.
 
 use std::fs::File;
 use std::io;
@@ -41,7 +42,7 @@ use crate::unshared_thread::UnsharedThread;
 
 /// The number of attempts to set a size while programs write the file.
 const ATTEMPTS: usize = 50;
-/// The interval at which it is checked whether the kernel's clock has advanced.
+/// The interval at which the setter checks whether the kernel's clock has advanced.
 const LOOK: Duration = Duration::from_millis(1);
 
 pub(crate) struct SizeSetter {
@@ -57,13 +58,13 @@ impl SizeSetter {
         Ok(SizeSetter { thread, guard: Arc::new(guard) })
     }
 
-    /// Returns the guard by which the adapter answers the thread.
+    /// Returns the guard with which the adapter answers requests of the thread.
     pub fn guard(&self) -> Arc<SizeGuard> {
         self.guard.clone()
     }
 
     /// Sets size and times of files to their actual values. The `bool` says whether the size has
-    /// changed. The error of a file is `Unsupported` if it cannot be opened by its handle.
+    /// changed. The error of a file is `Unsupported` if the file cannot be opened by its handle.
     pub fn set(
         &self,
         mount_root: Option<MountRoot>,
@@ -71,7 +72,7 @@ impl SizeSetter {
     ) -> io::Result<Vec<io::Result<()>>> {
         let guard = self.guard.clone();
         self.thread.ask(move || {
-            // There may be no path to the mount any more.
+            // A path to the mount may not exist any more.
             let root = mount_root.and_then(|root| root.open().ok());
             let set = |(file, resized): &(NodeAttr, bool)| match &root {
                 Some(root) => guard.set_as_it_is(root, file, *resized),
@@ -82,7 +83,7 @@ impl SizeSetter {
     }
 }
 
-/// The state that the kernel has of a file, without asking the daemon.
+/// The state of a file in the kernel's cache, which is read without a request to the daemon.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Seen {
     size: u64,
@@ -99,7 +100,7 @@ impl Seen {
         Ok(Seen { size: stat.stx_size, mtime: time(stat.stx_mtime), ctime: time(stat.stx_ctime) })
     }
 
-    /// Returns when a write would change the times.
+    /// Waits until a write would change the times.
     fn wait_for_next_tick(&self) {
         let is_now = || {
             let now = rustix::time::clock_gettime(ClockId::RealtimeCoarse);
@@ -129,7 +130,7 @@ struct Expected {
 }
 
 impl SizeGuard {
-    /// Returns whether the caller is this thread.
+    /// Returns whether the caller is the thread of the setter.
     pub fn is(&self, caller: Caller) -> bool {
         caller.pid != 0 && caller.pid == self.number()
     }
@@ -138,21 +139,23 @@ impl SizeGuard {
         self.thread.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the kernel, which has the file locked, loses nothing if the answer gives
-    /// this size to the file. `size` is the requested size.
+    /// Returns whether the kernel, which has the file locked, loses no data if the answer sets the
+    /// file to `size`, the requested size.
     pub fn loses_nothing(&self, size: Option<u64>) -> bool {
         let mut expected = self.expected.lock();
         let Some(expected) = &mut *expected else { return false };
-        // This thread does not have the descriptor, but the link refers to the file nevertheless.
+        // The descriptor is not open in the calling thread, but the link refers to the file in any
+        // case.
         let link = format!("/proc/self/task/{}/fd/{}", self.number(), expected.fd);
         let Ok(now) = Seen::of(rustix::fs::CWD, &link) else { return false };
         expected.disturbed = now != expected.seen;
         !expected.disturbed || size.is_some_and(|size| now.size <= size)
     }
 
-    /// Sets size and times of a file that the kernel has in memory to their actual values. A size
-    /// that has changed is set in any case, which waits for programs that are writing: a program
-    /// that appends does so after the end that the kernel knows when the write begins.
+    /// Sets size and times of a file that the kernel has in memory to their actual values. A
+    /// changed size is set in any case. This call waits for programs that are writing, because a
+    /// program that appends writes after the end of the file that the kernel knows when the write
+    /// begins.
     fn set_as_it_is(
         &self,
         root: &File,
@@ -170,7 +173,7 @@ impl SizeGuard {
                 }
             }
             if self.expected.lock().take().is_none_or(|expected| expected.disturbed) {
-                // The times are those of the program that has written.
+                // The times are already set by the write of a program.
                 return Ok(());
             }
         }
@@ -184,7 +187,7 @@ impl SizeGuard {
             };
             self.expect(&file, seen);
             match rustix::fs::futimens(&file, &times) {
-                // The times are those of the program that has written.
+                // The times are already set by the write of a program.
                 Err(rustix::io::Errno::AGAIN) => {}
                 set => set?,
             }

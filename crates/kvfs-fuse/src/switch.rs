@@ -1,9 +1,10 @@
-//! The kernel's switch for FUSE over io_uring: the parameter `enable_uring` of the module, one for
-//! the whole machine.
+//! The kernel's switch for FUSE over io_uring: the parameter `enable_uring` of the module, which
+//! applies to the whole machine.
 //!
-//! The kernel reads it when a file system is mounted and when INIT is answered. So a mount that
-//! uses io_uring turns it on for just that long, and restores it. All such mounts lock the file,
-//! since one must not restore the parameter while another one mounts.
+//! The kernel reads the parameter when a file system is mounted and when INIT is answered. So a
+//! mount that uses io_uring turns the parameter on for this time, and then restores it. All such
+//! mounts lock the file of the parameter, because a mount must not restore the parameter while
+//! another mount begins.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -24,15 +25,15 @@ fn read(file: &mut File) -> io::Result<bool> {
     Ok(text.trim() == "Y")
 }
 
-/// Keeps the switch on until this is dropped, and then restores it.
+/// Keeps the switch on until this value is dropped, and then restores it.
 pub(crate) struct On {
-    /// The file, locked for as long as it is open.
+    /// The file of the parameter, which is locked while it is open.
     _lock: File,
     was_off: bool,
 }
 
 impl On {
-    /// Turns the switch on, which takes root. Waits for other processes that have it turned on.
+    /// Turns the switch on, which requires root. Waits for other processes that have turned it on.
     pub fn turn() -> io::Result<On> {
         let mut lock = File::open(PARAMETER).map_err(|e| missing(&e))?;
         rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;

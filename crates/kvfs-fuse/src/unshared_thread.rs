@@ -1,14 +1,14 @@
 //! A thread of the daemon that uses the mount like any program, and does not outlive a daemon that
 //! is killed.
 //!
-//! A call on the mount ends when the daemon has answered, and nothing interrupts it. When the
-//! daemon is killed, the kernel closes its connection with its last descriptor, and then every
-//! waiting call fails. But a process keeps its descriptors until its last thread has ended: a
+//! A call on the mount ends when the daemon has answered, and nothing interrupts the call. When the
+//! daemon is killed, the kernel closes the connection together with its last descriptor, and then
+//! every waiting call fails. But a process keeps its descriptors until its last thread has ended: a
 //! thread that waits in a call on the daemon's own mount would wait forever, and the store would
-//! stay locked. So such a thread has a descriptor table of its own (`CLOSE_RANGE_UNSHARE`) with
-//! none of the daemon's descriptors in it.
+//! stay locked. So such a thread has a separate descriptor table (`CLOSE_RANGE_UNSHARE`) that
+//! contains none of the daemon's descriptors.
 //!
-//! It takes no signals either ([`take_no_signals`]).
+//! The thread takes no signals either ([`take_no_signals`]).
 
 use std::fs::File;
 use std::io;
@@ -22,14 +22,14 @@ use rustix::fs::{Mode, OFlags};
 type Work = Box<dyn FnOnce() + Send>;
 
 pub(crate) struct UnsharedThread {
-    /// Leads to the thread. It is `None` once the thread has stopped.
+    /// The queue of work for the thread, or `None` once the thread has stopped.
     work: Mutex<Option<Sender<Work>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl UnsharedThread {
-    /// Starts the thread. Returns once it has given up the shared descriptors: closing the files
-    /// that this process has open in the mount needs answers.
+    /// Starts the thread. Returns once the thread has closed its copies of the shared descriptors,
+    /// because closing files that this process has open in the mount needs answers.
     pub fn start(name: &str) -> io::Result<UnsharedThread> {
         let (work, given) = channel::<Work>();
         let (say, said) = channel();
@@ -49,10 +49,11 @@ impl UnsharedThread {
         Ok(UnsharedThread { work: Mutex::new(Some(work)), thread: Mutex::new(Some(thread)) })
     }
 
-    /// Runs `work` on this thread, where no descriptor is valid that was opened elsewhere, and
-    /// nothing can be printed or logged; nothing that it opens is valid elsewhere. So `work` must
-    /// not use the store, nor hold a handle of it, which may be the last one. Fails with
-    /// `NotConnected` if the thread has stopped.
+    /// Runs `work` on this thread, where descriptors that other threads opened are not valid, and
+    /// nothing can be printed or logged. Descriptors that `work` opens are not valid in other
+    /// threads. So `work` must not use the store, and must not hold a handle of the store, because
+    /// dropping the last handle would close the store. Fails with `NotConnected` if the thread has
+    /// stopped.
     pub fn ask<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -60,7 +61,7 @@ impl UnsharedThread {
         self.begin(work)?.recv().map_err(|_| io::ErrorKind::NotConnected.into())
     }
 
-    /// Runs `work` like `ask`, without waiting: the returned receiver brings the result.
+    /// Runs `work` like `ask`, but does not wait: the returned receiver gets the result.
     pub fn begin<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -72,7 +73,7 @@ impl UnsharedThread {
         Ok(said)
     }
 
-    /// Returns when all work that was handed over is done.
+    /// Waits until all work that was handed over is done.
     pub fn stop(&self) {
         drop(self.work.lock().take());
         if let Some(thread) = self.thread.lock().take() {
@@ -81,12 +82,13 @@ impl UnsharedThread {
     }
 }
 
-/// Leaves the signals of the process to its other threads, except for those that a fault of this
-/// one raises. A handler notifies the threads that wait for signals by writing to a descriptor: in
-/// a table of this thread's own that descriptor is invalid, or another one, and the signal would be
-/// lost.
+/// Leaves the signals of the process to its other threads, except signals that a fault of this
+/// thread raises. A signal handler notifies the threads that wait for signals by writing to a
+/// descriptor. In the separate table of this thread, that descriptor is invalid or refers to
+/// another file, and the signal would be lost.
 fn take_no_signals() {
-    // SAFETY: the set is made by the functions for that purpose, and lives until they return.
+    // SAFETY: the set is initialized by the functions for that purpose, and lives until they
+    // return.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&mut set);
@@ -97,14 +99,14 @@ fn take_no_signals() {
     }
 }
 
-/// Makes this thread use a table of descriptors of its own, and take no signals; a program that it
-/// starts takes none either. Standard input, output and error are not open in the table: the
+/// Makes this thread use a separate descriptor table and take no signals. A program that the thread
+/// starts takes no signals, either. Standard input, output and error are not open in the table: the
 /// program that started the daemon may wait until every copy of them is closed.
 pub(crate) fn leave_descriptors() -> io::Result<()> {
-    // This comes first: before it a handler still finds its descriptor.
+    // Signals are blocked first, while a handler still finds its descriptor.
     take_no_signals();
     // SAFETY: the table is no longer shared when its descriptors are closed (CLOSE_RANGE_UNSHARE),
-    // so no other thread loses any; and this one has just started and owns none.
+    // so no other thread loses a descriptor, and this thread has just started and owns none.
     let result = unsafe {
         libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE)
     };
@@ -118,7 +120,7 @@ pub(crate) fn leave_descriptors() -> io::Result<()> {
     Ok(rustix::stdio::dup2_stderr(&nothing)?)
 }
 
-/// The most descriptors that [`occupy`] takes.
+/// The maximum number of descriptors that [`occupy`] takes.
 const MOST_OCCUPIED: usize = 1 << 12;
 
 /// Returns the highest descriptor that this thread can use.
@@ -128,10 +130,10 @@ pub(crate) fn highest_descriptor() -> RawFd {
     numbers.max().unwrap_or(2)
 }
 
-/// Takes all free descriptors up to `highest`, for a thread that has left those of the process. A
-/// library in the process, such as a profiler, writes to a descriptor of its own from any thread,
-/// and that number must not refer to a file that is opened here. A write to one of the returned
-/// descriptors fails as one to a closed descriptor does.
+/// Takes all free descriptors up to `highest`, for a thread that has left the descriptor table of
+/// the process. A library in the process, such as a profiler, may write to its descriptor from any
+/// thread, and the number of that descriptor must not refer to a file that this thread opens. A
+/// write to one of the returned descriptors fails, as a write to a closed descriptor does.
 pub(crate) fn occupy(highest: RawFd) -> io::Result<Vec<OwnedFd>> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let mut taken = Vec::new();
@@ -159,8 +161,8 @@ impl Life {
     }
 }
 
-/// Makes a thread, and no other one, hold this end of a pipe until the process ends. When the
-/// process is killed, the thread ends at once, even if other threads are blocked.
+/// Starts a thread that alone holds this end of a pipe until the process ends. When the process is
+/// killed, the thread ends at once, even if other threads are blocked.
 pub fn live(pipe: OwnedFd) -> io::Result<Life> {
     let (say, said) = channel();
     let (give, given) = channel::<(Vec<u8>, Sender<io::Result<()>>)>();
@@ -168,8 +170,8 @@ pub fn live(pipe: OwnedFd) -> io::Result<Life> {
     let number = libc::c_uint::try_from(raw).map_err(io::Error::other)?;
     let work = move || {
         take_no_signals();
-        // SAFETY: as in `leave_descriptors`; the second call sees a table that only this thread
-        // uses.
+        // SAFETY: the first call unshares the table, as in `leave_descriptors`, so only this thread
+        // uses the table that the second call changes.
         let result = unsafe {
             libc::syscall(libc::SYS_close_range, 0, number - 1, libc::CLOSE_RANGE_UNSHARE)
                 | libc::syscall(libc::SYS_close_range, number + 1, libc::c_uint::MAX, 0)
@@ -181,8 +183,8 @@ pub fn live(pipe: OwnedFd) -> io::Result<Life> {
         if fails {
             return;
         }
-        // SAFETY: the descriptor is open in the table of this thread, which no other thread has,
-        // until it ends.
+        // SAFETY: the descriptor is open until this thread ends, in a table that no other thread
+        // uses.
         let pipe = unsafe { BorrowedFd::borrow_raw(raw) };
         for (what, done) in given {
             let written = rustix::io::write(pipe, &what);
@@ -240,7 +242,7 @@ mod tests {
         assert_eq!(thread.ask(|| ()).unwrap_err().kind(), io::ErrorKind::NotConnected);
     }
 
-    /// The number of the store's descriptor may be that of another file in the thread.
+    /// In the thread, the number of the store's descriptor may refer to another file.
     #[test]
     fn a_store_refuses_to_be_read_or_written_in_it() {
         let place = tempfile::tempdir().unwrap();

@@ -1,9 +1,9 @@
 //! Encodes the names of snapshots and clones as single file names.
 //!
 //! Such a name may have slashes, as in `agents/7/try-2`. The directory of the view still has a
-//! single name, `agents%2F7%2Ftry-2`, in which a slash is `%2F`: so a path determines the view that
-//! it leads to, whatever other views exist. A percent sign before `2F` or `25` is `%25`; every
-//! other character stands for itself.
+//! single name, `agents%2F7%2Ftry-2`, in which a slash is `%2F`: so a path determines the view to
+//! which it leads, independently of other views. A percent sign before `2F` or `25` is encoded as
+//! `%25`; every other character stands for itself.
 
 /// Returns the name of a view's directory.
 pub fn directory_name(view: &str) -> String {

@@ -1,19 +1,20 @@
 //! Events for programs that watch files with inotify(7) or fanotify(7).
 //!
-//! The kernel raises events for calls that go through it, and a commit does not. So the files that
-//! a commit, an undo or a rollback has changed are touched afterwards, through the mount: times are
-//! set to their current values, by a thread for which the adapter changes nothing, and files are
-//! opened for writing and closed. A watcher of a directory gets `IN_MODIFY` and `IN_CLOSE_WRITE`
-//! for a name, whether it is new or changed, and `IN_MODIFY` for the directory itself when names
-//! were added or removed; a program that lists the directory then finds the change. `IN_CREATE`,
-//! `IN_DELETE` and `IN_MOVED_*` are raised by the kernel alone, and only for its own calls.
+//! The kernel raises events for system calls, but a commit does not go through the kernel. So the
+//! files that a commit, an undo or a rollback has changed are touched afterwards through the mount:
+//! a thread sets their times to the current values, which the adapter answers without a change, and
+//! opens files for writing and closes them. A watcher of a directory gets `IN_MODIFY` and
+//! `IN_CLOSE_WRITE` for a name, whether it is new or changed, and `IN_MODIFY` for the directory
+//! itself when names were added or removed; a program that lists the directory then finds the
+//! change. `IN_CREATE`, `IN_DELETE` and `IN_MOVED_*` are raised by the kernel alone, and only for
+//! its own calls.
 //!
-//! The events are raised after `commit` has returned, and not at all if no program watches:
+//! The events are raised after `commit` has returned, and only if a program watches:
 //! `/proc/*/fdinfo` says which file systems are watched, and is read at most twice a second. One
-//! thread looks that up, and the files to touch in the store, holding no lock. Another one touches
-//! them; it has no descriptor of the daemon ([`UnsharedThread`]), so it must not use the store. An
-//! executable file is not opened, as that would keep a program from being started from it at that
-//! moment.
+//! thread reads it, and looks up the files to touch in the store without holding a lock. Another
+//! thread touches the files; it has no descriptor of the daemon ([`UnsharedThread`]), so it must
+//! not use the store. An executable file is not opened, because the file could not be executed at
+//! that moment.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -34,16 +35,16 @@ use crate::mount_root::{MountRoot, open_by_handle};
 use crate::node_id;
 use crate::unshared_thread::UnsharedThread;
 
-/// The most names and files of one commit that are touched; for a larger commit only its
-/// directories are.
+/// The maximum number of names and files of one commit that are touched. For a larger commit, only
+/// its directories are touched.
 const MOST: usize = 1000;
-/// The most commits that wait to be touched; further ones are left out.
+/// The maximum number of commits whose files wait to be touched. Further commits are left out.
 const WAITING: usize = 256;
-/// The time for which the answer to the question whether a program watches is believed.
+/// The time for which the result of the check for watching programs is reused.
 const BELIEVED: Duration = Duration::from_millis(500);
 
 pub(crate) struct WatchEvents {
-    /// Leads to the thread that looks up the files to touch. It is `None` once the thread has
+    /// The queue of the thread that looks up the files to touch, or `None` once the thread has
     /// stopped.
     changed: Mutex<Option<Sender<Changed>>>,
     lookup: Mutex<Option<JoinHandle<()>>>,
@@ -55,9 +56,9 @@ pub(crate) struct WatchEvents {
 struct Changed {
     view: u16,
     fs: Fs,
-    /// Directories whose entries have changed, with the names that exist.
+    /// The directories whose entries have changed, with the names that exist.
     names: BTreeMap<Ino, Vec<Box<[u8]>>>,
-    /// Other files that have changed.
+    /// The other files that have changed.
     files: Vec<Ino>,
 }
 
@@ -105,7 +106,7 @@ impl WatchEvents {
         Ok(WatchEvents { changed, lookup, thread, waiting })
     }
 
-    /// Returns the number of the thread that touches.
+    /// Returns the number of the thread that touches files.
     pub fn thread(&self) -> io::Result<u32> {
         self.thread.ask(|| rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs())
     }
@@ -182,8 +183,8 @@ impl Changed {
 }
 
 impl Touched {
-    /// Touches them all. Files that cannot be touched were removed in the meantime, or are not in
-    /// the kernel's memory.
+    /// Touches all files and directories. Those that cannot be touched were removed in the
+    /// meantime, or are not in the kernel's memory.
     fn touch(self, root: &File) {
         for TouchedDirectory { node, itself, names } in &self.directories {
             let flags = libc::O_RDONLY | libc::O_DIRECTORY;
@@ -217,7 +218,7 @@ fn is_opened(attr: &Attr) -> bool {
     attr.kind == FileKind::File && attr.perm & 0o111 == 0
 }
 
-/// Sets only this time: the kernel treats that as a change of the content.
+/// Returns a change of this time alone, which the kernel treats as a change of the content.
 fn mtime(mtime: Timestamp) -> Timestamps {
     Timestamps {
         last_access: Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT as _ },
@@ -225,7 +226,8 @@ fn mtime(mtime: Timestamp) -> Timestamps {
     }
 }
 
-/// Returns whether a program watches. `known` has the time of the last lookup, and its result.
+/// Returns whether a program watches the file system. `known` has the time of the last check, and
+/// its result.
 fn is_watched(device: u64, known: &mut Option<(Instant, bool)>) -> bool {
     if let Some((asked, watched)) = *known
         && asked.elapsed() < BELIEVED
@@ -237,10 +239,11 @@ fn is_watched(device: u64, known: &mut Option<(Instant, bool)>) -> bool {
     watched
 }
 
-/// Returns whether any process that this one may inspect watches the file system of a device.
+/// Returns whether any process that this process may inspect watches the file system of a device.
 fn has_watchers(device: u64) -> bool {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-    // The kernel's own form of the number, and the marks that name no file system but any mount.
+    // The text contains the device number in the kernel's format. A mark of a whole mount names no
+    // file system, and so counts in any case.
     let inotify = format!(" sdev:{:x} ", u64::from(major) << 20 | u64::from(minor));
     let is_of_watcher = |target: &Path| {
         matches!(target.to_str(), Some("anon_inode:inotify" | "anon_inode:[fanotify]"))

@@ -1,21 +1,22 @@
 //! The messages of the kernel's FUSE protocol, version 7 (`include/uapi/linux/fuse.h`), byte by
 //! byte.
 //!
-//! This module has only layouts, read and written field by field in the machine's byte order: no
-//! structure is laid over bytes, so a message shorter than it should be is an error and nothing
-//! else.
+//! This module contains only layouts. Messages are read and written field by field in the machine's
+//! byte order, and no structure is mapped onto bytes, so a message that is too short only causes an
+//! error.
 
 use crate::handler::{Errno, FileKind, NodeAttr, NodeId, Reply, StatFs, Timestamp};
 
-/// The version implemented here. The kernel uses the older of its own and this one.
+/// The major version of the protocol that this module implements. The kernel uses the older one of
+/// this version and its own.
 pub const MAJOR: u32 = 7;
 pub const MINOR: u32 = 40;
 
-/// The bytes of a request's head, and of the head of every answer.
+/// The size of the head of a request, in bytes.
 pub const IN_HEADER: usize = 40;
 pub const OUT_HEADER: usize = 16;
 
-/// The smallest buffer the kernel accepts in addition to the data of the largest write.
+/// The size of the smallest buffer that the kernel accepts, without the data of the largest write.
 pub const REQUEST_ROOM: usize = 8192;
 
 /// The flags that INIT negotiates: bits of `flags` (low half) and `flags2` (high half).
@@ -34,16 +35,16 @@ pub mod init {
     pub const EXPLICIT_INVAL_DATA: u64 = 1 << 25;
     pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
     pub const INIT_EXT: u64 = 1 << 30;
-    /// Not requested: the kernel says that it knows `INVAL_ENTRY_EXPIRE`.
+    /// The kernel supports `INVAL_ENTRY_EXPIRE`. This flag is not requested.
     pub const HAS_EXPIRE_ONLY: u64 = 1 << 35;
-    /// Not requested: the kernel says that it resends requests on demand.
+    /// The kernel resends requests on demand. This flag is not requested.
     pub const HAS_RESEND: u64 = 1 << 39;
-    /// Offered if the kernel's parameter `enable_uring` is on. If it is requested, requests come
-    /// over io_uring once every queue has a slot.
+    /// The kernel supports io_uring. It offers this flag if its parameter `enable_uring` is on. If
+    /// the flag is requested, requests come over io_uring once every queue has a slot.
     pub const OVER_IO_URING: u64 = 1 << 41;
 }
 
-/// Bits of `fuse_setattr_in.valid`.
+/// The bits of `fuse_setattr_in.valid`.
 pub mod valid {
     pub const MODE: u32 = 1 << 0;
     pub const UID: u32 = 1 << 1;
@@ -57,27 +58,28 @@ pub mod valid {
     pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
-/// Bits of `fuse_write_in.write_flags`: the data is pages that the kernel writes back; and
-/// set-user-ID and set-group-ID bits are cleared.
+/// The bit of `fuse_write_in.write_flags` which says that the data is pages that the kernel writes
+/// back. The next bit says that set-user-ID and set-group-ID bits are cleared.
 pub const WRITE_CACHE: u32 = 1 << 0;
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
-/// Bit of `fuse_fsync_in.fsync_flags`.
+/// The bit of `fuse_fsync_in.fsync_flags` which says that only data must be synced.
 pub const FSYNC_DATA_ONLY: u32 = 1;
-/// Bits of `fuse_open_out.open_flags`: the behaviour of the kernel for files that it opens without
-/// a request.
+/// The bit of `fuse_open_out.open_flags` with which the kernel keeps the cached pages of a file.
+/// Such bits say how the kernel treats files that it opens without a request.
 pub const OPEN_KEEP_CACHE: u32 = 1 << 1;
 
-/// Codes of messages that no request asked for.
+/// The code of the message that drops the pages and attributes of an inode. A message with such a
+/// code is not an answer to a request.
 pub const NOTIFY_INVAL_INODE: i32 = 2;
 pub const NOTIFY_INVAL_ENTRY: i32 = 3;
 pub const NOTIFY_STORE: i32 = 4;
 /// Makes the kernel resend all requests that were taken and not answered.
 pub const NOTIFY_RESEND: i32 = 7;
-/// A bit in the number of a resent request, which belongs to its number from then on.
+/// A bit in the number of a resent request. The bit remains part of the number.
 pub const UNIQUE_RESEND: u64 = 1 << 63;
-/// Bit of `fuse_notify_inval_entry_out.flags`: the entry is looked up again, and stays if nothing
-/// has changed. Without it the name is torn out at once, from under programs that work there and
-/// mounts that lie below.
+/// The bit of `fuse_notify_inval_entry_out.flags` with which the entry is looked up again, and
+/// stays if nothing has changed. Without this bit the name is torn out at once, even if programs
+/// work in the directory or mounts lie below it.
 pub const INVAL_ENTRY_EXPIRE: u32 = 1 << 0;
 
 /// The head of a request.
@@ -102,7 +104,7 @@ pub fn head(request: &[u8]) -> Reply<(Head, Fields<'_>)> {
 }
 
 /// Decodes a request that lies in three places: its head, its first argument (`first` has room for
-/// any), and the others.
+/// the longest one), and the other arguments.
 pub fn head_in_slot<'a>(
     head: &[u8],
     first: &'a [u8],
@@ -123,7 +125,7 @@ fn head_fields(mut f: Fields<'_>) -> Reply<(usize, Head)> {
 }
 
 /// Returns the offset of a WRITE with these fields, if it brings pages that the kernel writes back,
-/// and not data that a program is just writing.
+/// and `None` if it brings data that a program is writing.
 pub fn written_back_at(mut write: Fields<'_>) -> Option<u64> {
     let mut read = || -> Reply<(u64, u32)> {
         let (_fh, offset, _size) = (write.u64()?, write.u64()?, write.u32()?);
@@ -132,7 +134,7 @@ pub fn written_back_at(mut write: Fields<'_>) -> Option<u64> {
     read().ok().filter(|(_, flags)| flags & WRITE_CACHE != 0).map(|(offset, _)| offset)
 }
 
-/// Returns whether a WRITE with these fields is appended to the file, wherever its end is.
+/// Returns whether a WRITE with these fields is appended at the current end of the file.
 pub fn appends(mut write: Fields<'_>) -> bool {
     let mut read = || -> Reply<(u32, u32)> {
         let (_fh, _offset, _size) = (write.u64()?, write.u64()?, write.u32()?);
@@ -153,11 +155,11 @@ pub fn read_size(mut read: Fields<'_>) -> u32 {
     size.unwrap_or(0)
 }
 
-/// The rest of a request, decoded field by field. Too few bytes are a mistake of the kernel,
-/// answered with EIO.
+/// The rest of a request, decoded field by field. A request with too few bytes is an error of the
+/// kernel, and is answered with EIO.
 ///
-/// On `/dev/fuse` it is one piece. Over io_uring its first argument lies apart from the others; no
-/// field spans both.
+/// On `/dev/fuse` a request is one piece. Over io_uring, the first argument is separate from the
+/// other arguments, and no field spans both pieces.
 #[derive(Clone, Copy, Debug)]
 pub struct Fields<'a> {
     first: &'a [u8],
@@ -249,12 +251,12 @@ impl Answer {
             .u32(0);
     }
 
-    /// Appends a `fuse_attr_out`; the kernel may believe it for `ttl` seconds.
+    /// Appends a `fuse_attr_out`, which the kernel may cache for `ttl` seconds.
     pub fn attr_out(&mut self, a: &NodeAttr, ttl: u64) {
         self.u64(ttl).u32(0).u32(0).attr(a);
     }
 
-    /// Appends a `fuse_statx_out`, with all known fields; the kernel may believe it for `ttl`
+    /// Appends a `fuse_statx_out` with all known fields, which the kernel may cache for `ttl`
     /// seconds.
     pub fn statx_out(&mut self, NodeAttr { attr: a, .. }: &NodeAttr, ttl: u64) {
         self.u64(ttl).u32(0).u32(0).u64(0).u64(0);
@@ -274,8 +276,9 @@ impl Answer {
         self.node(a.node).u64(0).u64(entry_ttl).u64(attr_ttl).u32(0).u32(0).attr(a);
     }
 
-    /// Appends a `fuse_entry_out` of inode 0: there is no such entry, and the kernel may remember
-    /// that. In a directory with attributes it means that this entry has none.
+    /// Appends a `fuse_entry_out` of inode 0, which says that the entry does not exist; the kernel
+    /// may cache its absence. In a listing with attributes, it means that this entry has no
+    /// attributes.
     pub fn no_entry_out(&mut self, entry_ttl: u64) {
         self.u64(0).u64(0).u64(entry_ttl);
         self.0.resize(self.0.len() + ENTRY_OUT - 24, 0);
@@ -301,15 +304,15 @@ impl Answer {
     }
 }
 
-/// Bytes of a `fuse_entry_out`.
+/// The size of a `fuse_entry_out`, in bytes.
 const ENTRY_OUT: usize = 128;
 
-/// Returns the bytes that a directory entry takes in an answer.
+/// Returns the number of bytes that a directory entry takes in an answer.
 pub fn dirent_size(name: &[u8], attributes: bool) -> usize {
     (24 + name.len()).next_multiple_of(8) + if attributes { ENTRY_OUT } else { 0 }
 }
 
-/// Returns the kind of file that the type bits of a mode stand for.
+/// Returns the kind of file that the type bits of a mode encode.
 pub fn kind_of(mode: u32) -> Option<FileKind> {
     Some(match mode & libc::S_IFMT {
         libc::S_IFREG | 0 => FileKind::File,
@@ -412,7 +415,7 @@ mod tests {
             );
             assert!(f.bytes(1).is_err());
         }
-        // Requests without a first argument, such as LOOKUP; and lengths that do not fit.
+        // Requests such as LOOKUP have no first argument. Lengths that do not fit are refused.
         request[0] = (IN_HEADER + others.len()) as u8;
         let (_, mut f) =
             head_in_slot(&request[..IN_HEADER], &first, &others).expect("a whole request");

@@ -1,10 +1,10 @@
 //! The threads that answer requests, and help for the case that all of them are blocked.
 //!
-//! Most answers take microseconds, and as many threads as there are cores give them. But a call in
-//! a serializable transaction may wait for another transaction, for seconds, and the program that
-//! would end that one needs answers, too. So a supervisor checks from time to time: if every thread
-//! has had the same request in hand since the last check, it starts one more. That thread exits
-//! when it is no longer needed.
+//! Most answers take microseconds, and one thread for each core is enough. But a call in a
+//! serializable transaction may wait for another transaction for seconds, and the program that
+//! would end the other transaction needs answers, too. So a supervisor checks from time to time
+//! whether every thread has served the same request since the last check, and starts one more
+//! thread if so. That thread exits when it is no longer needed.
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -15,20 +15,21 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::interrupt;
 
-/// The most threads.
+/// The maximum number of threads.
 const MOST: usize = 64;
-/// The intervals at which the supervisor checks: if a request may wait for a lock, and if none may.
+/// The interval at which the supervisor checks if a request may wait for a lock. The second
+/// interval applies if no request may wait.
 const OFTEN: Duration = Duration::from_millis(10);
 const SELDOM: Duration = Duration::from_millis(500);
 
-/// The state of a thread: an odd number while it has a request in hand, and another one for each
-/// request.
+/// The state of a thread, as a number that is odd while the thread serves a request, and that
+/// differs between requests.
 #[derive(Default)]
-// The slot has a cache line of its own, since it is written with every request.
+// The slot has a separate cache line, because it is written with every request.
 #[repr(align(64))]
 pub(crate) struct WorkerSlot {
-    /// The lowest bit: the thread has a request in hand. The next bit: the request writes back
-    /// pages. Above: the number of requests so far.
+    /// The state of the thread. The lowest bit says that the thread serves a request, and the next
+    /// bit that this request writes back pages. The other bits count the requests so far.
     doing: AtomicU64,
     thread: OnceLock<ThreadId>,
     /// The kernel's number of the thread.
@@ -40,7 +41,7 @@ const WRITES_BACK: u64 = 2;
 const ANOTHER: u64 = 4;
 
 impl WorkerSlot {
-    /// Registers the calling thread. Must be its first call.
+    /// Registers the calling thread. This must be the first call of the thread.
     pub fn take(&self) {
         let _ = self.thread.set(std::thread::current().id());
         let number = rustix::thread::gettid().as_raw_nonzero().get();
@@ -51,7 +52,8 @@ impl WorkerSlot {
     pub fn work(&self, writes_back: bool) -> Working<'_> {
         let before = self.doing.load(Ordering::Relaxed) & !(ANOTHER - 1);
         let what = if writes_back { WORKS | WRITES_BACK } else { WORKS };
-        // Release: a thread that sees this value sees everything that this thread has done before.
+        // The ordering is Release, so that a thread that sees this value sees everything that this
+        // thread has done before.
         self.doing.store(before.wrapping_add(ANOTHER) | what, Ordering::Release);
         Working(self)
     }
@@ -99,12 +101,12 @@ impl WorkerPool {
         self.slots.lock().retain(|s| !Arc::ptr_eq(s, slot));
     }
 
-    /// Leaves if enough other threads are idle, and returns whether it did. It is for a thread that
-    /// was started to help and has nothing in hand.
+    /// Removes the calling thread if enough other threads are idle, and returns whether it was
+    /// removed. Only a thread that was started to help and serves no request may call this method.
     pub fn leave_if_not_needed(&self, slot: &Arc<WorkerSlot>) -> bool {
         let mut slots = self.slots.lock();
         let idle = slots.iter().filter(|s| !s.works()).count();
-        // This thread is among them.
+        // The idle threads include this thread.
         let leaves = idle > self.base;
         if leaves {
             slots.retain(|s| !Arc::ptr_eq(s, slot));
@@ -112,8 +114,8 @@ impl WorkerPool {
         leaves
     }
 
-    /// Returns every thread, and whether it has a request in hand that writes back no page. (A
-    /// thread that seems to have none may just have taken one.)
+    /// Returns every thread, and whether it serves a request that writes back no page. (A thread
+    /// that seems to serve no request may just have taken one.)
     pub fn otherwise_busy(&self) -> Vec<(ThreadId, bool)> {
         let slots = self.slots.lock();
         // A thread that has not begun has taken nothing.
@@ -126,7 +128,7 @@ impl WorkerPool {
         self.slots.lock().iter().any(|s| s.doing() & WRITES_BACK != 0)
     }
 
-    /// Ends the call in which a thread waits for a request, for each thread that has none in hand.
+    /// Ends the call in which a thread waits for a request, for each thread that serves no request.
     pub fn interrupt_idle(&self) {
         let slots = self.slots.lock();
         let idle = slots.iter().filter(|s| !s.works()).map(|s| s.number.load(Ordering::Relaxed));
@@ -137,7 +139,7 @@ impl WorkerPool {
         self.slots.lock().len()
     }
 
-    /// Supervises the threads until the end. `stalls` says whether a request may take long now;
+    /// Supervises the threads until the end. `stalls` returns whether a request may take long now;
     /// `help` starts one more thread.
     pub fn supervise(&self, stalls: impl Fn() -> bool, mut help: impl FnMut()) {
         let mut before = Vec::new();

@@ -15,10 +15,10 @@ use crate::layout::{self, Attributes, Body, PAGE, blocks_of};
 use crate::privileges::CAPABILITY;
 use crate::promises::Ranges;
 
-/// Limit of the bytes that one call of `copy_file_range` copies; the caller calls again for the
-/// rest.
+/// The maximum number of bytes that one call of `copy_file_range` copies. The caller calls again
+/// for the rest.
 const COPY_MAX: u64 = 16 << 20;
-/// Bytes that are copied under one acquisition of the locks.
+/// The number of bytes that are copied under one acquisition of the locks.
 const COPY_STEP: u64 = 1 << 20;
 
 /// Checks the arguments of a call, and returns the end of its range.
@@ -37,9 +37,10 @@ fn end_of(how: Allocate, offset: u64, len: u64) -> Result<u64> {
 }
 
 impl Fs {
-    /// Implements `fallocate`. Allocating stores no data, since a log-structured store has no
-    /// places to reserve. It sets aside space for the unwritten part of the range (see `promises`),
-    /// which the host allocates, or fails with ENOSPC.
+    /// Implements `fallocate`. An allocation stores no data, because a log-structured store has no
+    /// fixed places that could be reserved. The allocation sets aside space for the unwritten part
+    /// of the range (see `promises`), and the host allocates this space. Fails with ENOSPC if that
+    /// is impossible.
     pub fn fallocate(&self, ino: Ino, how: Allocate, offset: u64, len: u64) -> Result<()> {
         self.fallocate_for(ino, how, offset, len, WriteHints::default()).map(drop)
     }
@@ -256,8 +257,8 @@ impl Fs {
         Ok(Some(page))
     }
 
-    /// Returns the first offset at or after `offset` that is data or a hole, as `whence` asks. The
-    /// end of the file counts as a hole. Fails with ENXIO if there is no such offset.
+    /// Returns the first offset at or after `offset` that is data or a hole, as `whence` specifies.
+    /// The end of the file counts as a hole. Fails with ENXIO if there is no such offset.
     pub fn seek(&self, ino: Ino, offset: u64, whence: Whence) -> Result<u64> {
         let _call = self.enter()?;
         let inode = self.inode(ino)?;
@@ -385,7 +386,7 @@ impl Fs {
                     lost_privileges |= piece.lost_privileges;
                 }
                 Err(e) if copied == 0 => return Err(e),
-                // The bytes copied so far stay: the next call meets the error.
+                // The bytes copied so far stay copied, and the next call returns the error.
                 Err(_) => break,
             }
         }

@@ -10,24 +10,24 @@
 //! - changed is loaded again. The state that keeps positions of a listing valid stays, and is
 //!   notified of removed names.
 //! - removed, and that is not open, is dropped.
-//! - removed, and that is open in the mainline, lives on without a name, as if the mainline had
-//!   unlinked it. Its content, if it was in the node, is read into memory before. Its pages stay,
-//!   because the transaction has left an orphan record instead of removing them; pages that the
-//!   transaction had changed before it removed the file are put back first.
-//! - changed or removed, and that the mainline has unlinked already, stays as it is: if the
-//!   transaction changed the file, that is a conflict. A transaction that undoes the commit which
-//!   removed the file makes the inode that file again, unless the file was written to since. If a
-//!   program runs from the inode, the file comes back under another number (`views/running`), and
-//!   the inode continues without a name, with its content and its orphan record.
-//! - made is not in memory, since no call could ask for it.
+//! - removed, and that is open in the mainline, continues to exist without a name, as if the
+//!   mainline had unlinked it. If its content was in the node, the content is first read into
+//!   memory. Its pages stay, because the transaction has left an orphan record instead of removing
+//!   them; pages that the transaction had changed before it removed the file are put back first.
+//! - changed or removed, and that the mainline has unlinked already, stays as it is. If the
+//!   transaction changed the file, the change is a conflict. A transaction that undoes the commit
+//!   which removed the file makes the inode that file again, unless the file was written to since.
+//!   If a program runs from the inode, the file comes back under another number (`views/running`),
+//!   and the inode continues without a name, with its content and its orphan record.
+//! - made is not in memory, because no call could refer to it.
 //!
-//! A serializable transaction keeps others from committing files that it has locked. A mainline
-//! write to such a file that was made before the lock and is not committed yet is a conflict if the
-//! transaction changed the file, too.
+//! A serializable transaction prevents other calls from committing files that it has locked. A
+//! mainline write to such a file that was made before the lock and is not committed yet is a
+//! conflict if the transaction changed the file, too.
 //!
-//! Reference counts never change, since the kernel does not know of the commit yet. Orphans that
-//! are not open are removed afterwards, each with its record; a crash in between leaves them to the
-//! next opening.
+//! Reference counts never change, because the kernel does not know of the commit yet. Orphans that
+//! are not open are removed afterwards, each with its record; after a crash in between, the next
+//! opening removes them.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -44,22 +44,22 @@ use crate::fs::superseded::ChangeTurn;
 use crate::inode::{Inode, InodeState};
 use crate::layout::{self, Attributes, ImapKey, Layout};
 
-/// Number of pages that are put back in one batch.
+/// The number of pages that are put back in one batch.
 const PUT_BACK_AT_ONCE: usize = 16 << 10;
 
-/// Directory, name, and whether the name was removed.
+/// A directory, a name in it, and whether the name was removed.
 pub(crate) type ChangedName = (Ino, Box<[u8]>, bool);
 
 /// The names and inodes of a file system that a transaction has changed.
 #[derive(Clone, Debug, Default)]
 pub struct ChangeSet {
-    /// Names in their directories: made, replaced or (`true`) removed.
+    /// The names that were made, replaced or (`true`) removed, with their directories.
     pub names: Vec<ChangedName>,
-    /// Inodes that were made or changed, or (`true`) removed.
+    /// The inodes that were made or changed, or (`true`) removed.
     pub inodes: Vec<(Ino, bool)>,
-    /// Inodes without a name that still have data in the store.
+    /// The inodes without a name that still have data in the store.
     pub(crate) orphans: HashSet<Ino>,
-    /// Files whose note of promised space was made, changed or removed.
+    /// The files whose note of promised space was made, changed or removed.
     pub(crate) promised: HashSet<Ino>,
 }
 
@@ -99,8 +99,8 @@ struct Unlinking {
 
 impl Fs {
     /// Makes the transaction of this frozen view ready to commit: afterwards it contains every
-    /// change of the view. `before` is set to the state to return to if the view continues because
-    /// this call or the commit has failed; it stays `None` if nothing was removed.
+    /// change of the view. If this call or the commit fails, the view continues, and returns to the
+    /// state in `before`, which this call sets; it stays `None` if nothing was removed.
     pub(crate) fn prepare(
         &self,
         transaction: &Transaction,
@@ -146,7 +146,7 @@ impl Fs {
         commit: impl FnOnce() -> Result<()>,
     ) -> Result<Vec<Ino>> {
         let dirty = changes.inodes.iter().find(|(ino, _)| {
-            // The inode could not be committed above, since a transaction has locked it.
+            // The inode could not be committed above, because a transaction has locked it.
             self.core.inode_cache.get(*ino).is_some_and(|inode| {
                 let state = inode.state.read();
                 state.dirty && state.attr.nlink > 0
@@ -185,7 +185,8 @@ impl Fs {
         Ok(changes.orphans.iter().copied().filter(|ino| !kept.contains(ino)).collect())
     }
 
-    /// Makes memory agree with changes that were committed. The inodes in `kept` do so already.
+    /// Updates the inodes in memory with changes that were committed. The inodes in `kept` are
+    /// already up to date.
     fn follow_in_memory(&self, changes: &ChangeSet, kept: &HashSet<Ino>) {
         for &(ino, removed) in &changes.inodes {
             if kept.contains(&ino) {
@@ -213,8 +214,8 @@ impl Fs {
     }
 
     /// Runs `moment` when all earlier writes are committed and no call is in progress. The store
-    /// then holds a state that the files had, and keys committed after a write was acknowledged do
-    /// not overtake that write.
+    /// then contains a state that the files actually had, and a key that was committed after a
+    /// write was acknowledged is not visible without that write.
     pub(crate) fn at_rest<T>(&self, moment: impl FnOnce() -> Result<T>) -> Result<T> {
         // Commits most dirty data while other calls continue, to keep the freeze short.
         {
@@ -238,9 +239,9 @@ impl Fs {
     }
 
     /// Returns a file that has no name in this view, that the transaction brings back, under its
-    /// number or another one, and that was written to since it lost its name. The file's times do
-    /// not show that: a program may have set them, and two changes within a tick of the clock have
-    /// the same time.
+    /// number or another one, and that was written to since it lost its name. The times of the file
+    /// do not show such a write: a program may have set them, and two changes within a tick of the
+    /// clock have the same time.
     fn written_without_name(
         &self,
         transaction: &Transaction,
@@ -272,7 +273,7 @@ impl Fs {
             if state.gone || state.attr.nlink == 0 {
                 return Ok(None);
             }
-            // Copied, since the slice could pin a whole block.
+            // Copy the content, because the slice could keep a whole block in memory.
             Bytes::copy_from_slice(&self.core.pages.content(ino, &state)?)
         };
         Ok(Some(Unlinking { inode, content }))
@@ -292,8 +293,8 @@ impl Fs {
         removed.map(|(ino, _)| *ino).filter(|ino| nameless(*ino)).collect()
     }
 
-    /// Undoes a transaction's changes to these inodes, which are open in this view without a name
-    /// and stay so: to their content and to their orphan records.
+    /// Undoes a transaction's changes to the content and the orphan records of these inodes, which
+    /// are open in this view without a name and remain so.
     fn put_back_nameless(&self, transaction: &Transaction, nameless: &HashSet<Ino>) -> Result<()> {
         if nameless.is_empty() {
             return Ok(());
@@ -320,8 +321,8 @@ impl Fs {
 
     /// Undoes a transaction's changes to the content of files that it removes and that are open in
     /// this view. Returns the files that have content in the store afterwards, each with an orphan
-    /// record. In write-through mode, where nothing may be in memory alone, all files get an orphan
-    /// record that holds their node.
+    /// record. In write-through mode, in which no state may exist only in memory, each file gets an
+    /// orphan record that contains its node.
     fn put_back(&self, transaction: &Transaction, unlinking: &[Unlinking]) -> Result<HashSet<Ino>> {
         if unlinking.is_empty() {
             return Ok(HashSet::new());
@@ -344,7 +345,7 @@ impl Fs {
     }
 
     /// Undoes a transaction's changes to the pages and extended attributes of these inodes. Returns
-    /// those of them that were changed and have such content in the store afterwards, each with an
+    /// the inodes that were changed and have such content in the store afterwards, each with an
     /// orphan record.
     fn put_content_back(
         &self,
@@ -361,7 +362,7 @@ impl Fs {
             | Changed::DeleteRange { start: key, .. }) = &change;
             let Some((ino, rest)) = key.split_first_chunk::<8>() else { continue };
             let ino = u64::from_be_bytes(*ino);
-            // The node itself is what the transaction removes.
+            // The removal of the node itself is not undone.
             if inodes.contains(&ino) && (dict == dmap || !rest.is_empty()) {
                 changed.insert(ino);
             }
@@ -406,7 +407,8 @@ impl Fs {
             match &node {
                 Ok(None) => return,
                 Ok(Some(_)) => {}
-                // Whether it has come back is not known: its last close must not remove it.
+                // It is unknown whether the transaction brings the file back, so the last close
+                // must not remove it.
                 Err(_) => {
                     drop(state);
                     self.core.inode_cache.leave(inode);
@@ -453,7 +455,7 @@ mod tests {
     use crate::inode_allocator::{Counter, InodeAllocator};
     use crate::{Caller, Error, FileKind, Fs, FsOptions, ROOT, ViewId, Views};
 
-    /// The scene is that of a store that has received its snapshots from another one.
+    /// The test models a store that has received its snapshots from another store.
     #[test]
     fn an_open_file_whose_number_is_another_files_after_a_rollback_is_stale_until_it_is_closed() {
         let (db, env) = (Kvdb::in_memory(), Arc::new(Simulated::new(1)));
@@ -526,7 +528,7 @@ mod tests {
         fs.shutdown().unwrap();
         db.close().unwrap();
         drop((fs, db));
-        // After this, nothing of the snapshot is in memory.
+        // After this reopening, no data of the snapshot is in memory.
         let (db, _) = Kvdb::open(device.clone(), env.clone(), open).unwrap();
         let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
         let file = fs.lookup(ROOT, b"file").unwrap().ino;

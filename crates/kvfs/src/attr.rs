@@ -50,7 +50,7 @@ pub struct Attr {
     pub kind: FileKind,
     /// The low twelve bits of the mode.
     pub perm: u16,
-    /// The number of names.
+    /// The number of names of the inode.
     pub nlink: u32,
     /// The owner.
     pub uid: u32,
@@ -58,9 +58,10 @@ pub struct Attr {
     pub gid: u32,
     /// The device number of a device node, as the kernel encodes it.
     pub rdev: u32,
-    /// Bytes of a file, length of a symbolic link's target, number of entries of a directory.
+    /// The number of bytes of a file, the length of the target of a symbolic link, or the number of
+    /// entries of a directory.
     pub size: u64,
-    /// Units of 512 bytes that are stored; holes do not count.
+    /// The number of units of 512 bytes that are stored. Holes do not count.
     pub blocks: u64,
     /// The time of the last access.
     pub atime: Timestamp,
@@ -72,13 +73,13 @@ pub struct Attr {
     pub btime: Timestamp,
 }
 
-/// The caller of the file system. New inodes get their owner from it; the kernel checks
+/// The caller of the file system. New inodes get their owner from the caller; the kernel checks
 /// permissions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Caller {
     /// The user, who owns new inodes.
     pub uid: u32,
-    /// The group of new inodes, unless the directory passes on its own.
+    /// The group of new inodes, unless the directory passes on its own group.
     pub gid: u32,
     /// The calling thread, as the kernel numbers it.
     pub pid: u32,
@@ -89,7 +90,7 @@ pub struct Caller {
 pub enum TimeSet {
     /// The time of the call.
     Now,
-    /// This time.
+    /// The given time.
     At(Timestamp),
 }
 
@@ -102,17 +103,18 @@ pub struct SetAttr {
     pub uid: Option<u32>,
     /// The group.
     pub gid: Option<u32>,
-    /// The size in bytes: a file is cut or extended by a hole.
+    /// The size in bytes. A file is truncated, or extended by a hole.
     pub size: Option<u64>,
     /// The time of the last access.
     pub atime: Option<TimeSet>,
     /// The time of the last change of the content.
     pub mtime: Option<TimeSet>,
-    /// The time of the last change, if a kernel that caches writes supplies it, since it knows that
-    /// time better than the file system.
+    /// The time of the last change, if a kernel that caches writes supplies it. Such a kernel knows
+    /// this time better than the file system.
     pub ctime: Option<Timestamp>,
-    /// The group of a caller without CAP_FSETID: a change of size then clears the set-uid and
-    /// set-gid bits. (Set-gid without group execute stays for a member of the file's group.)
+    /// The group of a caller without CAP_FSETID. A change of size by such a caller clears the
+    /// set-uid and set-gid bits. (Set-gid without group execute stays for a member of the file's
+    /// group.)
     pub unprivileged_group: Option<u32>,
 }
 
@@ -126,15 +128,16 @@ pub struct ReadHints {
 /// Properties of a write other than its bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WriteHints {
-    /// The group of a caller without CAP_FSETID: the write then clears the set-uid and set-gid
-    /// bits, as with [`SetAttr::unprivileged_group`].
+    /// The group of a caller without CAP_FSETID. A write by such a caller clears the set-uid and
+    /// set-gid bits, as with [`SetAttr::unprivileged_group`].
     pub unprivileged_group: Option<u32>,
-    /// The write brings whole pages out of a cache, of which programs have changed only a part.
+    /// The write brings whole pages out of a cache. Programs may have changed only a part of these
+    /// pages.
     pub from_cache: bool,
     /// `Fs::announce_cached` was called for this write.
     pub announced: bool,
-    /// The write goes to the end of the file. The offset is where the caller believes the end to
-    /// be, and is ignored. Calls that append to one file must be serialized.
+    /// The write appends to the file. The offset is the end of the file as the caller knows it, and
+    /// is ignored. Calls that append to one file must be serialized.
     pub append: bool,
 }
 
@@ -166,12 +169,12 @@ pub struct DirEntry<'a> {
     pub ino: Ino,
     /// The inode's type.
     pub kind: FileKind,
-    /// The name.
+    /// The name of the entry.
     pub name: &'a [u8],
     /// The position after this entry, for the next call.
     pub cookie: u64,
-    /// The attributes, with `plus` only. `None` if the entry was removed since it was read; no
-    /// reference was added then.
+    /// The attributes, which are returned only with `plus`. `None` if the entry was removed since
+    /// it was read; then no reference was added.
     pub attr: Option<Attr>,
 }
 
@@ -206,7 +209,7 @@ pub enum AllocateMode {
 pub struct Allocate {
     /// The operation on the range.
     pub mode: AllocateMode,
-    /// Keeps the size of the file, whatever the range.
+    /// Keeps the size of the file, even if the range exceeds it.
     pub keep_size: bool,
 }
 
@@ -215,7 +218,7 @@ pub struct Allocate {
 pub enum Whence {
     /// The next byte that is stored.
     Data,
-    /// The next byte of a hole; the end of the file counts as one.
+    /// The next byte of a hole. The end of the file counts as a hole.
     Hole,
 }
 

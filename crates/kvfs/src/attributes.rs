@@ -35,7 +35,7 @@ impl Fs {
     /// permissions.
     ///
     /// A change of owner clears set-uid and set-gid of anything but a directory. A change of size
-    /// clears them if `unprivileged_group` asks for it.
+    /// clears them if `unprivileged_group` is set.
     pub fn setattr(&self, ino: Ino, set: &SetAttr, _caller: Caller) -> Result<Attr> {
         self.writable()?;
         self.core.locks.retry(|| self.setattr_once(ino, set))
@@ -83,7 +83,8 @@ impl Fs {
         self.exact_attr(&inode, &mut state)
     }
 
-    /// Returns the attributes to show, with an exact page count. Call with the inode's lock.
+    /// Returns the attributes to show, with an exact page count. The caller holds the lock of the
+    /// inode.
     fn exact_attr(&self, inode: &Inode, state: &mut InodeState) -> Result<Attr> {
         self.core.pages.count(inode.ino, state)?;
         Ok(self.core.promises.shown(state.attr.public(inode.ino)))

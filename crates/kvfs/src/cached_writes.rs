@@ -1,19 +1,19 @@
-//! Handles writes out of a kernel's cache. They bring whole pages. The cache may have read a part
-//! of a page before the view was switched to another state (`superseded`), and earlier writes of
-//! the cache may have been refused (`lost`).
+//! Handles writes out of a kernel's cache. Such writes bring whole pages. The cache may have read a
+//! part of a page before the view was switched to another state (`superseded`), and earlier writes
+//! of the cache may have been refused (`lost`).
 
 use crate::attr::{Ino, WriteHints};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 
 impl Fs {
-    /// Announces a write out of a cache: [`Fs::write`] will be called for it with `announced` set,
-    /// whatever happens in between.
+    /// Announces a write out of a cache: [`Fs::write`] will be called for the write with
+    /// `announced` set in any case.
     pub fn announce_cached(&self, ino: Ino, offset: u64) {
         self.core.lost.announce(ino, offset);
     }
 
-    /// Takes a write out of a cache.
+    /// Performs a write out of a cache.
     pub(crate) fn write_cached(
         &self,
         ino: Ino,
@@ -24,7 +24,7 @@ impl Fs {
         let lost = &self.core.lost;
         let under_way =
             if hints.announced { lost.announced(ino, offset) } else { lost.begin(ino, offset) };
-        // An error of this check is ignored, since the write itself will meet it.
+        // An error of this check is ignored, because the write itself will return it.
         if self.would_leave_a_hole(ino, offset).unwrap_or(false) {
             under_way.wait_for_those_before();
         }
@@ -68,8 +68,8 @@ impl Fs {
     }
 
     /// Writes a page out of a cache. While caches are still being notified of a change of the view,
-    /// it writes only bytes that differ from the page before that change, or that calls have
-    /// written since. (Under the freeze lock.)
+    /// only those bytes are written that differ from the page before that change, or that calls
+    /// have written since. (Under the freeze lock.)
     pub(crate) fn write_changed_bytes(
         &self,
         ino: Ino,

@@ -2,7 +2,8 @@
 //! ([`kvdb::Kvdb::follow_commits_with`]).
 //!
 //! Paths are those of the current state. A file that has no path any more, because a directory
-//! above it was removed or renamed since, is skipped: a later commit reports that.
+//! above it was removed or renamed since, is skipped, because a later commit reports the removal or
+//! renaming.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
@@ -49,11 +50,11 @@ pub struct ChangedPaths {
 impl Views {
     /// Commits all data that programs have written to the files of a view before this call, both
     /// data that the kernel holds back (dirty pages of mappings, gathered writes) and data that
-    /// waits in memory. It does not wait for the device. The commits made by then contain every
-    /// change that a program has made before the call.
+    /// waits in memory. The method does not wait for the device. The commits that exist when it
+    /// returns contain every change that a program made before the call.
     ///
-    /// Fails if some data cannot be committed now, such as a file that a transaction has locked:
-    /// then the commits lack some of the changes.
+    /// Fails if some data cannot be committed now, such as data of a file that a transaction has
+    /// locked. Then the commits lack some of the changes.
     pub fn settle(&self, view: &ViewId) -> Result<()> {
         let fs = self.fs(view)?;
         if fs.core.options.read_only {
@@ -86,7 +87,7 @@ impl Views {
         for (dict, change) in changes {
             match change {
                 CommittedKey::Unlisted => more |= followed.contains(dict),
-                // The ranges are those of objects whose names are removed in the same commit; the
+                // The ranges belong to objects whose names are removed in the same commit, and the
                 // names are reported.
                 CommittedKey::DeleteRange(..) => {}
                 CommittedKey::Put(key) | CommittedKey::Delete(key) if *dict == layout.nmap => {
@@ -104,7 +105,8 @@ impl Views {
             }
         }
         let parents: BTreeSet<Ino> = names.keys().map(|(parent, _)| *parent).collect();
-        // A directory changes with each of its entries; the entries are reported in its place.
+        // A directory changes with each of its entries, so the entries are reported instead of the
+        // directory.
         nodes.retain(|ino| !parents.contains(ino));
         let (mut directories, mut files) = (BTreeSet::new(), HashSet::new());
         for ino in nodes {
@@ -122,7 +124,8 @@ impl Views {
             .chain(found.iter().map(|(parent, ..)| *parent))
             .collect();
         match paths_of(&side, &wanted, &found, &names, &directories) {
-            // The paths of deep directories grow with the square of the depth.
+            // The list exceeds its limit, because the total length of the paths of deep directories
+            // grows with the square of the depth.
             Err(Error::Store(kvdb::Error::Limit(_))) => {
                 Ok(ChangedPaths { paths: Vec::new(), more: true })
             }
@@ -145,7 +148,7 @@ fn paths_of(
     let mut paths: BTreeMap<Vec<u8>, PathChange> = BTreeMap::new();
     let changed = files.iter().map(|(parent, name, _)| (parent, name, PathChange::Changed));
     let named = names.iter().map(|((parent, name), change)| (parent, name, *change));
-    // A name that was made says more than a change of its file, and so replaces that.
+    // A new name is more specific than a change of its file, so the name replaces the change.
     for (parent, name, change) in changed.chain(named) {
         if let Some(way) = ways.get(parent) {
             room.take_path(way.len() + name.len())?;

@@ -1,5 +1,6 @@
 //! Copies a directory with everything in it, at the cost of its names: the pages of the copies are
-//! references to those of the originals. The copy appears as a whole, in one commit, or not at all.
+//! references to the pages of the originals. The copy appears as a whole, in one commit, or not at
+//! all.
 //!
 //! First the names are walked, level by level. Then the copies get their inode numbers in the order
 //! in which the tree is read (`tree_order`), however scattered the original is. For a large tree,
@@ -7,14 +8,14 @@
 //! without memtables or the journal. The names and nodes of the copy are therefore in order. Its
 //! pages stay where they are until a defragmentation finds that they are scattered.
 //!
-//! Copying takes some seventy bytes of memory for each name, since the names of a file may be
+//! A copy takes about seventy bytes of memory for each name, because the names of a file may be
 //! anywhere in the tree.
 //!
 //! The copy has the state that was committed when the call began. Hard links among the copied files
 //! stay links among the copies, even if several trees are copied together; links to files outside
 //! of the tree are not kept, except for a file that comes back to its own place (`same_file`).
 //!
-//! `by_path` has the calls by path. A view that a server holds is copied by `served`.
+//! `by_path` contains the calls that take paths. `served` copies within a view that a server holds.
 
 mod by_path;
 mod served;
@@ -40,12 +41,13 @@ use crate::tree::{Dir, Locked, Tree};
 use crate::tree_order::TreeOrder;
 use crate::views::Untold;
 
-/// Number of changes in one batch.
+/// The number of changes in one batch.
 const AT_ONCE: usize = 2048;
-/// Approximate cost in the store of a change, in bytes, and of a shared page.
+/// The approximate cost of a change in the store, in bytes. The second cost is that of a shared
+/// page.
 const COST: u64 = 256;
 const PAGE_COST: u64 = 32;
-/// The number of tuples of a dictionary from which they are built into a run. Fewer tuples cost
+/// The number of tuples of a dictionary from which on they are built into a run. Fewer tuples cost
 /// less in the journal than the sync that a run needs.
 const BULK: u64 = 2048;
 
@@ -56,7 +58,7 @@ pub struct CloneStats {
     pub directories: u64,
     /// The number of names of all other objects.
     pub files: u64,
-    /// Bytes of the files' contents, which are shared and not copied.
+    /// The number of bytes of the files' contents, which are shared and not copied.
     pub bytes: u64,
 }
 
@@ -70,10 +72,10 @@ impl Fs {
         copied.map(|(copied, _)| copied.stats)
     }
 
-    /// Copies `from`, which may lie in an earlier state. `earlier`: the state and the dictionaries
-    /// that contain `from`, if that is not what this view sees now. `linked`: the files copied
-    /// before that have names elsewhere, too. `note`: called with the changes to the view before
-    /// they are made.
+    /// Copies `from`, which may lie in an earlier state. `earlier` is that state and its
+    /// dictionaries, or `None` for the current state of this view. `linked` has the files copied
+    /// before that also have names outside of the copied trees. `note` is called with the changes
+    /// to the view before they are made.
     fn clone_of(
         &self,
         earlier: Option<&(Arc<kvdb::View>, Layout)>,
@@ -86,7 +88,7 @@ impl Fs {
         self.writable()?;
         check_name(name)?;
         if self.core.scope.is_served() {
-            // Only the current state of such a view is known here.
+            // The client knows only the current state of such a view.
             return match earlier {
                 None => self.clone_served(from, (parent, name), note),
                 Some(_) => Err(Error::Invalid("an earlier state is copied where the store is")),
@@ -108,7 +110,7 @@ impl Fs {
     ) -> Result<(Copied, Untold)> {
         let _call = self.enter()?;
         self.core.names.check_free((parent, name))?;
-        // This is checked now, so that the tree is not copied in vain.
+        // This check comes first, because the copy would be useless if the name is locked.
         if let Scope::Mainline(db) = &self.core.scope
             && db.is_locked(self.core.layout.nmap, &layout::name_key(parent, name))
         {
@@ -116,7 +118,8 @@ impl Fs {
         }
         drop(self.lock_dir(&*self.inode(parent)?)?);
         self.commit_older_than(Duration::MAX)?;
-        // Values that have a place are referred to; values without one would be copied.
+        // Values that have a place are copied by reference, but values without a place would be
+        // copied in full.
         self.core.db.here()?.write_out()?;
         let (transaction, alone) = match &self.core.scope {
             // No conflict is possible: the new inodes are not reachable yet, and the directory
@@ -164,7 +167,7 @@ impl Fs {
     }
 }
 
-/// Originals that have names outside of the copied tree, with their copies.
+/// Maps originals that have names outside of the copied tree to their copies.
 type Linked = HashMap<Ino, Ino>;
 
 /// The result of copying the nodes.
@@ -172,9 +175,10 @@ struct Copied {
     top: Attributes,
     stats: CloneStats,
     pages: u64,
-    /// Files copied by this call that have names elsewhere.
+    /// The files copied by this call that also have names outside of the tree.
     linked: Vec<(Ino, Ino)>,
-    /// Copies made by an earlier call, ascending, each with its number of names in this tree.
+    /// The copies made by an earlier call that get names in this tree, ascending, each with its
+    /// number of names in this tree.
     named: Vec<(Ino, u32)>,
 }
 
@@ -203,7 +207,8 @@ struct Copying<'a> {
     order: TreeOrder,
     /// The inode numbers of the copies, indexed by their positions in the order.
     copies: Range<Ino>,
-    /// Files copied before, which get a link if they also have a name in this tree.
+    /// The files copied before, whose copies get another name if the files also have a name in this
+    /// tree.
     linked: &'a Linked,
     /// The directory in which the copy of the top gets its name.
     parent: Ino,
@@ -212,7 +217,7 @@ struct Copying<'a> {
 
 impl Copying<'_> {
     /// Gives the copy of `from` its name, as the last change of the transaction. If the transaction
-    /// is for this copy alone, it is committed.
+    /// contains only this copy, it is committed.
     fn give_name(
         &self,
         copied: Copied,
@@ -279,7 +284,7 @@ impl Copying<'_> {
         self.copies.start + position as u64
     }
 
-    /// Copies everything except the name of the top.
+    /// Copies everything except the name of the top directory or file.
     fn all(&self) -> Result<Copied> {
         let Layout { nmap, imap, dmap } = self.layout;
         let tuples = self.tree.inodes.len() + self.tree.names.len();
@@ -293,7 +298,7 @@ impl Copying<'_> {
         self.fs.reserve(COST * tuples as u64)?;
         let names = || self.copy_names(self.sink(nmap, BULK)?);
         let nodes = || self.copy_nodes(self.sink(imap, BULK)?);
-        // The pages are most of the work: they are built into two runs of consecutive keys.
+        // The pages are most of the work, so they are built into two runs of consecutive keys.
         let (middle, end) = (self.order.len() / 2, self.order.len());
         let pages = |positions| self.copy_pages(self.sink(dmap, BULK)?, positions);
         let (names, nodes, pages) = match self.fs.core.env.inline() {
@@ -343,7 +348,7 @@ impl Copying<'_> {
         let (mut key, mut value) = (Vec::new(), Vec::new());
         let (mut top, mut stats, mut pages) = (None, CloneStats::default(), 0);
         let (mut linked, mut named) = (Vec::new(), Vec::new());
-        // The position whose node is expected next.
+        // `next` is the position whose node is expected next.
         let (mut next, all) = (0, 0..self.order.len());
         let original = |position| self.tree.inodes[self.order.at(position)];
         self.order.for_each(&self.view, self.source.imap, &self.tree, all, |at, tuple| {
@@ -355,7 +360,7 @@ impl Copying<'_> {
             key.clear();
             key.extend_from_slice(&copy.to_be_bytes());
             if tuple.key.len() > 8 {
-                // The value of an extended attribute too large for the node.
+                // The tuple is the value of an extended attribute that is too large for the node.
                 key.extend_from_slice(&tuple.key[8..]);
                 return sink.put_stored(&key, &tuple);
             }
@@ -387,7 +392,7 @@ impl Copying<'_> {
                 }
                 attr.nlink = node.names;
                 stats.files += u64::from(node.names);
-                // Sparse files may have any size.
+                // The sum may overflow, because sparse files may have any size.
                 stats.bytes = stats.bytes.saturating_add(attr.size);
             }
             if node.parent == 0 {

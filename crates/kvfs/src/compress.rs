@@ -1,9 +1,11 @@
-//! The way in which the pages of a file are compressed: each file has its own, as an extended
-//! attribute, which files and directories inherit from the directory in which they are made.
+//! The way in which the pages of a file are compressed. Each file has a way of compression as an
+//! extended attribute, which files and directories inherit from the directory in which they are
+//! made.
 //!
-//! Each page is compressed by itself, when it gets its place in the store, so reads at random and
-//! overwrites of single pages cost what they cost without. The reference to a page says how it is
-//! stored: the attribute says how pages are stored from now on, and nothing needs it to read them.
+//! Each page is compressed separately when it gets its place in the store, so random reads and
+//! overwrites of single pages cost no more than without compression. The reference to a page says
+//! how the page is stored. The attribute only says how pages are stored from now on, and reads do
+//! not need it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,8 +20,8 @@ use crate::error::{Error, Result};
 use crate::layout::{self, ImapKey, Layout, XattrValue, Xattrs};
 use crate::store::Store;
 
-/// The name of the extended attribute with the way of a file, or of what is made in a directory.
-/// Its value is a word of [`Compress::name`].
+/// The name of the extended attribute that contains the way of a file, or the way that a directory
+/// passes on. The value of the attribute is a word of [`Compress::name`].
 pub const COMPRESS_ATTRIBUTE: &str = "user.kvfs.compress";
 
 /// The way in which the pages of a file are compressed.
@@ -29,15 +31,15 @@ pub enum Compress {
     None,
     /// Pages are compressed by LZ4.
     Lz4,
-    /// Pages are compressed by Zstandard: smaller, for several times the work.
+    /// Pages are compressed by Zstandard, which compresses better but takes several times the work.
     Zstd,
-    /// Pages are compressed by LZ4 if that saves something. A file for which it does not is tried
-    /// again only from time to time.
+    /// Pages are compressed by LZ4 if that saves space. For a file whose pages do not shrink,
+    /// compression is tried again only from time to time.
     Auto,
 }
 
 impl Compress {
-    /// All ways.
+    /// All ways of compression.
     pub const ALL: [Compress; 4] = [Compress::None, Compress::Lz4, Compress::Zstd, Compress::Auto];
 
     /// Returns the word for this way in attributes and options.
@@ -50,7 +52,7 @@ impl Compress {
         }
     }
 
-    /// Returns the way for which this is the word.
+    /// Returns the way that this word names.
     pub fn named(word: &[u8]) -> Option<Compress> {
         Compress::ALL.into_iter().find(|way| way.name().as_bytes() == word)
     }
@@ -65,7 +67,7 @@ impl Compress {
     }
 }
 
-/// Returns whether this is the name of the attribute.
+/// Returns whether `name` is the name of the attribute.
 pub(crate) fn is_attribute(name: &[u8]) -> bool {
     name == COMPRESS_ATTRIBUTE.as_bytes()
 }
@@ -95,7 +97,7 @@ pub(crate) fn may_apply(xattrs: Option<&Xattrs>, default: Option<Compress>) -> b
 /// Returns the extended attributes with which an inode of this kind begins in a directory with
 /// `dir`.
 pub(crate) fn inherited(dir: Option<&Xattrs>, kind: FileKind) -> Option<Xattrs> {
-    // The kernel allows no `user` attributes for anything else.
+    // The kernel allows `user` attributes only for files and directories.
     if !matches!(kind, FileKind::File | FileKind::Dir) {
         return None;
     }
@@ -103,8 +105,9 @@ pub(crate) fn inherited(dir: Option<&Xattrs>, kind: FileKind) -> Option<Xattrs> 
     Some(Xattrs::from([(COMPRESS_ATTRIBUTE.as_bytes().into(), value)]))
 }
 
-/// Tells the store the way of a file of which pages are about to be committed; `default` is that of
-/// files without the attribute. Where a server has the store, it calls [`announce_ways`].
+/// Tells the store the way of a file whose pages are about to be committed. `default` is the way of
+/// files without the attribute. If a server has the store, the server calls [`announce_ways`]
+/// instead.
 pub(crate) fn announce(
     store: &Store,
     layout: &Layout,
@@ -117,10 +120,10 @@ pub(crate) fn announce(
     Ok(db.set_codec_of_series(layout.dmap, &layout::pages_of(ino), codec)?)
 }
 
-/// Informs a server's store of the methods of the files whose pages a client changes. The client
-/// commits the node of a file together with its pages, so the changes have the attribute; `default`
-/// is the method of files without it. Changes that cannot be read are left to the client's own
-/// checks, and are ignored here.
+/// Informs the store of a server of the ways of the files whose pages a client changes. The client
+/// commits the node of a file together with its pages, so the changes contain the attribute;
+/// `default` is the way of files without the attribute. Changes that cannot be decoded are ignored
+/// here, because the client itself checks them.
 pub fn announce_ways(db: &Kvdb, changes: &[ServedChange], default: Option<Compress>) {
     let puts = || {
         changes.iter().filter_map(|change| match change {
@@ -148,17 +151,19 @@ pub fn announce_ways(db: &Kvdb, changes: &[ServedChange], default: Option<Compre
         let Some(dmap) = tables.values().find(is_changed) else { continue };
         let Ok((_, xattrs, _)) = layout::decode_node(ino, value) else { continue };
         let codec = way_of(xattrs.as_ref()).or(default).map(Compress::codec);
-        // It fails only for prefixes of different lengths.
+        // The call fails only for prefixes of different lengths.
         let _ = db.set_codec_of_series(dmap.id, &layout::pages_of(ino), codec);
     }
 }
 
-/// Has a store compress the pages of files that come out of a stream by the ways of these files.
+/// Makes a store compress the pages of files that it receives from a stream according to the ways
+/// of these files.
 pub fn receive_by_ways(db: &Kvdb) {
     db.set_series_source(Arc::new(Received));
 }
 
-/// The pages of files in a stream, which come after the nodes of the files.
+/// Finds the ways of files whose pages arrive in a stream. The pages come after the nodes of the
+/// files.
 struct Received;
 
 impl SeriesSource for Received {

@@ -1,9 +1,9 @@
-//! Reads, writes and truncates the bytes of files; all of it works on `pages`.
+//! Reads, writes and truncates the bytes of files by means of `pages`.
 //!
 //! The content of a small file is in its node. A larger file consists of pages in `dmap`; pages
-//! that were never written are holes. Written pages wait in the inode's buffer and hide those in
-//! the store; pages of the store at and above `Buffer::cut` are dead. Three invariants make most
-//! questions cheap to answer:
+//! that were never written are holes. Written pages wait in the buffer of the inode and hide the
+//! pages in the store; pages of the store at and above `Buffer::cut` are dead. Three invariants
+//! make most questions cheap to answer:
 //!
 //! - No page, stored or waiting, begins at or after the size, or holds a byte after it. Bytes
 //!   missing at the end of a page are zero.

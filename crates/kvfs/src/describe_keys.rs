@@ -14,7 +14,7 @@ pub fn describe_keys(db: &Kvdb, dictionary: &str, start: &[u8], end: &[u8]) -> O
     describe_keys_in(db.view(), Layout::find(db)?, dictionary, start, end)
 }
 
-/// Like `describe_keys`, in one state of the store.
+/// Describes keys like `describe_keys`, in one state of the store.
 pub(crate) fn describe_keys_in(
     view: View,
     layout: Layout,
@@ -25,7 +25,7 @@ pub(crate) fn describe_keys_in(
     let side = Side::new(view, layout);
     let number = |key: &[u8]| Some(Ino::from_be_bytes(*key.first_chunk::<8>()?));
     let first = number(start).unwrap_or(0);
-    // The last inode that has a key below the end.
+    // This is the last inode that has a key below the end.
     let last = match number(end) {
         Some(ino) if end.len() == 8 => ino.saturating_sub(1),
         Some(ino) => ino,
@@ -39,7 +39,7 @@ pub(crate) fn describe_keys_in(
                 key.get(8..16).and_then(|b| b.try_into().ok()).map_or(or, u64::from_be_bytes)
             };
             let (from, to) = (block(start, 0), block(end, u64::MAX / PAGE));
-            // The end of a single key is that key with a zero appended.
+            // The end of the range of a single key is that key with a zero appended.
             let to = if end.len() > 16 { to.saturating_add(1) } else { to };
             format!(
                 "bytes {}..{} of {}",
@@ -51,7 +51,7 @@ pub(crate) fn describe_keys_in(
         "dmap" => format!("data of files from inode {first} to inode {last}, of {} first", path()),
         "imap" if one => format!("the node of {}", path()),
         "imap" => format!("nodes from inode {first} to inode {last}"),
-        // A single key is one name.
+        // The range contains a single key, which is one name.
         "nmap" if one && start.len() > 8 && end.strip_prefix(start) == Some(&[0]) => {
             format!("the name {} in {}", start[8..].escape_ascii(), path())
         }

@@ -12,11 +12,12 @@
 //! Once the name is known, the listing continues after it, whether the name still exists or not:
 //! entries present throughout are returned exactly once. The search fails only for a position whose
 //! entry was removed before the last mount, or thousands of removals ago. Such a listing begins
-//! again, since an entry returned twice does less harm than an entry never returned.
+//! again, because an entry that is returned twice does less harm than an entry that is never
+//! returned.
 //!
 //! A position has two parts: the hash of the name, and the number of the listing (`listing_table`),
 //! which excludes names that were added after the listing began. The last entry has a special
-//! position after which the listing ends, whatever was added.
+//! position after which the listing ends, even if names were added.
 
 use kvdb::{ScopeCursor, Tuple};
 
@@ -34,10 +35,10 @@ const AFTER_DOT: u64 = 1;
 const AFTER_DOTS: u64 = 2;
 /// The position after all entries.
 const AT_END: u64 = i64::MAX as u64;
-/// Number of entries from which a directory is large: its listing announces from the start what it
-/// will read.
+/// The number of entries from which on a directory is large. The listing of a large directory
+/// announces all its reads from the start.
 const LARGE: u64 = 1024;
-/// Approximate size of a name, and of a node, in the store, in bytes.
+/// The approximate size of a name in the store, in bytes. The second size is that of a node.
 const ENTRY_BYTES: u64 = 32;
 
 impl Fs {
@@ -61,7 +62,7 @@ impl Fs {
                 () => state.attr,
             }
         };
-        // POSIX: a removed directory has no entries, not even `.` and `..`.
+        // According to POSIX, a removed directory has no entries, not even `.` and `..`.
         if nlink == 0 || cookie == AT_END {
             return Ok(());
         }
@@ -105,8 +106,8 @@ impl Fs {
         })?;
         self.core.reading_ahead.plans.listed(ino, (cookie, end), &order);
         if ended && cookie == 0 {
-            // One call was enough; a later call can only continue from a position within the
-            // entries that this one returned.
+            // This call returned all entries. A later call can only continue from a position within
+            // these entries.
             self.core.listings.end(ino, listing);
         }
         Ok(())
@@ -122,8 +123,8 @@ impl Fs {
         (known.unwrap_or_else(|| listings.begin(ino)), after)
     }
 
-    /// Lists the names of a directory after a position of a listing; `.` and `..` are done. Returns
-    /// `true` at the end of the directory.
+    /// Lists the names of a directory after a position of a listing. The entries `.` and `..` were
+    /// listed before. Returns `true` at the end of the directory.
     fn list_names(
         &self,
         (ino, dir): (Ino, &Inode),
@@ -136,8 +137,8 @@ impl Fs {
         if after >= FIRST_HASH {
             self.seek_after((ino, dir), after, &mut cursor)?;
         }
-        // Names that were added since the listing began were added after the cursor was opened, or
-        // are known by now.
+        // This is read after the cursor was opened: names added since the listing began are known
+        // by now, or were added after the cursor was opened.
         let added = self.core.listings.has_added(ino, listing);
         let announces = plus && self.core.scope.is_served();
         let mut announced = 0;
@@ -167,8 +168,8 @@ impl Fs {
             let attr = match plus.then(|| self.reference(child)).transpose() {
                 // The inode was removed since the cursor was opened.
                 Err(Error::NotFound | Error::Stale(_)) => None,
-                // Any other error ends the listing: with a store that does not answer, every
-                // further entry would wait.
+                // Any other error ends the listing, because with a store that does not answer,
+                // every further entry would wait.
                 attr => attr?,
             };
             if !emit(DirEntry { ino: child, kind, name, cookie, attr }) {
@@ -181,8 +182,8 @@ impl Fs {
             }
             emitted.push(position, name);
         }
-        // At the end, only another listing of this directory could continue here, and it can search
-        // for its position.
+        // At the end, only another listing of this directory could use these positions, and that
+        // listing can search for its position.
         if let Some(listing) = &mut *dir.listing.lock() {
             listing.clear_emitted();
         }
@@ -190,8 +191,8 @@ impl Fs {
     }
 
     /// Moves a cursor over the names of a directory to the name after a position. If the name at
-    /// the position is not known, all names are searched for it; if it is not there, the cursor
-    /// begins again.
+    /// the position is not known, all names are searched for it. If no name has this position, the
+    /// cursor begins again.
     fn seek_after(
         &self,
         (ino, dir): (Ino, &Inode),
@@ -205,7 +206,7 @@ impl Fs {
             .and_then(|listing| listing.find(after))
             .map(|name| layout::name_key(ino, name));
         if let Some(mut key) = known {
-            // The smallest key after this one.
+            // This is the smallest key after the key of the name.
             key.push(0);
             return Ok(cursor.seek(&key)?);
         }

@@ -1,6 +1,7 @@
 //! Locks of directories that a serializable transaction takes before it uses them. A transaction
-//! locks by itself each name that it looks up, and others may add names next to these. A program
-//! that will decide by what a directory has, or has not, locks all of its names at once.
+//! automatically locks each name that it looks up, but other transactions may add further names. A
+//! program whose decisions depend on the presence or absence of names in a directory locks all its
+//! names at once.
 
 use crate::error::{Error, Result};
 use crate::fs::Fs;
@@ -8,10 +9,11 @@ use crate::layout;
 
 impl Fs {
     /// Locks the names of the directory at `path`, and its attributes, for the rest of the
-    /// serializable transaction of this view: against changes by others, and with `exclusive`
-    /// against their reads in such transactions, too. What lies in directories below is not locked.
-    /// Symbolic links on the way are followed, the last one is not. Fails with `Locked` if another
-    /// transaction has the directory, and with `Invalid` in a view that takes no locks.
+    /// serializable transaction of this view. The lock prevents changes by others, and with
+    /// `exclusive` also reads in other serializable transactions. The content of directories below
+    /// is not locked. Symbolic links on the way are followed, but the last component is not. Fails
+    /// with `Locked` if another transaction has locked the directory, and with `Invalid` in a view
+    /// that takes no locks.
     pub fn lock_directory(&self, path: &[u8], exclusive: bool) -> Result<()> {
         let Some(transaction) = self.core.locks.transaction() else {
             return Err(Error::Invalid("only a serializable transaction locks a directory"));

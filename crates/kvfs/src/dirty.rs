@@ -22,16 +22,17 @@ use crate::locks::Accepting;
 use crate::privileges::CAPABILITY;
 use crate::request;
 
-/// Dirty bytes charged for the node of a dirty inode.
+/// The dirty bytes that are charged for the node of a dirty inode.
 const NODE_CHARGE: usize = 512;
-/// Limits of the inodes and of the dirty bytes that the interval commits in one batch.
+/// The maximum number of inodes that the interval commits in one batch. The second limit is in
+/// dirty bytes.
 const GROUP: usize = 256;
 const GROUP_BYTES: usize = 4 << 20;
-/// Number of inodes that the interval takes out of the queue at once, to commit them in the order
-/// of their numbers.
+/// The number of inodes that the interval takes out of the queue at once, to commit them in the
+/// order of their numbers.
 const ORDERED: usize = 16 * GROUP;
-/// Dirty bytes at which the writer of a file commits it, so that the batches of a stream have about
-/// the same size.
+/// The number of dirty bytes at which the writer of a file commits the file, so that the batches of
+/// a stream have about the same size.
 const FILE_LIMIT: usize = 8 << 20;
 
 /// An inode of a group, staged and locked until the group is committed.
@@ -43,9 +44,9 @@ struct Held<'a> {
 
 impl Fs {
     /// Commits each inode of the queue once, in groups. Files of medium size together fill a batch
-    /// whose pages the store writes to their final place; such a file alone would be written twice,
-    /// once through the journal. An inode that cannot be committed stays dirty and does not stop
-    /// the others. (Under the freeze lock.)
+    /// whose pages the store writes to their final place; a single such file would be written
+    /// twice, once through the journal. An inode that cannot be committed stays dirty and does not
+    /// stop the others. (Under the freeze lock.)
     pub(crate) fn commit_older_than(&self, limit: Duration) -> Result<()> {
         let mut rounds = usize::MAX;
         let mut result = Ok(());
@@ -57,8 +58,8 @@ impl Fs {
                 break;
             }
             rounds -= groups.len();
-            // Inodes that are committed together are adjacent on the device: here the inodes of one
-            // directory.
+            // Inodes that are committed together are adjacent on the device. Sorted by number,
+            // these are inodes of one directory.
             groups.sort_unstable_by_key(|inode| inode.ino);
             for group in groups.chunks_mut(GROUP) {
                 if let Err(e) = self.commit_inodes(group, false)
@@ -73,11 +74,11 @@ impl Fs {
     }
 
     /// Commits inodes that were taken out of the queue, in batches of bounded size. Files without a
-    /// name are committed only if `unlinked` is set: their data needs no durability, and most of
-    /// them are removed before they cost a write.
+    /// name are committed only if `unlinked` is set: their data need not be durable, and most of
+    /// them are removed before they are ever written.
     fn commit_inodes(&self, group: &mut [Arc<Inode>], unlinked: bool) -> Result<()> {
-        // Lock order: directories (whose attributes were set) one after the other, then the rest by
-        // number.
+        // The lock order is: directories (whose attributes were set), one after the other, then all
+        // other inodes by number.
         group.sort_by_cached_key(|inode| (!inode.state.read().is_dir(), inode.ino));
         let mut result: Result<()> = Ok(());
         let mut held: Vec<Held<'_>> = Vec::with_capacity(group.len());
@@ -202,8 +203,8 @@ impl Fs {
         }
     }
 
-    /// Commits the longest waiting inodes until the buffer has room. Call with no lock but the
-    /// freeze lock.
+    /// Commits the longest waiting inodes until the buffer has room. The caller holds no lock
+    /// except the freeze lock.
     pub(crate) fn throttle_writer(&self) {
         let mut rounds = None;
         while self.core.space.dirty_bytes() > self.core.options.write_buffer {
@@ -235,7 +236,7 @@ impl Fs {
         }
     }
 
-    /// Commits the inode if it is dirty. Call with its lock.
+    /// Commits the inode if it is dirty. The caller holds the lock of the inode.
     pub(crate) fn commit_dirty(&self, inode: &Inode, state: &mut InodeState) -> Result<()> {
         self.commit_dirty_with(inode, state, |_| {})
     }
@@ -266,8 +267,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Adds to `batch` everything that is dirty of this inode, and its node with `attr`. Call
-    /// `Pages::count` before copying and changing `state.attr`, and `mark_committed` after the
+    /// Adds all dirty data of this inode to `batch`, and its node with `attr`. Callers call
+    /// `Pages::count` before they copy and change `state.attr`, and `mark_committed` after the
     /// commit.
     pub(crate) fn stage(
         &self,

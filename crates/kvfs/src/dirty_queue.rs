@@ -8,15 +8,15 @@ use env::sync::Mutex;
 
 use crate::inode::Inode;
 
-/// Inodes with uncommitted changes, the longest waiting first.
+/// The inodes with uncommitted changes. The inode that has waited longest is first.
 #[derive(Default)]
 pub(crate) struct DirtyQueue {
-    /// Inodes, each with the time at which it became dirty. An inode is queued at most once, and
-    /// may have been committed in the meantime.
+    /// The inodes, each with the time at which it became dirty. An inode is queued at most once,
+    /// and may have been committed in the meantime.
     queue: Mutex<VecDeque<(Duration, Arc<Inode>)>>,
-    /// Held from taking inodes out of the queue until they are committed: a thread that finds the
-    /// queue empty under this lock knows that everything is committed. In the lock order it follows
-    /// the freeze lock. See `inode`.
+    /// The draining lock, which a thread holds from when it takes inodes out of the queue until
+    /// they are committed. A thread that finds the queue empty under this lock knows that
+    /// everything is committed. In the lock order it follows the freeze lock. See `inode`.
     pub draining: Mutex<()>,
 }
 

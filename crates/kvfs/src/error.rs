@@ -47,7 +47,7 @@ pub enum Error {
     /// ENODATA.
     #[error("no such extended attribute")]
     NoAttribute,
-    /// ENXIO: `seek` found nothing.
+    /// ENXIO, because `seek` found no such offset.
     #[error("no data or hole at or after this offset")]
     NoSuchOffset,
     /// ENOSPC.
@@ -56,8 +56,8 @@ pub enum Error {
     /// EROFS.
     #[error("the file system is read-only")]
     ReadOnly,
-    /// Data written before may never reach the device, since the store has failed, in this sync or
-    /// before.
+    /// Data written before may never reach the device, because the store has failed in this sync or
+    /// earlier.
     #[error("what was written last may never be on disk: {0}")]
     NotSynced(String),
     /// A write of a cache begins after bytes that were refused.
@@ -66,13 +66,13 @@ pub enum Error {
          set the file's size, or write it anew"
     )]
     LostBefore(Ino),
-    /// The inode number does not exist in the file system, or not any more.
+    /// The inode number does not exist in the file system, or does not exist any more.
     #[error("inode {0} does not exist any more")]
     Stale(Ino),
     /// Bytes in the store that the file system cannot have written.
     #[error("corrupt file system at inode {ino}: {what}; run `kvfs check`")]
     Corrupt {
-        /// The inode concerned.
+        /// The damaged inode.
         ino: Ino,
         /// The description of the damage.
         what: String,

@@ -1,17 +1,17 @@
-//! Counts the files that a view has made and removed, as soon as the numbers are needed; see
-//! `file_limits`.
+//! Counts the files that a view has made and removed, beginning when the numbers are first needed;
+//! see `file_limits`.
 
 use env::sync::Mutex;
 use env::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::Result;
 
-/// The counts of a view's files, if they were needed.
+/// The counts of a view's files, which begin when they are first needed.
 #[derive(Default)]
 pub(crate) struct FileAccount {
     pub counted: Mutex<Counted>,
-    /// The number of comparisons of the view with the state beneath it. A change under way at such
-    /// a moment may or may not be included in the counts.
+    /// The number of comparisons of the view with the state beneath it. A change that is in
+    /// progress during a comparison may or may not be included in the counts.
     looks: AtomicU64,
 }
 
@@ -23,12 +23,12 @@ pub(crate) struct Counted {
     pub admitted: u64,
 }
 
-/// The number of files that a view has made, and of those that it has removed.
+/// The number of files that a view has made, and the numbers of files that it has removed.
 #[derive(Clone, Default)]
 pub(crate) struct Files {
     pub made: u64,
-    /// The number of removed files for each view that has made them. The first entry is for the
-    /// view in which this one began, the next one for the view around that.
+    /// The number of removed files for each view that has made them. The first entry belongs to the
+    /// view in which this view began, the second entry to the view around that one, and so on.
     removed: Vec<u64>,
 }
 
@@ -46,11 +46,12 @@ impl Files {
     }
 }
 
-/// A moment before a change of a view's files, to detect a comparison that ran concurrently.
+/// A moment before a change of a view's files. With it, a comparison that ran concurrently with the
+/// change is detected.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FileMoment(u64);
 
-/// Files that a call is about to make, and that fit within the limits.
+/// Files that a call is about to make and that are within the limits.
 pub(crate) struct AdmittedFiles<'a> {
     account: Option<&'a FileAccount>,
     files: u64,
@@ -76,7 +77,8 @@ impl<'a> AdmittedFiles<'a> {
             counted.admitted -= self.files;
             match &mut counted.files {
                 Some(files) if account.moment() == self.at => files.made += self.files,
-                // A comparison ran concurrently: it may or may not have counted the files.
+                // A comparison that ran concurrently may or may not have counted the files, so the
+                // counts are dropped.
                 files => *files = None,
             }
         }
@@ -101,7 +103,7 @@ impl FileAccount {
         self.moment() != FileMoment(0)
     }
 
-    /// Forgets the counts, since the state of the view, or one beneath it, was replaced.
+    /// Forgets the counts, because the state of the view, or a state beneath it, was replaced.
     pub fn forget(&self) {
         if self.is_used() {
             self.counted.lock().files = None;

@@ -1,14 +1,15 @@
-//! Limits the number of files that a transaction may make, and that a clone may have of its own. A
-//! directory, a symbolic link or a device counts as a file; a further name of a file does not
-//! count, nor does a file without a name that a program has open.
+//! Limits the number of files that a transaction may make, and the number of files that a clone may
+//! have in addition to the states beneath it. A directory, a symbolic link or a device counts as a
+//! file; a further name of a file does not count, nor does a file without a name that a program has
+//! open.
 //!
 //! A file is a view's own if the states beneath it do not have it. For a transaction, this is the
-//! state that it reads; for a clone, the snapshot that it was made of and those at which it was
-//! merged or rebased. If a transaction removes files that the views around it have made, these are
-//! subtracted from their counts. Nothing is stored: a view with a limit is compared with the state
-//! beneath it when the count is first needed, and again after its state was replaced as a whole or
-//! by a commit. From then on, calls count the files that they make and remove. Views without a
-//! limit count nothing.
+//! state that the transaction reads. For a clone, these are the snapshot of which the clone was
+//! made, and the snapshots at which it was merged or rebased. If a transaction removes files that
+//! the views around it have made, these are subtracted from their counts. Nothing is stored: a view
+//! with a limit is compared with the state beneath it when the count is first needed, and again
+//! after its state was replaced as a whole or by a commit. From then on, calls count the files that
+//! they make and remove. Views without a limit count nothing.
 
 use std::sync::Arc;
 
@@ -19,7 +20,8 @@ use crate::error::{Error, Result};
 use crate::file_account::{AdmittedFiles, FileAccount, FileMoment, Files};
 use crate::layout::{self, ImapKey, Layout};
 
-/// A number that no dictionary has, to compare a view with an empty dictionary.
+/// A number that no dictionary has. It stands for an empty dictionary with which a view is
+/// compared.
 const NO_DICTIONARY: DictionaryId = DictionaryId(u32::MAX);
 
 /// The limits of the files of a view, and its count of them.
@@ -27,7 +29,7 @@ pub(crate) struct FileLimits {
     scope: Scope,
     imap: DictionaryId,
     account: FileAccount,
-    /// The limits of the view in which the transaction of this one began.
+    /// The limits of the view in which the transaction of this view began.
     around: Option<Arc<FileLimits>>,
 }
 
@@ -37,17 +39,17 @@ impl FileLimits {
         FileLimits { scope, imap, account: FileAccount::default(), around }
     }
 
-    /// Returns this view and those around it: each one began in the next.
+    /// Returns this view and the views around it. Each view began in the next one.
     fn and_around(&self) -> impl Iterator<Item = &FileLimits> {
         std::iter::successors(Some(self), |view| view.around.as_deref())
     }
 
-    /// Forgets the counts, since the state of the view, or one beneath it, was replaced.
+    /// Forgets the counts, because the state of the view, or a state beneath it, was replaced.
     pub fn forget(&self) {
         self.account.forget();
     }
 
-    /// Returns the moment before a change that [`FileLimits::removed`] counts.
+    /// Returns the current moment, for a change that [`FileLimits::removed`] counts afterwards.
     pub fn moment(&self) -> FileMoment {
         self.account.moment()
     }
@@ -71,7 +73,7 @@ impl FileLimits {
         self.and_around().any(|view| view.limit().is_some())
     }
 
-    /// Fails if `more` files would exceed the limit of the view or of one around it.
+    /// Fails if `more` files would exceed the limit of the view or of a view around it.
     pub fn admit(&self, more: u64) -> Result<AdmittedFiles<'_>> {
         let account = &self.account;
         if more == 0 || !self.has_limit() {
@@ -83,14 +85,14 @@ impl FileLimits {
         Ok(AdmittedFiles::of(account, &mut counted, more))
     }
 
-    /// Like [`FileLimits::admit`], for a file without a name that gets one.
+    /// Checks the limits like [`FileLimits::admit`], for a file without a name that gets a name.
     pub fn admit_named(&self, ino: Ino) -> Result<AdmittedFiles<'_>> {
-        // A file that a state beneath has is not the view's own when it gets a name again.
+        // A file that exists in a state beneath the view does not count when it gets a name again.
         let own = self.has_limit() && !self.is_beneath(ino)?;
         self.admit(own.into())
     }
 
-    /// Fails if the commit of a transaction would take the view around it beyond a limit. A commit
+    /// Fails if the commit of a transaction would make the view around it exceed a limit. A commit
     /// that removes at least as many files of that view as it makes never fails.
     pub fn check_commit(&self) -> Result<()> {
         if !self.around.as_ref().is_some_and(|around| around.has_limit()) {
@@ -108,9 +110,9 @@ impl FileLimits {
         })
     }
 
-    /// Calls `see` with each limit: the level of its view, counted outwards, the limit, the number
-    /// of files that count towards it, the number of them that this view has added, and the error
-    /// for exceeding it.
+    /// Calls `see` for each limit, with the level of its view (counted outwards), the limit, the
+    /// number of files that count toward it, the number of these files that this view has added,
+    /// and the error for exceeding the limit.
     fn each_limit(
         &self,
         of_this: (Files, u64),
@@ -142,7 +144,7 @@ impl FileLimits {
         Ok(())
     }
 
-    /// Returns the number of files that may still be made, or `None` if there is no limit.
+    /// Returns the number of files that may still be made, or `None` if no limit applies.
     pub fn room(&self) -> Result<Option<u64>> {
         if !self.has_limit() {
             return Ok(None);
@@ -164,7 +166,7 @@ impl FileLimits {
         Ok(account.files(&mut account.counted.lock(), || self.look_for_files())?.0.made)
     }
 
-    /// Counts a file that has lost its last name. `at` is a moment before that.
+    /// Counts a file that has lost its last name. `at` is a moment before the removal of that name.
     pub fn removed(&self, ino: Ino, at: FileMoment) {
         let account = &self.account;
         if !account.is_used() {
@@ -180,7 +182,7 @@ impl FileLimits {
             Ok(None) => {}
             Ok(Some(0)) if files.made > 0 => files.made -= 1,
             Ok(Some(level)) if level > 0 => files.remove(level - 1),
-            // The files are counted again when the number is needed.
+            // The counts are dropped, and the files are counted again when a number is needed.
             _ => counted.files = None,
         }
     }
@@ -216,7 +218,7 @@ impl FileLimits {
         Ok(match &self.scope {
             Scope::Transaction(transaction) => vec![(transaction.view()?.beneath(), imap)],
             Scope::Mainline(db) => {
-                // The mainline has no states beneath it: its own state takes their place.
+                // The mainline has no states beneath it, so its current state is used.
                 let states = db.states_beneath(imap).unwrap_or_else(|| vec![db.view()]);
                 let with_inodes = |state: View| Layout::of_state(&state).map(|of| (state, of.imap));
                 states.into_iter().filter_map(with_inodes).collect()
@@ -251,7 +253,8 @@ impl FileLimits {
                             continue 'changes;
                         }
                     }
-                    // A rebase brings files that a state beneath the clone has.
+                    // After a rebase, a clone may have files that exist in a state beneath it. Such
+                    // files do not count.
                     for around in self.and_around().skip(1) {
                         if around.is_beneath(ino)? {
                             continue 'changes;

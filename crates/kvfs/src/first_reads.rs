@@ -10,16 +10,16 @@ use crate::error::Result;
 use crate::fs::{Fs, FsOptions};
 use crate::views::{ViewId, Views};
 
-/// Number of newest snapshots whose roots are read, too.
+/// The number of newest snapshots whose roots are read, too.
 const SNAPSHOTS: usize = 4;
-/// Number of entries of a root that are listed.
+/// The number of entries of a root that are listed.
 const ENTRIES: usize = 2000;
-/// Memory for inodes, in bytes.
+/// The memory for inodes, in bytes.
 const MEMORY: usize = 1 << 20;
 
-/// Opens the file system in `db`, and lists its root and those of the newest snapshots. See
-/// [`kvdb::Publisher::rehearse`]. It is opened for writing, as a fork is, since that reads more. An
-/// error ends the rehearsal; a mount reports it.
+/// Opens the file system in `db`, and lists its root and the roots of the newest snapshots. See
+/// [`kvdb::Publisher::rehearse`]. The file system is opened for writing, like a fork, because such
+/// an opening reads more. An error ends the rehearsal; a later mount reports the error.
 pub fn rehearse(db: &Kvdb) {
     if db.dictionaries().is_empty() {
         return;
@@ -39,7 +39,7 @@ pub fn rehearse(db: &Kvdb) {
     }
 }
 
-/// Reads what `ls -l` reads of the root.
+/// Reads the same data of the root as `ls -l`.
 fn list_root(fs: &Fs) -> Result<()> {
     fs.statfs()?;
     fs.getattr(ROOT)?;

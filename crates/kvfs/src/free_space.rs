@@ -10,7 +10,7 @@ use crate::layout::PAGE;
 use crate::space_account::{SpaceAccount, cost_of};
 use crate::store::Store;
 
-/// The space that a view may still take: in the store, and within the limit of its transaction or
+/// The space that a view may still take in the store, and within the limit of its transaction or
 /// clone.
 pub(crate) struct FreeSpace {
     store: Store,
@@ -37,7 +37,7 @@ impl FreeSpace {
     /// Fails with ENOSPC unless `more` bytes fit into the store in addition to everything that is
     /// dirty already. `commit` commits all dirty data of the view.
     pub fn reserve(&self, more: u64, commit: impl Fn() -> Result<()>) -> Result<()> {
-        // Adds a whole page at each end.
+        // Add a whole page at each end.
         let cost = cost_of(more.saturating_add(2 * PAGE));
         if !self.is_within_limit(cost, &commit)? {
             return Err(self.over_limit());
@@ -45,8 +45,8 @@ impl FreeSpace {
         if self.shared.spend(cost) || self.refill(cost) {
             return Ok(());
         }
-        // Truncated and rewritten files free space when they are committed. If the store takes no
-        // more data, the commit fails; the checks below decide.
+        // Truncated and rewritten files free space when they are committed. An error of the commit
+        // is ignored, because the checks below decide.
         let _ = commit();
         if !self.refill(cost) {
             self.store.reclaim();
@@ -72,7 +72,7 @@ impl FreeSpace {
     }
 
     /// Returns the error that names the limit which was reached. The limit of a transaction around
-    /// this one has no name here.
+    /// this one is reported without its value.
     fn over_limit(&self) -> Error {
         let of_clone = |limit: Option<(String, kvdb::BranchLimit)>| match limit {
             Some((branch, limit)) => kvdb::Error::CloneOverLimit { branch, limit: limit.bytes },
@@ -97,8 +97,8 @@ impl FreeSpace {
         }
     }
 
-    /// Asks the store for its free space, a part of which may then be used without asking again.
-    /// Returns `false` if `cost` does not fit.
+    /// Requests the free space from the store. Later writes may use a part of it without a further
+    /// request. Returns `false` if `cost` does not fit.
     pub fn refill(&self, cost: u64) -> bool {
         self.shared.refill(|| self.store.space().free, cost)
     }

@@ -6,8 +6,8 @@
 //! until no call is in progress, and admits calls again when memory agrees with the store. The view
 //! of a transaction is frozen permanently when the transaction ends.
 //!
-//! In the lock order it precedes all other locks (see `inode`). A call takes it once: a nested call
-//! runs under the lock of the outer one.
+//! In the lock order, the freeze lock precedes all other locks (see `inode`). A call takes the lock
+//! once, and a nested call runs under the lock of the outer call.
 
 use env::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -23,10 +23,10 @@ pub(crate) struct FreezeLock {
 #[derive(Default)]
 pub(crate) struct Ended(bool);
 
-/// Held shared by a call for as long as it works on the view.
+/// The shared lock, which a call holds while it works on the view.
 pub(crate) type CallGuard<'a> = RwLockReadGuard<'a, Ended>;
 
-/// Held while the view is frozen.
+/// The exclusive lock, which is held while the view is frozen.
 pub(crate) struct FreezeGuard<'a>(RwLockWriteGuard<'a, Ended>);
 
 impl FreezeLock {

@@ -1,5 +1,6 @@
-//! The file system itself: its state, and the first steps of every call. `build` puts its parts
-//! together, `inode_numbers` and `counter` allocate its inode numbers. (`opening` opens it.)
+//! The file system itself: its state, and the first steps of every call. `build` assembles its
+//! parts, `inode_numbers` and `counter` allocate inode numbers, and `opening` opens the file
+//! system.
 
 mod build;
 pub(crate) mod counter;
@@ -44,9 +45,11 @@ use crate::ticker::Ticker;
 
 pub(crate) struct Core {
     pub db: Store,
-    /// The state that this view reads and writes: all its changes to the store are made through it.
+    /// The state that this view reads and writes. All changes of the view to the store are made
+    /// through this scope.
     pub scope: Scope,
-    /// The view in which a transaction began and to which it commits, or `None` in any other view.
+    /// The view in which the transaction of this view began and to which it commits, or `None` if
+    /// this is not the view of a transaction.
     pub parent: Option<Parent>,
     pub env: Arc<dyn Env>,
     pub layout: Layout,
@@ -54,7 +57,7 @@ pub(crate) struct Core {
     pub inode_cache: Arc<InodeCache>,
     pub inodes: Arc<Inodes>,
     pub names: Names,
-    /// The content of files; call it with the lock of the inode.
+    /// The content of files. Its methods are called with the lock of the inode held.
     pub pages: Pages,
     pub freeze_lock: FreezeLock,
     /// The locks that calls take in the store.
@@ -79,7 +82,7 @@ pub(crate) struct Core {
 #[derive(Clone)]
 pub(crate) struct Parent {
     pub fs: Fs,
-    /// See [`crate::Views::number`].
+    /// The number of the view ([`crate::Views::number`]).
     pub number: u16,
 }
 
@@ -89,9 +92,11 @@ impl Drop for Core {
     }
 }
 
-/// An open file system. Clones are the same file system. All calls may be made from any thread.
+/// An open file system. Clones of this value refer to the same file system. All calls may be made
+/// from any thread.
 ///
-/// Dropping it without [`Fs::shutdown`] loses uncommitted data, as a kill would.
+/// If the last clone is dropped without [`Fs::shutdown`], uncommitted data is lost, as after a
+/// kill.
 #[derive(Clone)]
 pub struct Fs {
     pub(crate) core: Arc<Core>,
@@ -107,8 +112,9 @@ impl Fs {
         }
     }
 
-    /// Returns the transactions that this view is within, the outermost first, ending with its own.
-    /// They may have ended. For a view that is not a transaction the list is empty.
+    /// Returns the transactions that this view is within, the outermost first, followed by the
+    /// transaction of this view. The transactions may have ended. The list is empty for a view that
+    /// is not a transaction.
     pub fn transactions(&self) -> Vec<kvdb::TransactionId> {
         let mut all = Vec::new();
         let mut fs = Some(self);
@@ -122,9 +128,9 @@ impl Fs {
         all
     }
 
-    /// Returns the number of the view in whose place this one is seen: the view in which the
-    /// transaction began, or the view in whose place that one is seen. Returns `None` if this view
-    /// takes no other one's place.
+    /// Returns the number of the view in whose place this view is seen: the view in which the
+    /// transaction began, or the view in whose place that view is seen. Returns `None` if this view
+    /// is not seen in place of another view.
     pub fn in_place_of(&self) -> Option<u16> {
         match &self.core.scope {
             Scope::Transaction(transaction) if transaction.is_in_place() => {
@@ -145,7 +151,7 @@ impl Fs {
     }
 
     /// Checks that changes are possible; every call that changes something begins with it. A store
-    /// that has failed accepts no more changes, since data waiting in memory could never be
+    /// that has failed accepts no more changes, because data that waits in memory could never be
     /// committed.
     pub(crate) fn writable(&self) -> Result<()> {
         if self.core.options.read_only { Err(Error::ReadOnly) } else { self.core.db.takes_writes() }
@@ -170,8 +176,8 @@ impl Fs {
     }
 
     /// Applies a batch as one unit: on the mainline as a commit of the store, in a transaction as a
-    /// change of its write set. Call under the freeze lock. On the mainline it fails with `Locked`
-    /// instead of waiting for a lock (see `locks`).
+    /// change of its write set. The caller holds the freeze lock. On the mainline, the call fails
+    /// with `Locked` instead of waiting for a lock (see `locks`).
     pub(crate) fn apply(&self, batch: Batch) -> Result<()> {
         self.core.counters.commits.fetch_add(1, Ordering::Relaxed);
         let commit = || self.core.scope.apply(batch, Durability::Buffered);
@@ -181,8 +187,8 @@ impl Fs {
         }
     }
 
-    /// Like `apply`, and puts values by reference after the changes of the batch. The mainline does
-    /// not use this.
+    /// Applies a batch like `apply`, and then puts values by reference. The mainline does not use
+    /// this method.
     pub(crate) fn apply_with(&self, batch: Batch, references: Vec<Reference>) -> Result<()> {
         self.core.counters.commits.fetch_add(1, Ordering::Relaxed);
         Ok(self.core.scope.apply_with(batch, references, Durability::Buffered)?)

@@ -1,6 +1,6 @@
-//! Shuts a file system down on request: it does not answer until it is mounted again, with its
-//! durable state. Tests of durability use this to cut the file system off in the middle of their
-//! work.
+//! Shuts a file system down on request. The file system then does not answer until it is mounted
+//! again, with its durable state. Tests of durability use this to stop the file system in the
+//! middle of their work.
 
 use crate::error::Result;
 use crate::views::Views;
@@ -8,11 +8,11 @@ use crate::views::Views;
 /// The extent to which data is made durable before the shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GoingDown {
-    /// All data that programs have written.
+    /// All data that programs have written is made durable.
     Synced,
-    /// Committed data, but not data that waits in memory.
+    /// Committed data is made durable, but data that waits in memory is not.
     Committed,
-    /// Nothing: unsynced data may be lost.
+    /// No data is made durable, so unsynced data may be lost.
     AsItIs,
 }
 
@@ -27,7 +27,7 @@ impl Views {
             _ if self.shared.mainline.core.options.read_only => {}
             GoingDown::Synced => {
                 for info in self.list() {
-                    // A transaction that has ended in the meantime needs no sync.
+                    // An error is ignored if the transaction has ended in the meantime.
                     if let Err(e) = self.keep(info.id)
                         && self.transaction(info.id).is_ok()
                     {

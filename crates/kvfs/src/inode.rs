@@ -3,19 +3,19 @@
 //! Lock order (each lock may be taken while holding those before it, never the other way round):
 //!
 //! - the freeze lock of a transaction's view (`freeze_lock`), the turn of the mainline's changes
-//!   (`superseded`), the freeze lock of the mainline, in this order; a call takes only that of its
-//!   own view, except for `commit_on_mainline` and the note of inode numbers, which enter the
-//!   mainline from a transaction's view;
+//!   (`superseded`), the freeze lock of the mainline, in this order; a call takes only the freeze
+//!   lock of its own view, except for `commit_on_mainline` and the note of inode numbers, which
+//!   enter the mainline from a transaction's view;
 //! 0. the draining lock (`DirtyQueue`), held by threads that commit dirty inodes of other threads;
 //! 1. the tree lock (`Names::lock_tree`): every operation that locks more than one directory holds
-//!    it, so that directories need no order among themselves;
+//!    the tree lock, so directories need no lock order between them;
 //! 2. `state` of directories;
 //! 3. `state` of other inodes, by ascending number;
 //! 4. leaves, never held while taking another: a shard of the inode cache, the dirty queue,
 //!    `listing`.
 //!
 //! Inodes are committed under their locks, so that the store sees the states of an inode in order.
-//! Waiting for the disk (`Kvdb::sync`) happens under no lock.
+//! No lock is held while a thread waits for the disk (`Kvdb::sync`).
 
 use env::sync::atomic::{AtomicBool, AtomicU64};
 use std::collections::BTreeMap;
@@ -33,17 +33,17 @@ use crate::partial_page::PartialPage;
 
 pub(crate) struct Inode {
     pub ino: Ino,
-    /// Number of references that the kernel holds. It is increased under `state` (shared is
-    /// enough), so that an unlink sees all of them.
+    /// The number of references that the kernel holds. It is increased under `state` (shared is
+    /// enough), so that an unlink sees all references.
     pub references: AtomicU64,
     pub state: RwLock<InodeState>,
     pub load: Load,
-    /// State that keeps positions valid in a directory that was listed.
+    /// The state that keeps the positions of a listed directory valid.
     pub listing: Mutex<Option<Box<Listing>>>,
 }
 
-/// The progress of loading an inode from the store. Set under the lock of `state`, which is held
-/// while the inode is loaded.
+/// The progress of loading an inode from the store. It is set under the lock of `state`, which is
+/// held while the inode is loaded.
 #[derive(Default)]
 pub(crate) struct Load {
     /// The state is not loaded yet, or the load has failed.
@@ -74,40 +74,42 @@ pub(crate) struct InodeState {
     pub xattrs: Option<Box<Xattrs>>,
     /// The node does not exist: it was never found, or its last link and reference were removed.
     pub gone: bool,
-    /// The state in memory is newer than that in the store.
+    /// The state in memory is newer than the state in the store.
     pub dirty: bool,
     /// The inode is in the dirty queue.
     pub queued: bool,
-    /// The content, or an attribute with a key of its own, was changed while the file had no name.
+    /// The content, or an extended attribute that is stored outside of the node, was changed while
+    /// the file had no name.
     pub written_nameless: bool,
     /// A directory that a serializable transaction has read without a lock (see `locks`).
     pub read_unlocked: bool,
     /// The store may hold pages of this inode.
     pub stored: bool,
-    /// The page after the one that was read last on its own: a reader that asks for it reads the
-    /// file in order.
+    /// The page that follows the last page that was read separately. A reader that requests this
+    /// page next reads the file in order.
     pub next_page: AtomicU64,
     /// The store has an orphan record of this inode.
     pub orphaned: bool,
-    /// Bytes charged to the account of dirty data.
+    /// The number of bytes charged to the account of dirty data.
     pub charged: usize,
-    /// Uncommitted content of a small file or symbolic link. Committed content is not kept: a
-    /// single `get` reads it.
+    /// The uncommitted content of a small file or symbolic link. Committed content is not kept,
+    /// because a single `get` reads it.
     pub inline: Option<Bytes>,
-    /// Uncommitted data of a large file.
+    /// The uncommitted data of a large file.
     pub buffer: Buffer,
 }
 
 /// The uncommitted changes of a file's data.
 pub(crate) struct Buffer {
     pub pages: BTreeMap<u64, DirtyPage>,
-    /// Pages in the store at and above this block are dead: they are cut off, but the range delete
-    /// is not committed yet.
+    /// The first dead block. Pages in the store at and above this block are cut off, but the range
+    /// delete is not committed yet.
     pub cut: u64,
     /// The number of pages in the buffer for which it is unknown whether the store, and so the page
     /// count, already has them.
     pub uncounted: usize,
-    /// The file has lost its capability, whose value is still in the store under a key of its own.
+    /// The file has lost its capability, but the value of the capability is still in the store
+    /// under a separate key.
     pub lost_capability: bool,
     /// The file's promise differs from its note in the store.
     pub promise_changed: bool,
@@ -120,13 +122,13 @@ pub(crate) struct DirtyPage {
     pub counted: bool,
 }
 
-/// The bytes of a page; bytes missing at its end are zero.
+/// The bytes of a page. Bytes missing at its end are zero.
 pub(crate) enum Page {
     /// A slice of the data of one write.
     Shared(Bytes),
     /// A page assembled from several writes.
     Own(Vec<u8>),
-    /// The bytes that small writes have changed of a page that was not read; the page is below the
+    /// The bytes that small writes have changed in a page that was not read. The page is below the
     /// cut.
     Part(PartialPage),
 }
@@ -242,7 +244,7 @@ impl InodeState {
         self.attr.kind == FileKind::Dir
     }
 
-    /// Returns whether the store may have values of extended attributes under keys of their own.
+    /// Returns whether the store may have values of extended attributes under separate keys.
     pub fn has_external_xattrs(&self) -> bool {
         self.buffer.lost_capability
             || self.xattrs.as_ref().is_some_and(|x| {

@@ -1,29 +1,31 @@
 //! Allocates inode numbers. One counter serves a store with all its branches and transactions, so
-//! that no two of them ever assign the same number to a new inode. Commits therefore need no check
-//! for it, and the inodes of one number in several branches descend from one inode.
+//! that no two of them ever assign the same number to a new inode. Commits therefore do not check
+//! for collisions, and inodes with the same number in several branches descend from one inode.
 //!
 //! Nodes, names and pages are stored in the order of these numbers. To keep the files of a
 //! directory adjacent on disk, a directory reserves numbers in blocks, its zones, and takes the
-//! numbers of its files from them, whatever is made elsewhere in between. A new subdirectory gets a
-//! part of its parent's remaining numbers, so that a small tree is stored together. The remaining
-//! numbers of a directory are part of its node, which every new entry writes anyway. See
+//! numbers of its files from them, even if files are made elsewhere in between. A new subdirectory
+//! gets a part of its parent's remaining numbers, so that a small tree is stored together. The
+//! remaining numbers of a directory are part of its node, which every new entry writes anyway. See
 //! `docs/decisions/051-zones-of-the-name-space.md`.
 //!
 //! A transaction reserves its own blocks, in memory, and remembers all of them: an inode with a
-//! number in them is its own, was never seen outside, and leaves no trace when it is removed. The
-//! gaps between blocks cost nothing: a number is never reused, and there are 2^48 of them.
+//! number in these blocks was made by the transaction, was never visible outside, and leaves no
+//! trace when it is removed. The gaps between blocks cost nothing: a number is never reused, and
+//! there are 2^48 of them.
 //!
-//! A note in the store holds a bound above all assigned numbers, since a number may not be visible
-//! when the store is opened: for example, it may be in a durable transaction that cannot continue
-//! for lack of space. The note is committed before the first number at or above it is used or
-//! reserved, and then leaves room for many numbers, so that it costs next to nothing. Numbers not
-//! used when the store is closed become a gap.
+//! A note in the store contains a bound above all assigned numbers, because a number may not be
+//! visible when the store is opened: for example, it may be in a durable transaction that cannot
+//! continue for lack of space. The note is committed before the first number at or above it is used
+//! or reserved, and then leaves room for many numbers, so that it costs next to nothing. Numbers
+//! not used when the store is closed become a gap.
 //!
 //! The reservations of a directory are part of its node, and so of every snapshot and clone of its
-//! branch. They are valid in that branch only, which a mark identifies (`layout::counter`).
+//! branch. The reservations are valid only in that branch, which a mark identifies
+//! (`layout::counter`).
 //!
-//! If a server holds the store, it also holds the counter: the transaction that the server holds
-//! takes its numbers from there, many at a time.
+//! If a server holds the store, it also holds the counter: a transaction that the server holds for
+//! a client takes its numbers from the server, many at a time.
 
 use env::sync::atomic::{AtomicU64, Ordering};
 use std::collections::HashMap;
@@ -39,32 +41,33 @@ use crate::layout::PAGE;
 use crate::layout::counter::Reserved;
 use crate::reservation::{INO_LIMIT, Reservation};
 
-/// Numbers covered by one note of the bound.
+/// The number of inode numbers that one note of the bound covers.
 const NOTED_TOGETHER: u64 = 1 << 16;
-/// Sizes of a transaction's first and largest blocks; the blocks grow from one to the other.
+/// The size of the first block of a transaction. The blocks grow up to the size of the largest
+/// block.
 const FIRST_BLOCK: u64 = 64;
 const LARGEST_BLOCK: u64 = 1 << 16;
-/// First and largest count of numbers taken from a server at once; the count grows from one to the
-/// other.
+/// The first count of numbers that are taken from a server at once. The count grows up to the
+/// largest count.
 const FIRST_SERVED: u64 = 1 << 12;
 const LARGEST_SERVED: u64 = 1 << 20;
 
-/// Size of the largest block that a directory reserves.
+/// The size of the largest block that a directory reserves.
 pub(crate) const LARGEST_ZONE: u64 = 1 << 20;
 
-/// The counter of the numbers that all branches of a store have given.
+/// The counter of the numbers that all branches of a store have allocated.
 pub(crate) struct Counter {
-    /// The dictionary of its notes, or `None` if nothing is noted.
+    /// The dictionary of the notes of the counter, or `None` if nothing is noted.
     pub notes: Option<DictionaryId>,
     next: AtomicU64,
-    /// Reserved numbers below this are void in all branches: a branch received from another store
-    /// may have them.
+    /// Reserved numbers below this bound are void in all branches, because a branch that was
+    /// received from another store may have these numbers.
     void: AtomicU64,
     /// The bound in the store's note.
     noted: AtomicU64,
-    /// Held while a note is written, which is a commit.
+    /// The lock that is held while a note is written and committed.
     noting: Mutex<()>,
-    /// The numbers left of those taken from the server, if a server holds the store.
+    /// The remaining numbers of those that were taken from the server, if a server holds the store.
     served: Option<Served>,
 }
 
@@ -88,7 +91,7 @@ pub(crate) struct Note {
 }
 
 impl Counter {
-    /// Returns a counter for a store in which all given numbers are below `next`.
+    /// Returns a counter for a store in which all allocated numbers are below `next`.
     pub fn from(notes: Option<DictionaryId>, next: Ino) -> Counter {
         let (next, noting) = (AtomicU64::new(next), Mutex::new(()));
         let (void, noted) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -115,7 +118,7 @@ impl Counter {
         }
     }
 
-    /// Ensures that numbers below `ino` are not given any more.
+    /// Ensures that numbers below `ino` are not allocated any more.
     pub fn raise_next_to(&self, ino: Ino) {
         self.next.fetch_max(ino, Ordering::Relaxed);
     }
@@ -170,18 +173,19 @@ impl Served {
 pub(crate) struct InodeAllocator {
     counter: Arc<Counter>,
     branch: Arc<Branch>,
-    /// Size of a directory's first block; 0: directories do not reserve numbers.
+    /// The size of a directory's first block, or 0 if directories do not reserve numbers.
     zone: u64,
     blocks: Option<Mutex<Blocks>>,
-    /// All inodes are the view's own: it is the main branch, which a server lends to this process.
+    /// All inodes count as made by the view, because it is the main branch, which a server lends to
+    /// this process.
     is_lent: bool,
 }
 
 /// The reservations of a branch's directories.
 struct Branch {
-    /// Reserved numbers below this are void.
+    /// Reserved numbers below this bound are void.
     first: AtomicU64,
-    /// The noted mark, which no other state of the branch has; 0: no mark is noted.
+    /// The noted mark, which no other state of the branch has, or 0 if no mark is noted.
     mark: AtomicU64,
     /// The noted bound of all numbers that are reserved under the mark.
     end: AtomicU64,
@@ -189,7 +193,7 @@ struct Branch {
 
 #[derive(Default)]
 struct Blocks {
-    /// All blocks taken, ascending.
+    /// All blocks that were taken, ascending.
     taken: Vec<Range<Ino>>,
     /// The rest of the last block.
     left: Range<Ino>,
@@ -233,7 +237,7 @@ impl InodeAllocator {
         &self.counter
     }
 
-    /// Makes reservations of numbers below `ino` void, and no others.
+    /// Makes only the reservations of numbers below `ino` void.
     pub fn void_below(&self, ino: Ino) {
         self.branch.first.store(ino, Ordering::Relaxed);
     }
@@ -243,8 +247,8 @@ impl InodeAllocator {
         self.void_below(self.next());
     }
 
-    /// Clears the mark, since the state of the branch is now shared with another branch or was
-    /// replaced: the next numbers are given under a new mark.
+    /// Clears the mark, because the state of the branch is now shared with another branch or was
+    /// replaced. The next numbers are allocated under a new mark.
     pub fn clear_mark(&self) {
         self.branch.end.store(0, Ordering::Relaxed);
         self.branch.mark.store(0, Ordering::Relaxed);
@@ -262,8 +266,8 @@ impl InodeAllocator {
         end <= self.counter.noted() && !self.lacks_mark(end)
     }
 
-    /// Makes `write` note what is missing for all numbers below `end`, so that they may be used
-    /// when this returns.
+    /// Makes `write` store the notes that are missing for the numbers below `end`, so that all
+    /// these numbers may be used when this method returns.
     pub fn note(&self, end: Ino, write: impl FnOnce(Note) -> Result<()>) -> Result<()> {
         let (counter, branch) = (&self.counter, &self.branch);
         let _noting = counter.noting.lock();
@@ -310,9 +314,9 @@ impl InodeAllocator {
         Ok(ino)
     }
 
-    /// Returns a number for an entry of a directory that has `entries` so far. On a mainline,
-    /// `reserved` is the remaining reservation in the directory's node, all of which must be noted
-    /// before the node is stored.
+    /// Returns a number for a new entry of a directory that has `entries` entries so far. On a
+    /// mainline, `reserved` is the remaining reservation in the directory's node, all of which must
+    /// be noted before the node is stored.
     pub fn take_in(&self, dir: Ino, reserved: &mut Reservation, entries: u64) -> Result<Ino> {
         if self.zone == 0 {
             return self.take();
@@ -340,11 +344,11 @@ impl InodeAllocator {
         Ok(reserved.take())
     }
 
-    /// Returns the reservation for the node of a new subdirectory: a part of what `parent` has
-    /// left.
+    /// Returns the reservation for the node of a new subdirectory, which is a part of the remaining
+    /// reservation of `parent`.
     pub fn split_for(&self, parent: Ino, reserved: &mut Reservation, dir: Ino) -> Reservation {
         let Some(blocks) = &self.blocks else {
-            // It was validated or made when the directory got its number.
+            // The reservation was validated or made when the directory got its number.
             return reserved.split(self.zone);
         };
         let mut blocks = blocks.lock();
@@ -373,7 +377,7 @@ impl InodeAllocator {
         Ok(start..start + count)
     }
 
-    /// Takes over the numbers of a transaction that commits to this one.
+    /// Takes over the numbers of a transaction that commits into the transaction of this allocator.
     pub fn take_over(&self, from: &InodeAllocator) {
         let (Some(blocks), Some(from)) = (&self.blocks, &from.blocks) else { return };
         let theirs = from.lock().taken.clone();
@@ -384,8 +388,9 @@ impl InodeAllocator {
         blocks.taken.dedup();
     }
 
-    /// Returns whether the number was given by this view, so that no other view sees the inode
-    /// before a commit. On a mainline this holds for every number, even where a server lends it.
+    /// Returns whether this view has allocated the number, so that no other view sees the inode
+    /// before a commit. On a mainline this is true for every number, even if a server lends the
+    /// mainline.
     pub fn is_own(&self, ino: Ino) -> bool {
         let Some(blocks) = self.blocks.as_ref().filter(|_| !self.is_lent) else { return true };
         let blocks = blocks.lock();
@@ -400,8 +405,8 @@ impl InodeAllocator {
 }
 
 /// Returns directories whose reservations would assign a number a second time, with the reason:
-/// another directory has reserved some of the numbers, or one of `inodes` has one. Reservations
-/// outside of `valid` are void and assign no numbers.
+/// another directory has reserved some of the numbers, or one of `inodes` already has one of them.
+/// Reservations outside of `valid` are void and assign no numbers.
 pub(crate) fn collisions(
     mut reserved: Vec<(Reservation, Ino)>,
     valid: Range<Ino>,
@@ -410,7 +415,7 @@ pub(crate) fn collisions(
     reserved.retain(|(r, _)| r.next >= valid.start && r.end <= valid.end);
     reserved.sort_unstable_by_key(|(r, dir)| (r.next, *dir));
     let mut found = Vec::new();
-    // The reservation that reaches furthest so far.
+    // `last` is the reservation with the largest end so far.
     let mut last: Option<(Reservation, Ino)> = None;
     for &(r, dir) in &reserved {
         if let Some((_, other)) = last.filter(|(before, _)| before.end > r.next) {

@@ -1,15 +1,15 @@
-//! The inodes in memory, by number, within a budget.
+//! Keeps the inodes in memory by number, within a budget.
 //!
 //! The kernel may hold references to millions of inodes, far more than it works with. So an inode
-//! that is clean and not in use may be evicted, oldest first, whether the kernel refers to it or
-//! not. For an evicted inode only the number of references stays, and the next access loads it
-//! again. There is at most one `Inode` of a number at any time, which is why eviction and insertion
-//! happen under the lock of the shard.
+//! that is clean and not in use may be evicted, oldest first, even if the kernel refers to it. Only
+//! the number of references of an evicted inode is kept, and the next access loads the inode again.
+//! At any time at most one `Inode` of a number exists, so eviction and insertion happen under the
+//! lock of the shard.
 //!
-//! **Stranded inodes.** After a rollback the kernel may hold an inode that no longer exists. Its
-//! number may belong to another file: in a snapshot that was received from elsewhere, for example.
-//! As long as the kernel refers to the old inode, all requests for the number are answered as
-//! stale, since the two cannot be distinguished.
+//! **Stranded inodes.** After a rollback the kernel may hold an inode that no longer exists. The
+//! number of this inode may belong to another file, for example in a snapshot that was received
+//! from elsewhere. While the kernel refers to the old inode, all requests for the number are
+//! answered as stale, because the two files cannot be distinguished.
 
 use env::sync::atomic::Ordering;
 use std::collections::{HashMap, VecDeque};
@@ -23,9 +23,9 @@ use crate::error::{Error, Result};
 use crate::inode::{Identity, Inode, InodeState};
 
 const SHARDS: usize = 64;
-/// Estimated memory of an inode, in bytes.
+/// The estimated memory of an inode, in bytes.
 const CHARGE: usize = 512;
-/// Number of inodes that a shard keeps however small the budget.
+/// The number of inodes that a shard keeps even if the budget is smaller.
 const LEAST: usize = 16;
 
 #[derive(Default)]
@@ -41,7 +41,8 @@ impl Hasher for InoHasher {
         }
     }
     fn write_u64(&mut self, n: u64) {
-        // Fibonacci hashing: the high half has the good bits, and the table uses both ends.
+        // This is Fibonacci hashing. The high half has the best bits, and the table uses both ends
+        // of the hash.
         let h = (self.0 ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.0 = h ^ h >> 32;
     }
@@ -50,11 +51,12 @@ impl Hasher for InoHasher {
 #[derive(Default)]
 struct Shard {
     map: HashMap<Ino, Arc<Inode>, BuildHasherDefault<InoHasher>>,
-    /// Every number in `map` once, in the order of arrival, and some that were removed.
+    /// Every number in `map` once, in the order of arrival, and some numbers that were removed from
+    /// the map.
     order: VecDeque<Ino>,
     /// The kernel's references to evicted inodes.
     away: HashMap<Ino, u64, BuildHasherDefault<InoHasher>>,
-    /// Inodes that a rollback has stranded and to which the kernel refers; all of them are in
+    /// The inodes that a rollback has stranded and to which the kernel refers. All of them are in
     /// `away`.
     stranded: HashMap<Ino, Identity, BuildHasherDefault<InoHasher>>,
 }
@@ -63,9 +65,9 @@ struct Shard {
 pub(crate) enum Forgotten {
     /// This was the last reference of an inode in memory.
     Last(Arc<Inode>),
-    /// Other references are left, or the inode is not in memory.
+    /// Other references remain, or the inode is not in memory.
     Done,
-    /// There were no references.
+    /// The inode had no references.
     Unknown,
 }
 
@@ -77,7 +79,7 @@ impl Forgotten {
 
 pub(crate) struct InodeCache {
     shards: Vec<Mutex<Shard>>,
-    /// Number of inodes that a shard keeps.
+    /// The number of inodes that a shard keeps.
     capacity: usize,
 }
 
@@ -100,8 +102,8 @@ impl InodeCache {
     }
 
     /// Returns the inode, loaded by `load` if it is not in memory. Other callers wait on the lock
-    /// of the state, and not on the shard; if the load fails they get the same error, or load the
-    /// inode themselves.
+    /// of the state, and not on the shard; if the load fails, these callers get the same error, or
+    /// load the inode themselves.
     pub fn get_or_load(
         &self,
         ino: Ino,
@@ -115,11 +117,11 @@ impl InodeCache {
                 if !inode.load.is_missing.load(Ordering::Acquire) {
                     return Ok(inode);
                 }
-                // The lock is held while the inode is loaded.
+                // Another thread holds this lock while it loads the inode.
                 drop(inode.state.read());
                 match inode.load.failed.get() {
-                    // The state must not be used: the caller would take an existing file for a
-                    // removed one.
+                    // The state must not be used, because the caller would treat an existing file
+                    // as removed.
                     Some(why) => match why.as_deref().and_then(again) {
                         Some(e) => return Err(e),
                         None => continue,
@@ -146,9 +148,9 @@ impl InodeCache {
                     Ok(inode)
                 }
                 Err(e) => {
-                    // The inode may exist and be unreadable now, so the kernel's references stay.
-                    // It is removed before waiting callers continue, so that they do not find it
-                    // again.
+                    // The inode may exist and be unreadable now, so the kernel's references are
+                    // kept. The inode is removed before waiting callers continue, so that they do
+                    // not find it again.
                     self.leave(&inode);
                     let _ = inode.load.failed.set(again(&e).map(Box::new));
                     drop(state);
@@ -167,7 +169,7 @@ impl InodeCache {
     pub fn forget(&self, ino: Ino, count: u64) -> Forgotten {
         let mut shard = self.shard(ino).lock();
         if let Some(inode) = shard.map.get(&ino) {
-            // The count stays at or above zero, whatever the kernel returns.
+            // The count stays at or above zero, even if the kernel returns too many references.
             let left = inode.references.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| {
                 Some(n.saturating_sub(count))
             });
@@ -268,7 +270,7 @@ impl InodeCache {
             .collect()
     }
 
-    /// Evicts an inode; the next access loads it again. It must not be in use.
+    /// Evicts an inode, which must not be in use. The next access loads it again.
     pub fn leave(&self, inode: &Arc<Inode>) {
         let mut shard = self.shard(inode.ino).lock();
         if shard.map.get(&inode.ino).is_some_and(|i| Arc::ptr_eq(i, inode)) {
@@ -305,11 +307,12 @@ impl Shard {
     fn arrive(&mut self, inode: Arc<Inode>, capacity: usize) {
         self.order.push_back(inode.ino);
         self.map.insert(inode.ino, inode);
-        // Evicts more inodes than arrive, so that inodes that were busy once do not pile up.
+        // Evict more inodes than arrive, so that inodes that could not be evicted earlier do not
+        // accumulate.
         self.leave(2, capacity);
     }
 
-    /// Evicts up to `most` of the oldest inodes, as long as there are more than `capacity`.
+    /// Evicts up to `most` of the oldest inodes, while more than `capacity` inodes exist.
     fn leave(&mut self, most: usize, capacity: usize) {
         for _ in 0..most {
             if self.order.len() <= capacity {
@@ -318,7 +321,7 @@ impl Shard {
             let Some(oldest) = self.order.pop_front() else { break };
             let Some(entry) = self.map.get_mut(&oldest) else { continue };
             // The inode is evicted if it is not in use and the store holds its newest state. An
-            // unlinked inode lives in memory alone.
+            // unlinked inode exists only in memory.
             let leaves = Arc::get_mut(entry).and_then(|unused| {
                 let state = unused.state.get_mut();
                 (!state.dirty && (state.attr.nlink > 0 || state.gone))
@@ -337,9 +340,9 @@ impl Shard {
     }
 }
 
-/// Copies the error of a load for callers that waited for it, so that those that wait for a dead
-/// store or server wait only once. Returns `None` if the error may concern one caller only, such as
-/// that of a transaction that is to end.
+/// Copies the error of a load for callers that waited for the load, so that callers of a store or
+/// server that does not answer wait only once. Returns `None` if the error may concern only one
+/// caller, such as the error of a transaction that must end.
 fn again(e: &Error) -> Option<Error> {
     match e {
         Error::Stale(ino) => Some(Error::Stale(*ino)),

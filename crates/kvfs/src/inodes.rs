@@ -1,6 +1,7 @@
-//! The inodes of one view: loads those that are not in memory, and locks them for changes.
+//! Manages the inodes of one view: loads inodes that are not in memory, and locks inodes for
+//! changes.
 //!
-//! This part alone decides how an inode is read, since that depends on the view: a serializable
+//! Only this module decides how an inode is read, because that depends on the view: a serializable
 //! transaction locks a file before it reads it, and reads a directory without a lock (`locks`).
 //! `inode_cache` has the inodes that are in memory.
 
@@ -27,7 +28,7 @@ pub(crate) struct Inodes {
 }
 
 impl Inodes {
-    /// Returns the inodes that `scope` has in `imap`. `cache` keeps those in memory.
+    /// Returns the inodes of `imap` in `scope`. `cache` keeps the inodes in memory.
     pub fn new(
         scope: Scope,
         imap: DictionaryId,
@@ -46,8 +47,8 @@ impl Inodes {
         if ino == 0 {
             return Err(Error::Stale(ino));
         }
-        // Reading a directory does not lock it (see `locks`), so its kind is found out without a
-        // lock.
+        // Reading a directory does not lock it (see `locks`), so the kind of the inode is read
+        // without a lock.
         if self.locks.transaction().is_some()
             && let Some((attr, xattrs)) = self.node_in(&self.scope.view()?, ino)?
             && attr.kind == FileKind::Dir
@@ -103,7 +104,7 @@ impl Inodes {
         Ok(state.attr.parent)
     }
 
-    /// Returns the identities of those of these inodes that exist, or are stranded.
+    /// Returns the identities of those inodes that exist or are stranded.
     pub fn identities(&self, inos: impl IntoIterator<Item = Ino>) -> Result<Vec<Known>> {
         let view = self.scope.view()?;
         let mut known = Vec::new();

@@ -23,9 +23,10 @@
 //! - Calls: `namespace`, `rename`, `directory` (on `listing`, `listing_table`), `directory_locks`,
 //!   `data` (on `pages`), `write_call`, `attributes`, `xattr`, `allocate`, `reflink`, `statfs`,
 //!   `resolve`. Every call begins in `fs`, `freeze_lock` and `locks`; it finds inodes by `inodes`
-//!   and entries by `names`, and reads and writes the store through `store`, or a scope of it.
-//!   `opening` opens and shuts down a file system; `orphans` removes files without a name.
-//! - Reading ahead, by place, what a reader of a tree will read next: `reading_ahead`, on
+//!   and entries by `names`, and reads and writes the store through `store` or through a scope of
+//!   the store. `opening` opens and shuts down a file system; `orphans` removes files without a
+//!   name.
+//! - Reading ahead, by place, the data that a reader of a tree will read next: `reading_ahead`, on
 //!   `read_plan` and `listing_order`.
 //! - In memory: `inode` (with the lock order), `privileges`, `partial_page`, `inode_cache`,
 //!   `inode_allocator` (on `reservation`). Uncommitted changes: `dirty`, `dirty_queue`, `sync`,
@@ -33,18 +34,17 @@
 //!   `cached_writes`, `lost`. The thread of an interval: `ticker`.
 //! - Transactions, snapshots and clones: `views`, `apply_commit`, `merge`, `fs/superseded`,
 //!   `views/snapshots`, `difference`, `changed_paths`, `going_down`; `views/in_use`, for another
-//!   process that continues with all of it; `views/lent`, for a client of a server that has the
-//!   mainline.
-//!   Merging branches: `merging`, `three_way`, `views/merging`, `views/common_states`; forks:
-//!   `views/merging_forks`.
+//!   process that takes over all views; `views/lent`, for a client to which a server has lent the
+//!   mainline. Merging branches: `merging`, `three_way`, `views/merging`, `views/common_states`;
+//!   forks: `views/merging_forks`.
 //! - Whole trees: `walk`, `tree`, `tree_order`, `clone_tree`, `same_file`, `remove_tree`,
 //!   `whole`; `name_order`, in which a defragmentation lays their pages.
 //! - Checking: `verify`, `repair`, `losses`, `salvage`, `scrub_note`, `describe_keys`.
 //!
 //! A write reserves space (`free_space`), puts pages into the buffer of its inode (`data`) and
 //! marks the inode dirty (`dirty`). A `sync`, the interval, or a writer that finds too much dirty
-//! data makes `dirty` stage the buffer as a batch, which [`Fs`] commits. A store that seems full is
-//! the exception: a write then commits dirty data before it is refused.
+//! data makes `dirty` stage the buffer as a batch, which [`Fs`] commits. If the store seems full, a
+//! write commits dirty data before it is refused.
 
 #![warn(missing_docs)]
 

@@ -2,19 +2,21 @@
 
 use std::collections::VecDeque;
 
-/// Number of bits of a position that belong to the name; the bits above are the number of the
+/// The number of bits of a position that belong to the name. The bits above are the number of the
 /// listing.
 pub(crate) const NAME_BITS: u32 = 48;
-/// The smallest name's part of a position; `directory` has the positions below it.
+/// The smallest value of the part of a position that belongs to a name. `directory` uses the
+/// positions below it.
 pub(crate) const FIRST_HASH: u64 = 3;
-/// Number of calls per directory whose entries are remembered until a listing ends.
+/// The number of calls per directory whose entries are remembered until a listing ends.
 const LISTINGS: usize = 8;
-/// Number of entries of a call that are remembered, the last ones.
+/// The number of entries of a call that are remembered. These are the last entries.
 const REMEMBERED: usize = 2048;
-/// Number of removed names that are remembered for a directory.
+/// The number of removed names that are remembered for a directory.
 const REMOVED: usize = 4096;
 
-/// Returns the name's part of a position, which is never one of the first positions.
+/// Returns the part of a position that belongs to the name. It never equals one of the first
+/// positions.
 pub(crate) fn position(name: u64) -> u64 {
     (name & ((1 << NAME_BITS) - 1)).max(FIRST_HASH)
 }
@@ -22,7 +24,7 @@ pub(crate) fn position(name: u64) -> u64 {
 /// The positions and names that one call of `readdir` has emitted.
 #[derive(Default)]
 pub(crate) struct Emitted {
-    /// Positions, each with the end of its name in `names`.
+    /// The positions, each with the end of its name in `names`.
     positions: Vec<(u64, u32)>,
     names: Vec<u8>,
 }
@@ -44,7 +46,7 @@ impl Emitted {
     }
 }
 
-/// Names that keep the positions of one directory valid.
+/// The names that keep the positions of one directory valid.
 #[derive(Default)]
 pub(crate) struct Listing {
     emitted: VecDeque<Emitted>,
@@ -68,7 +70,7 @@ impl Listing {
         self.emitted.push_back(emitted);
     }
 
-    /// Forgets the emitted entries, since a listing has reached the end of the directory.
+    /// Forgets the emitted entries, because a listing has reached the end of the directory.
     pub fn clear_emitted(&mut self) {
         self.emitted = VecDeque::new();
     }

@@ -1,30 +1,32 @@
 //! The order in which listings have returned the entries of directories, and how far readers have
 //! followed it.
 //!
-//! A program that reads a tree lists a directory, and then opens what it has listed, in that order.
-//! So for the directories listed last this table holds the numbers of their entries, and for each
-//! two positions: after the file that was read last, and after the subdirectory that was listed
-//! last. A file counts as read in order if it is among the next few files after the position.
-//! Numbers take eight bytes an entry, and the number of entries is limited.
+//! A program that reads a tree lists a directory, and then opens the listed entries in the same
+//! order. So this table contains the numbers of the entries of the directories that were listed
+//! last. For each directory it has two positions: after the file that was read last, and after the
+//! subdirectory that was listed last. A file counts as read in order if it is among the next few
+//! files after the position. A number takes eight bytes for each entry, and the number of entries
+//! is limited.
 
 use crate::attr::Ino;
 
-/// Limits of the listings and of the entries in the table.
+/// The maximum number of listings in the table. The second limit is that of the entries.
 const LISTINGS: usize = 16;
 const ENTRIES: usize = 1 << 16;
-/// The number of files after the position among which the next one is looked for: some are left
-/// out, and several threads of a reader overtake one another. Subdirectories between them do not
-/// count, within reason.
+/// The number of files after the position among which the next file is searched, because a reader
+/// may leave out files, and several threads of a reader overtake one another. Subdirectories
+/// between them do not count, up to a limit.
 const LOOK: usize = 16;
 const LOOK_ENTRIES: usize = 64;
-/// The number of subdirectories that may be left out of the order, and of entries after the
-/// position among which the next one is looked for.
+/// The number of subdirectories that a reader may leave out of the order. The second number is that
+/// of the entries after the position among which the next entry is searched.
 const LEFT_OUT: usize = 4;
 const LOOK_DIRECTORY: usize = 1 << 12;
-/// The number of subdirectories listed in order after which the next ones are expected as well.
+/// The number of subdirectories that must be listed in order before the next subdirectories are
+/// expected, too.
 const DIRECTORIES: u32 = 2;
 
-/// An entry of a directory: a number, and whether it is that of a directory.
+/// An entry of a directory: the number of an inode, and whether the inode is a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry(u64);
 
@@ -52,11 +54,11 @@ pub(crate) struct Order {
     end: Option<u64>,
     next_file: usize,
     next_dir: usize,
-    /// Files that were read in order.
+    /// The number of files that were read in order.
     pub files: u32,
-    /// Files of these that had to wait for the device.
+    /// The number of these files that had to wait for the device.
     pub waits: u32,
-    /// Subdirectories that were listed in order.
+    /// The number of subdirectories that were listed in order.
     directories: u32,
 }
 
@@ -89,7 +91,7 @@ impl Order {
         rest.take(most).map(|(_, entry)| *entry).collect()
     }
 
-    /// Moves after this file if it is among the next ones.
+    /// Moves the position after this file if it is among the next files.
     fn follow(&mut self, ino: Ino) -> bool {
         let wanted = Entry::new(ino, false);
         let mut files = 0;
@@ -108,7 +110,8 @@ impl Order {
         false
     }
 
-    /// Moves after this subdirectory, which was listed, if it is among those that are left.
+    /// Moves the position after this subdirectory, which was listed, if it is among the remaining
+    /// ones.
     fn enter(&mut self, dir: Ino) {
         let wanted = Entry::new(dir, true);
         let left = &self.entries[self.next_dir..];
@@ -128,8 +131,8 @@ pub(crate) struct Orders {
 }
 
 impl Orders {
-    /// Notes the entries that a call has listed from position `from` to position `to`. A call that
-    /// continues no listing in the table is not noted.
+    /// Records the entries that a call has listed from position `from` to position `to`. A call
+    /// that does not continue a listing in the table is not recorded.
     pub fn listed(&mut self, dir: Ino, (from, to): (u64, u64), entries: &[Entry]) {
         let known = self.orders.iter().position(|order| order.dir == dir);
         let order = match known {
@@ -160,7 +163,7 @@ impl Orders {
         self.entries -= self.orders.remove(at).entries.len();
     }
 
-    /// Returns the listing in whose order this file is the next one to be read, or one of the next.
+    /// Returns the listing in whose order this file is one of the next files to be read.
     pub fn follow(&mut self, ino: Ino) -> Option<&Order> {
         let at = self.orders.iter_mut().rposition(|order| order.follow(ino))?;
         if at + 1 < self.orders.len() {
@@ -170,7 +173,7 @@ impl Orders {
         self.orders.last()
     }
 
-    /// Notes that a file in the listing of this directory had to wait for the device.
+    /// Records that a file in the listing of this directory had to wait for the device.
     pub fn waited(&mut self, dir: Ino) {
         if let Some(order) = self.orders.iter_mut().rfind(|order| order.dir == dir) {
             order.waits = order.waits.saturating_add(1);
@@ -181,7 +184,7 @@ impl Orders {
         self.orders.iter().rfind(|order| order.dir == dir)
     }
 
-    /// Returns the listing in whose order this directory is the one that was listed last.
+    /// Returns the listing in whose order this directory is the last one that was listed.
     pub fn above(&self, dir: Ino) -> Option<&Order> {
         let entry = Entry::new(dir, true);
         let is_last = |order: &&Order| {
@@ -241,7 +244,7 @@ mod tests {
         assert!(orders.above(12).is_none() && orders.above(15).is_some());
         assert!(orders.follow(22).is_some());
         assert_eq!(rest(&orders, 2)[..4], [18, 21, 23, 24]);
-        // A reader that goes far away does not go from one to the next.
+        // A reader that skips many subdirectories does not descend from one to the next.
         orders.listed(36, (0, 1), &[]);
         assert!(!orders.of(2).unwrap().descends());
     }

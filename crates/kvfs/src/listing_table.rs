@@ -1,16 +1,16 @@
-//! The current listings of directories, and the names that were added since each began.
+//! The current listings of directories, and the names that were added since each listing began.
 //!
-//! A program that renames the files that it lists must come to an end: otherwise it would rename
-//! `a` to `a.bak`, find that name, and rename it to `a.bak.bak`. So a listing does not return a
-//! name that was added after it began. A listing has a number, which is a part of all its
-//! positions. For each directory with listings this table holds the hashes of the names that were
-//! added, each with the value of a clock at that moment. A listing thus takes only a few bytes and
-//! pins no state of the store.
+//! A listing does not return a name that was added after it began. Otherwise a program that renames
+//! the files that it lists might never end: it would rename `a` to `a.bak`, find that name, and
+//! rename it to `a.bak.bak`. A listing has a number, which is a part of all its positions. For each
+//! directory with listings this table holds the hashes of the names that were added, each with the
+//! value of a clock at that moment. A listing thus takes only a few bytes and pins no state of the
+//! store.
 //!
 //! A kernel may keep the positions of a listing that has ended for later readers of an unchanged
-//! directory, so the listing stays in the table until others need its room. A reader whose listing
-//! was dropped continues as in a new one: it misses nothing, but may see names that were added
-//! earlier.
+//! directory, so the listing stays in the table until other listings need its room. A reader whose
+//! listing was dropped continues as in a new listing: it misses no name, but may see names that
+//! were added earlier.
 
 use std::collections::HashMap;
 use std::hash::Hasher;
@@ -23,13 +23,14 @@ use crate::attr::Ino;
 use crate::inode::Inode;
 use crate::listing::position;
 
-/// Limit of the listings in the table.
+/// The maximum number of listings in the table.
 const LISTINGS: usize = 256;
-/// Number of names that can be held however small the budget.
+/// The number of names that can be held even if the budget is smaller.
 const LEAST_NAMES: usize = 1 << 16;
-/// Bytes of the inode memory budget for each name that can be held.
+/// The number of bytes of the inode memory budget for each name that can be held.
 const BUDGET_OF_NAME: usize = 16;
-/// The largest number of a listing. It has 15 bits, and one value is that of the last position.
+/// The largest number of a listing. A number has 15 bits, and one value is used by the last
+/// position.
 const LARGEST: u16 = 0x7ffe;
 
 /// A listing, and the clock when it began.
@@ -47,7 +48,7 @@ struct Held {
 #[derive(Default)]
 struct Directory {
     listings: Vec<Held>,
-    /// Hashes of names, each with the clock when it was added last.
+    /// The hashes of names, each with the value of the clock when the name was last added.
     added: HashMap<u64, u64>,
     newest: u64,
 }
@@ -62,7 +63,7 @@ struct Table {
 
 pub(crate) struct ListingTable {
     table: Mutex<Table>,
-    /// Number of listings, to be read without the lock.
+    /// The number of listings, which is read without the lock.
     listings: AtomicUsize,
     most_names: usize,
     /// The key of the hashes of names.
@@ -105,34 +106,35 @@ impl ListingTable {
         Some(held.listing)
     }
 
-    /// Ends a listing of which no position is known to a reader.
+    /// Ends a listing. No reader may know a position of this listing.
     pub fn end(&self, dir: Ino, listing: Listed) {
         self.remove(&mut self.table.lock(), dir, listing);
     }
 
-    /// Returns the hash of a name, of which positions are made.
+    /// Returns the hash of a name, from which positions are made.
     pub fn name_hash(&self, name: &[u8]) -> u64 {
         let mut hasher = SipHasher13::new_with_key(&self.hash_key);
         hasher.write(name);
         hasher.finish()
     }
 
-    /// Notes that a new name is about to be added to a directory. Call before the commit. A name
-    /// that replaces another one need not be noted.
+    /// Records that a new name is about to be added to a directory. This is called before the
+    /// commit. A name whose entry is replaced need not be recorded.
     pub fn remember_added(&self, dir: Ino, name: &[u8]) {
         self.add(dir, || self.name_hash(name));
     }
 
-    /// Notes that a name is removed, so that listings that stopped at it can find their position.
-    /// Call before the commit that removes it, so that no listing misses it. If the commit fails,
-    /// the note does no harm, since the position of a name never changes.
+    /// Records that a name is removed, so that listings that stopped at the name can find their
+    /// position. This is called before the commit that removes the name, so that no listing misses
+    /// the removal. If the commit fails, the record does no harm, because the position of a name
+    /// never changes.
     pub fn remember_removed(&self, dir: &Inode, name: &[u8]) {
         if let Some(listing) = &mut *dir.listing.lock() {
             listing.push_removed(position(self.name_hash(name)), name);
         }
     }
 
-    /// Notes the hash of a new name.
+    /// Records the hash of a new name.
     fn add(&self, dir: Ino, name: impl FnOnce() -> u64) {
         if self.listings.load(Ordering::Relaxed) == 0 {
             return;

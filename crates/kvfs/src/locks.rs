@@ -1,23 +1,25 @@
 //! Coordinates serializable transactions with the file system.
 //!
-//! **The mainline avoids waiting for them.** A call that would commit data that a transaction has
-//! locked must wait for the transaction's end. It must not wait with inodes locked and under the
-//! freeze lock, which that end has to take. So a commit on the mainline fails at once instead of
-//! waiting, and the call releases everything, pauses and is made again.
+//! **The mainline avoids waiting for transactions.** A call that would commit data that a
+//! transaction has locked must wait for the end of the transaction. The call must not wait while it
+//! holds locks of inodes and the freeze lock, because the transaction needs the freeze lock to end.
+//! So a commit on the mainline fails at once instead of waiting, and the call releases everything,
+//! pauses and is made again.
 //!
 //! **Files that a transaction has locked are clean on the mainline.** A file is not written to, not
 //! even in memory, while a transaction has it locked. A write that was accepted before and waits in
 //! memory is committed by the transaction that locks the file, after it has the lock and before it
 //! reads the file (`Locks::in_store`): the write came first, so the transaction reads it. Otherwise
-//! it would wait for the transaction's end, however long after the flush interval, and syncs of the
-//! file would fail until then.
+//! the write would wait for the end of the transaction, possibly much longer than the flush
+//! interval, and syncs of the file would fail until then.
 //!
 //! **Directories.** A transaction locks the names that it looks up, and the inodes of files, when
-//! it reads them. It locks the inode of a directory only when it changes it: otherwise walking
-//! through a directory would keep all others from adding names to it. The times, link count and
-//! number of entries of a directory that a transaction did not change may thus be newer or older
-//! than everything else that it sees. So may the directory's extended attributes, except for large
-//! values, which are stored apart: the transaction locks the directory before it reads one.
+//! it reads them. It locks the inode of a directory only when it changes it: otherwise, a walk
+//! through a directory would prevent all other views from adding names to it. The times, link count
+//! and number of entries of a directory that a transaction did not change may thus be newer or
+//! older than all other data that the transaction sees. The same is true of the extended attributes
+//! of the directory, except large values, which are stored separately: the transaction locks the
+//! directory before it reads such a value.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,10 +52,10 @@ fn retry_while_locked<T>(mut call: impl FnMut() -> Result<T>) -> Result<T> {
     }
 }
 
-/// A view in which transactions begin, as its transactions see it.
+/// A view in which transactions begin, in the form in which its transactions use it.
 pub(crate) trait Accepting: Send + Sync {
     /// Commits the uncommitted changes of an inode that the view has accepted. The transaction has
-    /// locked the inode, so the view accepts no more of them.
+    /// locked the inode, so the view accepts no more changes.
     fn commit_accepted(&self, transaction: &Transaction, ino: Ino) -> Result<()>;
 }
 
@@ -82,7 +84,7 @@ impl Locks {
     pub fn retry<T>(&self, mut call: impl FnMut() -> Result<T>) -> Result<T> {
         match &self.scope {
             Scope::Mainline(_) if !self.env.inline() => retry_while_locked(call),
-            // The environment runs inline: no other thread could end the transaction.
+            // The environment runs inline, so no other thread could end the transaction.
             Scope::Mainline(_) => kvdb::without_lock_waits(call),
             Scope::Transaction(_) | Scope::Frozen(_) | Scope::Served(_) => call(),
         }
@@ -115,8 +117,9 @@ impl Locks {
         Ok(())
     }
 
-    /// Prepares reading a value that is stored apart from an inode and must agree with it. A
-    /// serializable transaction locks a directory that it has not locked so far and reloads it.
+    /// Prepares reading a value that is stored separately from an inode and must be consistent with
+    /// it. A serializable transaction locks a directory that it has not locked so far and reloads
+    /// it.
     pub fn for_read(&self, ino: Ino, state: &mut InodeState) -> Result<()> {
         match self.transaction() {
             Some(transaction) if state.read_unlocked => {
@@ -150,7 +153,8 @@ impl Locks {
 
     /// Commits the uncommitted changes of an inode in the view in which the transaction began. The
     /// transaction has locked the inode, so no more changes are accepted, and no other transaction
-    /// had it locked before: the first one to lock it has done this.
+    /// had it locked before, because the first transaction that locks an inode commits these
+    /// changes.
     pub fn commit_on_parent(&self, transaction: &Transaction, ino: Ino) -> Result<()> {
         match &self.parent {
             Some(parent) => parent.commit_accepted(transaction, ino),
@@ -158,8 +162,8 @@ impl Locks {
         }
     }
 
-    /// Takes the lock for moving a directory into another one, so that no other transaction moves
-    /// one.
+    /// Takes the lock for moving a directory into another one, so that no other transaction moves a
+    /// directory.
     pub fn moves(&self) -> Result<()> {
         match self.transaction() {
             Some(transaction) => Ok(transaction.lock_key(self.imap, &layout::MOVES_KEY, true)?),

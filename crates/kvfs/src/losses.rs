@@ -1,14 +1,14 @@
-//! Losses that a repair could not undo, listed in the store as long as they last.
+//! Lists the losses that a repair could not undo. The store keeps the list while the losses last.
 //!
-//! A page whose content is lost has a special value (`layout::LOST_PAGE`), which is copied wherever
-//! a page is copied: into copies, snapshots and streams. Reading it fails. A write of the whole
-//! page, a truncation or a removal replaces it. The list belongs to the main branch, and a loss
-//! stays in it as long as a snapshot or a clone still has a page of it.
+//! A page whose content is lost has a special value (`layout::LOST_PAGE`), which is copied together
+//! with the page into copies, snapshots and streams. Reading such a page fails. A write of the
+//! whole page, a truncation or a removal replaces it. The list belongs to the main branch, and a
+//! loss stays in the list while a snapshot or a clone still has a lost page.
 //!
-//! Pages that were lost together with the block that led to them are marked for all states that
-//! shared it, as far as the nodes of these states say which pages these are. Where the nodes are
-//! lost, too, or there are too many pages, only the main branch can be marked, since snapshots do
-//! not change. Such a loss has a second note for the states that existed then.
+//! Pages that were lost together with the block that led to them are marked in all states that
+//! shared the block, if the nodes of these states say which pages are lost. If the nodes are lost,
+//! too, or the pages are too many, only the main branch can be marked, because snapshots do not
+//! change. Such a loss has a second note for the states that existed then.
 
 use std::collections::BTreeMap;
 
@@ -19,10 +19,10 @@ use crate::error::Result;
 use crate::fs::Fs;
 use crate::layout::{self, Layout};
 
-/// A loss.
+/// Data that a repair could not restore.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loss {
-    /// The time at which the repair noted it, in seconds since 1970.
+    /// The time at which the repair recorded the loss, in seconds since 1970.
     pub time: u64,
     /// A description in words, such as `bytes 4096..8192 of /a`.
     pub what: String,
@@ -38,8 +38,8 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
-    /// Stands for pages that read as zeros in the clones, and in the snapshots of a commit up to
-    /// `newest`. The root has no pages.
+    /// Returns a value for pages that read as zeros in the clones, and in the snapshots of a commit
+    /// up to `newest`. Its inode is the root, which has no pages.
     pub fn unmarked_before(newest: u64) -> Pages {
         Pages { ino: ROOT, from: 0, to: newest }
     }
@@ -68,7 +68,7 @@ impl Loss {
     }
 }
 
-/// Returns the losses in a store that a repair has noted. Pages that were written again, or were
+/// Returns the losses in a store that a repair has recorded. Pages that were written again, or were
 /// removed with their file, in the main branch, in all clones and in all snapshots, are not lost
 /// any more.
 pub fn losses(db: &Kvdb) -> Result<Vec<Loss>> {
@@ -106,7 +106,8 @@ pub fn losses(db: &Kvdb) -> Result<Vec<Loss>> {
 }
 
 impl Fs {
-    /// Like [`losses`]; of a clone, a snapshot or a transaction, the losses in its committed state.
+    /// Returns losses like [`losses`]. For a clone, a snapshot or a transaction, the result is the
+    /// losses in its committed state.
     pub fn losses(&self) -> Result<Vec<Loss>> {
         let layout = self.core.layout;
         if let Scope::Mainline(db) = &self.core.scope
@@ -122,10 +123,10 @@ impl Fs {
     }
 }
 
-/// Losses by the numbers of their notes.
+/// Searches states for losses, which are identified by the numbers of their notes.
 #[derive(Default)]
 struct Search {
-    /// Losses that no state is known to have.
+    /// The losses that were not found in any state so far.
     left: BTreeMap<usize, Loss>,
     lost: BTreeMap<usize, Loss>,
 }
@@ -149,7 +150,7 @@ impl Search {
     }
 }
 
-/// Returns all notes of a state, whether or not they still hold.
+/// Returns all losses that a state has recorded, including those that are not lost any more.
 fn noted(view: &View, layout: Layout) -> Result<Vec<Loss>> {
     let (start, end) = layout::loss_range();
     let mut cursor = view.cursor(layout.imap, &start, &end)?;

@@ -1,16 +1,16 @@
-//! Tracks files with a lost end: writes of a cache that were refused, for lack of space for
-//! example.
+//! Tracks files with a lost end. A file has lost its end if a write of a cache was refused, for
+//! example for lack of space.
 //!
 //! A kernel that gathers writes treats a refused page as written, and continues after it. The data
 //! that a program appends next would be written alone, after a hole of zeros in place of the
 //! refused bytes. So a file that has lost its end accepts no write of a cache that would leave a
-//! hole: it stays as it was when the first bytes were refused, and each sync of later data reports
-//! the error. This ends when the size of the file is set, or when the kernel forgets the file, and
-//! with it the size that it assumes.
+//! hole: the file stays as it was when the first bytes were refused, and each sync of later data
+//! reports the error. This state ends when the size of the file is set, or when the kernel forgets
+//! the file, and with it the size that it assumes.
 //!
 //! The pieces of a long append arrive at several threads at once. A piece that would leave a hole
 //! waits for earlier pieces that are in progress; otherwise a short last piece could take the space
-//! that an earlier long one did not get. A piece is in progress from the moment at which it is
+//! that an earlier long piece did not get. A piece is in progress from the moment at which it is
 //! announced, in the order in which the kernel sends them: the thread that has taken it may not
 //! have begun to write it.
 
@@ -23,18 +23,18 @@ use crate::attr::Ino;
 
 #[derive(Default)]
 pub(crate) struct Lost {
-    /// Set if `files` was ever not empty.
+    /// `files` was not empty at some time.
     any: AtomicBool,
     files: Mutex<HashSet<Ino>>,
-    /// Writes out of a cache that are in progress: file and offset.
+    /// The writes out of a cache that are in progress, as file and offset.
     under_way: Mutex<Vec<(Ino, u64)>>,
     done: Condvar,
-    /// Set when the view has ended: announced writes may never begin. Changed under the lock of
+    /// The view has ended, so announced writes may never begin. This is changed under the lock of
     /// `under_way`.
     ended: AtomicBool,
 }
 
-/// A write that is in progress until this is dropped.
+/// A write, which is in progress until this value is dropped.
 pub(crate) struct UnderWay<'a> {
     lost: &'a Lost,
     write: (Ino, u64),
@@ -50,14 +50,14 @@ impl Lost {
         self.any.load(Ordering::Acquire) && self.files.lock().contains(&ino)
     }
 
-    /// Notes that the cache agrees with the file about its end again.
+    /// Records that the cache and the file have the same end again.
     pub fn remove(&self, ino: Ino) {
         if self.any.load(Ordering::Acquire) {
             self.files.lock().remove(&ino);
         }
     }
 
-    /// Notes that the kernel has forgotten references to a file.
+    /// Records that the kernel has forgotten references to a file.
     pub fn forgotten(&self, ino: Ino, left: impl FnOnce() -> u64) {
         if self.any.load(Ordering::Acquire) && left() == 0 {
             self.remove(ino);
@@ -77,8 +77,8 @@ impl Lost {
         UnderWay { lost: self, write: (ino, offset) }
     }
 
-    /// Notes that the view has ended. Announced writes that have not begun never will, so waiting
-    /// for them ends.
+    /// Records that the view has ended. Announced writes that have not begun will never begin, so
+    /// no thread waits for them any more.
     pub fn end(&self) {
         let under_way = self.under_way.lock();
         self.ended.store(true, Ordering::Relaxed);
@@ -93,8 +93,8 @@ impl Lost {
 }
 
 impl UnderWay<'_> {
-    /// Waits for writes to the file at lower offsets, or for the end of the view. Call without any
-    /// lock, including the freeze lock.
+    /// Waits for writes to the file at lower offsets, or for the end of the view. The caller must
+    /// not hold any lock, not even the freeze lock.
     pub fn wait_for_those_before(&self) {
         let (ino, offset) = self.write;
         let mut under_way = self.lost.under_way.lock();

@@ -6,22 +6,23 @@ use kvdb::{Clash, Settled, Transaction, TransactionId, TransactionOptions};
 
 use crate::error::Result;
 
-/// Options for merging a clone into the branch that it was made of, or for rebasing the clone onto
-/// that branch.
+/// Options for merging a clone into its parent, the branch of which it was made, or for rebasing
+/// the clone onto its parent.
 #[derive(Clone, Debug, Default)]
 pub struct MergeOptions {
     /// The clone.
     pub clone: String,
-    /// The branch to merge into, if it is not the parent: one that shares a state with the clone,
-    /// as a clone of the same snapshot does. `""` is the main branch, `None` the parent.
+    /// The branch to merge into, which must share a state with the clone, as a clone of the same
+    /// snapshot does. `""` is the main branch, and `None` is the parent.
     pub into: Option<String>,
-    /// Brings the changes of the parent into the clone, instead of the other way round.
+    /// Brings the changes of the parent into the clone, instead of the changes of the clone into
+    /// the parent.
     pub rebase: bool,
     /// The choices for changes that both sides have made: at these paths and below, or for these
     /// keys (`dictionary:key`) and dictionaries. The longest matching path wins. Any other such
     /// change is a conflict.
     pub choices: Vec<(Vec<u8>, Choice)>,
-    /// Notes nothing: the caller inspects the transaction and aborts it.
+    /// Writes no notes, because the caller inspects the transaction and aborts it.
     pub dry_run: bool,
     /// Options for the transaction; its branch is the one to merge into.
     pub transaction: TransactionOptions,
@@ -33,9 +34,9 @@ pub struct MergeForkOptions {
     /// The name of the fork, in messages and in the names of its versions if both versions are
     /// kept.
     pub name: String,
-    /// See [`MergeOptions::choices`].
+    /// The choices for changes that both sides have made ([`MergeOptions::choices`]).
     pub choices: Vec<(Vec<u8>, Choice)>,
-    /// Makes no dictionary: the caller inspects the transaction and aborts it.
+    /// Makes no dictionary, because the caller inspects the transaction and aborts it.
     pub dry_run: bool,
     /// Options for the transaction; its branch is the main one.
     pub transaction: TransactionOptions,
@@ -48,13 +49,13 @@ pub enum Choice {
     Ours,
     /// The version of the branch that is merged.
     Theirs,
-    /// Both, next to each other: theirs gets another name. If only one version can exist, ours is
-    /// taken.
+    /// Both versions, next to each other; *theirs* gets another name. If only one version can
+    /// exist, *ours* is taken.
     Both,
 }
 
 impl Choice {
-    /// Returns the same choice as the other side sees it.
+    /// Returns this choice from the point of view of the other side.
     pub(crate) fn swapped(self) -> Choice {
         match self {
             Choice::Ours => Choice::Theirs,
@@ -75,7 +76,7 @@ pub struct Merged {
     pub from: String,
     /// The conflicts for which no choice was given.
     pub conflicts: Vec<MergeConflict>,
-    /// The number of such conflicts that are not named, since there are too many. A repeated
+    /// The number of such conflicts that are not listed because they are too many. A repeated
     /// conflict of one object may count twice.
     pub more_conflicts: u64,
     /// The number of the newest commit that both sides have, or `None` if the branches belong to
@@ -94,7 +95,7 @@ pub struct Rebased {
     pub more_conflicts: u64,
 }
 
-/// An object or a key that both sides have changed in different ways since they had it in common.
+/// An object or a key that both sides have changed in different ways since their common state.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MergeConflict {
     /// A path from the root, without a leading slash, or a key as `dictionary:key`.
@@ -122,7 +123,7 @@ impl Conflicts {
 }
 
 impl MergeConflict {
-    /// Returns the same conflict as the other side sees it.
+    /// Returns this conflict from the point of view of the other side.
     pub(crate) fn swapped(self) -> MergeConflict {
         MergeConflict { ours: self.theirs, theirs: self.ours, ..self }
     }
@@ -133,7 +134,7 @@ impl MergeConflict {
 pub enum Deed {
     /// The object was made.
     Made,
-    /// Its content or attributes have changed.
+    /// The content or attributes of the object have changed.
     Changed,
     /// The object was removed.
     Removed,
@@ -157,19 +158,19 @@ impl Deed {
 }
 
 /// Settles keys of dictionaries that both sides have changed, before they become conflicts, for
-/// callers whose keys have more meaning than their values show. It gets the name of the dictionary
-/// and the key.
+/// callers whose keys have more meaning than their values show. The function gets the name of the
+/// dictionary, and the key with its values.
 pub type SettleKeys<'a> = dyn Fn(&str, &Clash<'_>) -> Settled + 'a;
 
 /// Finishes a transaction that has received the changes of another one, and may change it. Returns
 /// `false` if there are conflicts nevertheless, which the caller names.
 pub type FinishRebase<'a> = dyn Fn(&Transaction) -> Result<bool> + 'a;
 
-/// The choices, by path. A look-up costs no more than the length of the path for each length that
-/// a choice has, whatever the number of choices.
+/// The choices, by path. The cost of a look-up depends on the length of the path and the number of
+/// different lengths of choices, but not on the number of choices.
 pub(crate) struct Choices {
     all: HashMap<Vec<u8>, Choice>,
-    /// The lengths of their paths, the greatest first: the longest path wins.
+    /// The lengths of the paths of the choices, the greatest first, because the longest path wins.
     lengths: Vec<usize>,
 }
 

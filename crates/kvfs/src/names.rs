@@ -2,8 +2,8 @@
 //! below which.
 //!
 //! Every call that adds or removes a name stages the change here. So the listings that are in
-//! progress learn of it before the commit, as they must (`listing_table`). If the commit fails,
-//! they have learned of it in vain, which does no harm.
+//! progress are notified before the commit, which is required (`listing_table`). If the commit
+//! fails, the notification does no harm.
 //!
 //! The commit of a transaction and the replacement of a whole state change names, too, but not by a
 //! batch of a call: `apply_commit` and `replaced_state` notify the listings themselves.
@@ -41,7 +41,7 @@ pub(crate) struct Names {
     nmap: DictionaryId,
     inodes: Arc<Inodes>,
     listings: Arc<ListingTable>,
-    /// Held by every operation that locks more than one directory; see `inode`.
+    /// The tree lock, which every operation that locks more than one directory holds; see `inode`.
     tree: Mutex<()>,
 }
 
@@ -70,7 +70,7 @@ impl Names {
         }
     }
 
-    /// Fails with EEXIST if there is an entry of this name, readable or not.
+    /// Fails with EEXIST if an entry of this name exists, even if it is unreadable.
     pub fn check_free(&self, (dir, name): Place<'_>) -> Result<()> {
         match self.scope.get(self.nmap, &layout::name_key(dir, name))? {
             Some(_) => Err(Error::Exists),

@@ -356,7 +356,7 @@ impl Fs {
         Ok(self.core.promises.shown(attr.public(ino)))
     }
 
-    /// Removes the name of anything but a directory.
+    /// Removes a name that does not belong to a directory.
     pub fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
         self.writable()?;
         check_name(name)?;
@@ -438,8 +438,9 @@ impl Fs {
     }
 
     /// Adds to `batch` the removal of one name of an inode. With the last name the node is removed
-    /// from the store. An inode that is still referenced lives on in memory, with an orphan record
-    /// as long as the store has data of it. After the commit, call `unlinked` with the result.
+    /// from the store. An inode that is still referenced continues to exist in memory, with an
+    /// orphan record while the store has data of it. After the commit, call `unlinked` with the
+    /// result.
     pub(crate) fn stage_unlink(
         &self,
         inode: &Inode,

@@ -3,8 +3,8 @@
 //! them.
 //!
 //! An orphan that cannot be removed at that moment, because the host gives the store no space or a
-//! transaction has the orphan locked, for example, is noted here and removed by a later tick: it
-//! keeps its space until then, and not until the next mount.
+//! transaction has the orphan locked, for example, is recorded here and removed by a later tick, so
+//! that its space is freed before the next mount.
 
 use kvdb::{Batch, Durability, Kvdb};
 

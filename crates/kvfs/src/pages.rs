@@ -14,13 +14,13 @@ use crate::inode::{DirtyPage, InodeState, Page};
 use crate::layout::{self, Body, Layout, PAGE, blocks_of};
 use crate::partial_page::PartialPage;
 
-/// File size up to which a page is read together with its neighbours on the device, which are the
-/// rest of the file and other small files. A single page of a larger file is read alone, unless the
-/// file is read in order.
+/// The file size up to which a page is read together with its neighbours on the device, which are
+/// the rest of the file and other small files. A single page of a larger file is read alone, unless
+/// the file is read in order.
 const AROUND: u64 = 256 << 10;
-/// Number of pages up to which a read of a larger file is done without its neighbours, too: the
-/// page size of a database. A sequential reader whose requests overtake one another asks for more
-/// at a time.
+/// The number of pages up to which a larger file is read without neighbours, too. It covers the
+/// page size of a database. A sequential reader whose requests overtake one another requests more
+/// pages at a time.
 const PIECE: u64 = 16;
 
 /// The stored content of the files of a view.

@@ -6,10 +6,11 @@ use kvdb::Update;
 
 use crate::layout::PAGE;
 
-/// Limit of the pieces of a partial page. Each is an operation that every read of the page applies
-/// until a merge has applied it.
+/// The maximum number of pieces of a partial page. Each piece is an operation that every read of
+/// the page applies until a merge has applied it.
 const MOST_PIECES: usize = 16;
-/// Limit of the bytes in all pieces. Beyond it, little is saved by not writing the whole page.
+/// The maximum number of bytes in all pieces. With more bytes, a partial page saves little compared
+/// with the whole page.
 const MOST_BYTES: usize = PAGE as usize / 4;
 
 /// The known bytes of a page.

@@ -31,14 +31,16 @@ const WAITS: u32 = 2;
 const WINDOW_MIN: usize = 64;
 const WINDOW_MAX: usize = 4096;
 const GROWTH: usize = 4;
-/// A file that was announced is passed over when the reader is this many files further.
+/// The number of files by which a reader must be ahead of an announced file before the file counts
+/// as skipped.
 const PASSED: usize = 64;
-/// The number of walks, and of those among them of which little was used so far.
+/// The maximum number of walks. The second limit is that of the walks of which little was used so
+/// far.
 const WALKS: usize = 4;
 const UNPROVEN: usize = 2;
 /// The number of files of a walk that are used before it counts as proven.
 const PROVEN: u64 = 16;
-/// The number of files after which plans are evaluated, and after which older ones count half.
+/// The number of files after which plans are evaluated, and after which older files count half.
 const JUDGED: u64 = 64;
 const REMEMBERED: u64 = 1024;
 /// The number of reads for which nothing is planned after less than half was used, at first and at
@@ -55,11 +57,11 @@ const COVERED: usize = 256;
 /// The outcome of plans since the file system was opened, in files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PlanCounts {
-    /// Files whose pages were announced.
+    /// The number of files whose pages were announced.
     pub announced: u64,
-    /// The part of them that was read.
+    /// The number of these files that were read.
     pub used: u64,
-    /// The part of them that was not.
+    /// The number of these files that were not read.
     pub wasted: u64,
 }
 
@@ -69,8 +71,8 @@ pub(crate) struct Extension {
     /// The number of files.
     pub files: usize,
     pub frontier: Frontier,
-    /// Set by the caller if only a part of them was announced, since they take too many bytes or
-    /// lie too far apart. The rest is put back into the frontier.
+    /// The caller sets this if only a part of the files was announced, because they take too many
+    /// bytes or lie too far apart. The rest is put back into the frontier.
     pub is_cut: bool,
 }
 
@@ -103,7 +105,7 @@ struct Walk {
     window: usize,
     used: u64,
     wasted: u64,
-    /// The last extension has announced nothing, or only a part.
+    /// The last extension has announced no file, or only a part of its files.
     barren: bool,
     is_cut: bool,
     /// Directories that the walk has planned, the last ones.

@@ -15,8 +15,8 @@ use crate::layout::{self, Layout};
 use crate::listing_order::Entry;
 use crate::read_plan::{Extension, Frontier, Next, ReadPlans};
 
-/// Bytes of a file up to which it is announced whole: larger files are read in order, and announce
-/// by themselves what follows.
+/// The size in bytes up to which a file is announced as a whole. Larger files are read in order,
+/// and their reads announce the following pages.
 const SMALL: u64 = 256 << 10;
 /// The number of times that more files are looked up if those before had no pages: the content of
 /// very small files is in their nodes.
@@ -68,7 +68,7 @@ impl ReadingAhead {
     fn extend(&self, mut extension: Extension) {
         let mut announced = Vec::new();
         if let Err(e) = self.announce_files(&mut extension, &mut announced) {
-            // The reader meets the error, if it comes there.
+            // If the reader gets to this place, its own read returns the error.
             tracing::debug!("nothing is read ahead: {e}");
             extension.frontier = Frontier::default();
         }
@@ -105,7 +105,7 @@ impl ReadingAhead {
                 extension.is_cut = true;
                 break;
             }
-            // Where none of the files is small, more of them are not worth their lookups.
+            // If none of the files is small, more files are not worth their lookups.
             if announced.is_empty() || announced.len() * 2 >= extension.files {
                 break;
             }

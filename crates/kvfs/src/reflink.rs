@@ -15,11 +15,13 @@ use crate::inode::{Inode, InodeState};
 use crate::layout::{self, Attributes, Body, PAGE, PageKeys};
 use crate::privileges::CAPABILITY;
 
-/// Number of pages that one call shares at most.
+/// The maximum number of pages that one call shares.
 const PER_LOCK: u64 = 16 << 10;
-/// The same over a wire, where all of them are one change, whose size is limited.
+/// The maximum number of pages that one call shares over a wire, where all pages are one change,
+/// whose size is limited.
 const PER_CHANGE: u64 = 4 << 10;
-/// Bytes of pages without a place from which on a copy has them placed first.
+/// The number of bytes of pages without a place from which on a copy first makes the store place
+/// them.
 const WORTH_PLACING: usize = 64 << 10;
 /// Approximate cost of a page in the store, in bytes.
 const COST: u64 = 64;

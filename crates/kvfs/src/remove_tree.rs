@@ -3,12 +3,12 @@
 //!
 //! The names are walked level by level (`tree`), then the nodes are read once, in the order of
 //! their numbers. Inodes that were made one after the other are mostly removed together, so ranges
-//! of numbers are deleted: one range delete in each dictionary for a range, whatever its content.
-//! There are exceptions:
+//! of numbers are deleted: each range takes one range delete in each dictionary, independently of
+//! its content. There are exceptions:
 //!
 //! - A file with a name outside of the tree keeps its node, with fewer links.
-//! - An open file lives on in memory without a name, as after an unlink. Its content in the store
-//!   stays under an orphan record until it is closed.
+//! - An open file continues to exist in memory without a name, as after an unlink. Its content in
+//!   the store stays under an orphan record until it is closed.
 //! - A transaction must delete by name the objects that it has not made itself, since its commit
 //!   applies these deletions to others (`apply_commit`). The mainline then decides whether content
 //!   can be removed, so the transaction leaves orphan records.
@@ -360,8 +360,8 @@ impl<'a> Removal<'a> {
         Ok(())
     }
 
-    /// Notes an open inode that loses its last name. `stored`: the store has more of it than its
-    /// node.
+    /// Records an open inode that loses its last name. `stored` says that the store has more data
+    /// of the inode than its node.
     fn stays_open(&mut self, inode: Arc<Inode>, attr: Attributes, mut stored: bool) -> Result<()> {
         let (fs, ino) = (self.fs, inode.ino);
         let state = inode.state.read();

@@ -2,7 +2,8 @@
 
 use crate::attr::{Ino, ROOT};
 
-/// Inode numbers are below this: the bits above belong to the view if a number carries one.
+/// The upper limit of inode numbers. The bits above belong to the number of the view, if a number
+/// contains one.
 pub(crate) const INO_LIMIT: Ino = 1 << 48;
 /// A new subdirectory gets at most one in `ZONE_SHARE` of the numbers of a zone, and one in
 /// `LEFT_SHARE` of those that its parent has left.

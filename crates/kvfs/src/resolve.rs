@@ -6,7 +6,7 @@ use crate::fs::Fs;
 
 impl Fs {
     /// Returns the inode at `path` (from the root, with any number of slashes), without adding a
-    /// reference. Symbolic links on the way are followed, the last one is not.
+    /// reference. Symbolic links on the way are followed, but a link as the last component is not.
     pub fn resolve(&self, path: &[u8]) -> Result<Attr> {
         let mut at = self.getattr(ROOT)?;
         let mut names: Vec<Vec<u8>> = split_path(path);

@@ -14,7 +14,7 @@ impl Fs {
         Ok(value.and_then(|value| layout::decode_scrub(&value)))
     }
 
-    /// Notes that a scrub has ended now.
+    /// Records that a scrub has ended now.
     pub fn note_scrub(&self, faults: u64) -> Result<()> {
         let mut batch = Batch::new();
         let value = layout::encode_scrub(self.core.env.wall().as_secs(), faults);

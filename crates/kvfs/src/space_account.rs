@@ -82,8 +82,9 @@ impl SpaceAccount {
     pub fn refill(&self, free: impl FnOnce() -> u64, cost: u64) -> bool {
         self.promised.shrink(self.credit.swap(0, Ordering::Relaxed));
         let left = free().checked_sub(cost.saturating_add(SPACE_MARGIN));
-        // A quarter of the rest, since others take from the same space. `cost` is not part of the
-        // credit: it would be spent twice, and writes accepted in vain.
+        // The credit is a quarter of the rest, because other views take from the same space. `cost`
+        // is not part of the credit; otherwise it would be spent twice, and writes would be
+        // accepted that cannot be committed.
         let credit = left.unwrap_or(0).min(REFILL) / 4;
         self.promised.grow(credit);
         self.promised.shrink(self.credit.swap(credit, Ordering::Relaxed));

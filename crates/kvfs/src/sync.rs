@@ -11,8 +11,8 @@ use crate::attr::Ino;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 
-/// Limit of the dirty bytes of a file that a caller commits if it must not wait for the device:
-/// they go into the journal's buffer.
+/// The maximum number of dirty bytes of a file that a caller commits if the caller must not wait
+/// for the device. The bytes go into the buffer of the journal.
 const MOST_COMMITTED_IN_PLACE: usize = 16 << 10;
 
 /// The progress that [`Fs::begin_fsync`] has made.
@@ -22,7 +22,7 @@ pub enum FSync {
     Done,
     /// The file is on disk after the next [`Fs::sync_store`].
     WithNext,
-    /// The call had no effect, since the sync has to wait for the device or for a lock.
+    /// The call had no effect, because the sync has to wait for the device or for a lock.
     Alone,
 }
 

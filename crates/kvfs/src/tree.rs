@@ -13,10 +13,10 @@ use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::layout::{self, Layout};
 
-/// Number of tuples that are skipped one by one before seeking, since a seek costs more.
+/// The number of tuples that are skipped one by one before a seek, which costs more.
 const PASS: usize = 16;
 
-/// Limit of the names of a tree; each takes some sixty bytes in memory.
+/// The maximum number of names of a tree. Each name takes about sixty bytes of memory.
 pub(crate) const MOST_NAMES: usize = 4 << 20;
 
 /// The way in which a serializable transaction locks a whole tree: against changes by others, or
@@ -101,8 +101,8 @@ impl Tree {
             text: Vec::new(),
         };
         let mut level = if dir { vec![top] } else { Vec::new() };
-        // A directory has one name. In a damaged store it may have several, or be its own ancestor,
-        // and copying it would not end.
+        // A directory has one name. In a damaged store, a directory may have several names, or be
+        // its own ancestor, and a copy of it would never end.
         let mut seen = HashSet::from([top]);
         // Goes level by level, each in the order of the inode numbers, in which the names are
         // stored.

@@ -18,8 +18,8 @@ use crate::tree::{Node, Numbered, Tree, for_each_of, for_each_until};
 /// The most inodes whose tuples are read together, and the number at the start.
 const MOST_TOGETHER: usize = 64 << 10;
 const FIRST_TOGETHER: usize = 4096;
-/// Limit of the memory for tuples that were read together, in bytes. It is small in builds with
-/// assertions, so that small trees reach it.
+/// The maximum memory for tuples that were read together, in bytes. The limit is small in builds
+/// with assertions, so that small trees reach it.
 const MEMORY: usize = if cfg!(debug_assertions) { 16 << 10 } else { 8 << 20 };
 /// Approximate memory of a tuple in addition to its key and value, in bytes.
 const OVERHEAD: usize = 80;

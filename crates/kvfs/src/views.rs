@@ -1,10 +1,10 @@
-//! Views: the states of the file system that can be used at the same time, those of the mainline
-//! and of every open transaction, snapshot and clone. Each has its own [`Fs`], with its own inodes
-//! in memory and its own uncommitted data.
+//! Manages the views: the states of the file system that can be used at the same time, which are
+//! the mainline and every open transaction, snapshot and clone. Each view has an [`Fs`] with
+//! separate inodes in memory and separate uncommitted data.
 //!
-//! [`Views`] ties them to transactions of the database. Callers begin and end transactions here,
-//! never at the database itself, so that memory (the inodes here, and the kernel's caches) agrees
-//! with the store:
+//! [`Views`] connects the views to transactions of the database. Callers begin and end transactions
+//! here, never at the database itself, so that memory (the inodes here, and the kernel's caches)
+//! agrees with the store:
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -23,8 +23,8 @@
 //! # Ok::<(), kvfs::Error>(())
 //! ```
 //!
-//! **Beginning.** A transaction sees everything that was written to the mainline before: the kernel
-//! is asked for its dirty pages ([`Watcher::write_back`]), and data that waits in memory is
+//! **Beginning.** A transaction sees all data that was written to the mainline before: the kernel
+//! hands over its dirty pages ([`Watcher::write_back`]), and data that waits in memory is
 //! committed. The mainline is frozen while the transaction begins, so that the transaction sees
 //! files and keys as one state that existed; the same holds for a snapshot.
 //!
@@ -47,8 +47,8 @@
 //! of space, for example), the view is open again.
 //!
 //! **Numbers.** A view has a number from 1 to [`Views::MAX_NUMBER`] while it is open, for adapters
-//! that must put it into an inode number; the number of the mainline is 0. After its end, the view
-//! keeps the number as long as the kernel refers to an inode of it (`retired`).
+//! that must put it into an inode number; the number of the mainline is 0. After the view has
+//! ended, it keeps the number while the kernel refers to one of its inodes (`retired`).
 
 use std::sync::Arc;
 
@@ -102,9 +102,9 @@ pub enum ViewId {
     Mainline,
     /// An open transaction.
     Transaction(TransactionId),
-    /// A snapshot, by name: read-only (see `views/snapshots`).
+    /// The read-only snapshot with this name (see `views/snapshots`).
     Snapshot(String),
-    /// A separate branch, by name.
+    /// The clone with this name, which is a separate branch.
     Clone(String),
 }
 
@@ -152,12 +152,12 @@ impl MergeRoutine for Join {
     }
 }
 
-/// Divisor of the mainline's memory limits for any other view, which can commit to its transaction
-/// at any time.
+/// The divisor by which the memory limits of other views are smaller than those of the mainline.
+/// Such a view can move its data into its transaction at any time.
 pub(crate) const VIEW_SHARE: usize = 8;
-/// Limit of the data that waits in a transaction's view before its writers move it into the
-/// transaction, in bytes. Data that still waits when the transaction commits is written then, while
-/// the caller waits, so this bounds the time of a commit.
+/// The maximum amount of data, in bytes, that waits in the view of a transaction before its writers
+/// move the data into the transaction. Data that still waits at the commit is written while the
+/// caller waits, so this limit bounds the time of a commit.
 const AWAITS_COMMIT: usize = 1 << 20;
 
 impl Shared {
@@ -218,7 +218,7 @@ impl Shared {
 }
 
 impl Views {
-    /// The largest number a view can have.
+    /// The largest number that a view can have.
     pub const MAX_NUMBER: u16 = open_views::MAX_NUMBER;
 
     /// Returns the views of the file system `mainline`, which is the one in `db`.
@@ -226,7 +226,7 @@ impl Views {
         Views::with(db, mainline, KeptNotes::default(), |_| ())
     }
 
-    /// Like [`Views::new`], with views that `reopen` opens first.
+    /// Creates the views like [`Views::new`], and first opens views by `reopen`.
     pub(crate) fn with(
         db: Kvdb,
         mainline: Fs,
@@ -254,7 +254,7 @@ impl Views {
         &self.shared.mainline
     }
 
-    /// Tells `watcher` of views that appear and end, as long as the caller keeps it.
+    /// Notifies `watcher` of views that appear and end, while the caller keeps it.
     pub fn watch(&self, watcher: &Arc<dyn Watcher>) {
         self.shared.watchers.add(watcher);
     }
@@ -262,7 +262,7 @@ impl Views {
     // --- views
 
     /// Returns the file system in the state of `view`. Fails with `NotFound` if the view does not
-    /// exist, or not any more.
+    /// exist, or does not exist any more.
     pub fn fs(&self, view: &ViewId) -> Result<Fs> {
         self.shared.opener.fs(view)
     }
@@ -308,7 +308,8 @@ impl Views {
         self.shared.open.numbers_taken()
     }
 
-    /// Returns whether the file system was shut down: then nothing of it may be shown.
+    /// Returns whether the file system was shut down. After a shutdown, none of its content may be
+    /// shown.
     pub fn is_down(&self) -> bool {
         self.shared.background.is_down()
     }
@@ -351,7 +352,7 @@ mod tests {
         let ino = closed_file(&fs, b"f", &[7; 20_000]);
         views.snapshot(&ViewId::Mainline, "before", Durability::Buffered).unwrap();
         fs.unlink(ROOT, b"f").unwrap();
-        // A commit that has removed many files leaves its orphans to the background like this.
+        // A commit that has removed many files leaves its orphans to the background in this way.
         views.shared.background.leave_orphans(&fs, vec![ino]);
         views.rollback("before").unwrap();
         views.tick();
@@ -372,7 +373,7 @@ mod tests {
         let caller = Caller::default();
         let open = inside.mknod(ROOT, b"f", FileKind::File, 0o644, 0, caller).unwrap().ino;
         inside.write(open, 0, &[7; 20_000], Default::default()).unwrap();
-        // This moves the file into the transaction, so that it is not in memory alone.
+        // This moves the file into the transaction, so that the file exists not only in memory.
         views.change_set(id).unwrap();
         inside.unlink(ROOT, b"f").unwrap();
         let contended = inside.resolve(b"contended").unwrap().ino;
@@ -431,7 +432,7 @@ mod tests {
         let caller = Caller::default();
         let open = inside.mknod(ROOT, b"f", FileKind::File, 0o644, 0, caller).unwrap().ino;
         inside.write(open, 0, &[7; 20_000], Default::default()).unwrap();
-        // These are more changes than stay in memory.
+        // The transaction now has more changes than stay in memory.
         for n in 0..20_000 {
             closed_file(&inside, format!("a file with a long name, {n}").as_bytes(), b"x");
         }

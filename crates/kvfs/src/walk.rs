@@ -14,7 +14,7 @@ use crate::fs::Fs;
 use crate::layout::{self, Attributes, Body, Layout, Xattrs};
 use crate::views::{self, Views, Wait};
 
-/// Number of names of a directory that are read together with their nodes.
+/// The number of names of a directory that are read together with their nodes.
 const AT_ONCE: usize = 256;
 
 /// An object that a walk has reached.

@@ -201,7 +201,7 @@ impl Fs {
     fn numbered<'w>(&self, all: &'w [Whole], locked: &mut Locked<'_>) -> Result<Vec<Made<'w>>> {
         let now = self.now();
         let mut made: Vec<Made<'w>> = Vec::with_capacity(all.len());
-        // Files are numbered in the order of a listing, whatever the order of the input.
+        // Files are numbered in the order of a listing, independently of the order of the input.
         let mut order: Vec<&Whole> = all.iter().collect();
         order.sort_unstable_by_key(|whole| (whole.parent, &whole.name));
         for whole in order {

@@ -23,7 +23,8 @@ const INLINE_VALUE: usize = 256;
 const INLINE_ALL: usize = 1024;
 
 impl Fs {
-    /// Returns the value of an extended attribute. Fails with ENODATA if there is none.
+    /// Returns the value of an extended attribute. Fails with ENODATA if the attribute does not
+    /// exist.
     pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         check_name(name)?;
         let _call = self.enter()?;

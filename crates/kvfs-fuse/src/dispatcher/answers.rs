@@ -183,7 +183,8 @@ impl<H: Handler> Dispatcher<H> {
             Request::CopyFileRange | Request::CopyFileRange64 => {
                 let (_fh_in, offset_in, to, _fh_out) = (f.u64()?, f.u64()?, f.node()?, f.u64()?);
                 let (offset_out, length) = (f.u64()?, f.u64()?);
-                // The older answer has room for 32 bits; callers continue after a short copy.
+                // The answer to the older request has room for 32 bits. Callers continue after a
+                // short copy.
                 let short = request == Request::CopyFileRange;
                 let length = if short { length.min(1 << 30) } else { length };
                 let copied =
@@ -205,12 +206,13 @@ impl<H: Handler> Dispatcher<H> {
                 reply.answer.ioctl_out();
                 Ok(Outcome::Answer)
             }
-            // Sent for files that TMPFILE opened, and at the end of the mount.
+            // The kernel sends these requests for files that TMPFILE opened, and at the end of the
+            // mount.
             Request::Release | Request::ReleaseDir | Request::Destroy => done(Ok(())),
-            // Sent for chdir and access(2), and only without `default_permissions`. Then only root
-            // can ask, and modes do not bind root, with one exception: a file without any execute
-            // bit is not executable for root either. The kernel itself checks that a mount is
-            // read-only.
+            // The kernel sends ACCESS for chdir and access(2), and only without
+            // `default_permissions`. Then only root can call, and modes do not bind root, with one
+            // exception: a file without any execute bit is not executable for root either. The
+            // kernel itself checks that a mount is read-only.
             Request::Access => {
                 let (mask, _) = (f.u32()?, f.u32()?);
                 if mask & libc::X_OK as u32 == 0 {
@@ -220,7 +222,7 @@ impl<H: Handler> Dispatcher<H> {
                 let executable = attr.kind == FileKind::Dir || attr.perm & 0o111 != 0;
                 done(if executable { Ok(()) } else { Err(Errno(libc::EACCES)) })
             }
-            // No call takes so long that it would watch for interrupts.
+            // INTERRUPT is ignored, because no call takes long enough to check for interrupts.
             Request::Open
             | Request::OpenDir
             | Request::Flush
@@ -232,7 +234,7 @@ impl<H: Handler> Dispatcher<H> {
         }
     }
 
-    /// Handles references that the kernel releases.
+    /// Handles the release of references by the kernel.
     fn forget(&self, node: NodeId, references: u64) {
         self.handler.forget(node, references);
         if let Some(kept) = &self.kept {
@@ -246,8 +248,8 @@ impl<H: Handler> Dispatcher<H> {
         Outcome::Answer
     }
 
-    /// Returns for how many seconds the kernel may believe that a name leads to a node, and the
-    /// node's attributes.
+    /// Returns for how many seconds the kernel may cache a name that leads to the node, and the
+    /// attributes of the node.
     fn ttl_of(&self, node: NodeId) -> (u64, u64) {
         match node_id::split(node) {
             (node_id::CONTROL, ino) if name_parts::is_part(ino) => (0, 0),
@@ -299,7 +301,7 @@ pub(super) fn done(result: Reply<()>) -> Reply<Outcome> {
     result.map(|()| Outcome::Answer)
 }
 
-/// Answers a request for an extended attribute; a size of 0 asks for the size of the value.
+/// Answers a request for an extended attribute; a size of 0 requests the size of the value.
 fn xattr(size: u32, value: Bytes, reply: &mut ReplyBuffer) -> Reply<Outcome> {
     if size == 0 {
         reply.answer.u32(value.len() as u32).u32(0);

@@ -1,5 +1,5 @@
-//! Decodes the arguments of requests that have a structure of their own: changes of attributes, and
-//! the flags of renames and allocations.
+//! Decodes the arguments of the requests with the most complex structures: changes of attributes,
+//! and the flags of renames and allocations.
 
 use crate::handler::*;
 use crate::wire::{Fields, valid};

@@ -1,5 +1,5 @@
-//! The negotiation with the kernel when a mount begins: which of the features that INIT offers are
-//! accepted, and with which limits.
+//! The negotiation with the kernel when a mount begins: it decides which of the features that INIT
+//! offers are accepted, and with which limits.
 
 use super::ReplyBuffer;
 use crate::handler::{Errno, Policy, Reply};
@@ -32,15 +32,15 @@ pub(crate) fn init(
         (init::DO_READDIRPLUS, "directories with attributes"),
         (init::READDIRPLUS_AUTO, "directories with attributes when it pays"),
         (init::CACHE_SYMLINKS, "cached symbolic links"),
-        // Attributes live long, so the kernel must not drop pages because a time looks new: it made
-        // that time itself.
+        // The kernel caches attributes for a long time and sets times itself, so it must not drop
+        // pages only because a time looks new.
         (init::EXPLICIT_INVAL_DATA, "pages dropped only when told to"),
     ];
     for (_, what) in wanted.iter().filter(|(bit, _)| offered & bit == 0) {
         tracing::warn!("this kernel's FUSE has no {what}: works, but slower");
     }
-    // Asynchronous direct I/O is not requested: when a direct write ends later, the kernel does not
-    // drop the pages that were read since it began, and so would show old bytes.
+    // Asynchronous direct I/O is not requested: when an asynchronous direct write ends, the kernel
+    // does not drop the pages that were read since the write began, and so would show old bytes.
     let take = wanted.iter().fold(init::INIT_EXT, |all, (bit, _)| all | bit);
     let take = (if policy.write_back { take | init::WRITEBACK_CACHE } else { take }) & offered;
     let max_write = policy.max_write.max(4096);
@@ -52,8 +52,8 @@ pub(crate) fn init(
         .u32(wire::MINOR)
         .u32(max_readahead.min(policy.max_readahead))
         .u32(take as u32);
-    // Over io_uring a request must not be held back because of the number of others, or it could be
-    // overtaken (`queues`).
+    // Over io_uring, the number of other requests must not hold a request back; otherwise a later
+    // request could overtake it (`queues`).
     let background = if rings != 0 { u16::MAX } else { policy.max_background };
     a.u16(background.max(1)).u16((policy.max_background / 4 * 3).max(1));
     // Times have a granularity of one nanosecond.

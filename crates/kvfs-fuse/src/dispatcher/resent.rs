@@ -1,5 +1,5 @@
 //! Requests that the kernel sends again after the process that served the mount was killed. A
-//! change that is done already is not done a second time: only its answer is made again.
+//! change that was already made is not made a second time: only its answer is generated again.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use crate::kept::Kept;
 use crate::wire::{self, Fields, Head};
 
 impl<H: Handler> Dispatcher<H> {
-    /// Answers a request of a mount that continues when this process is killed: a request that is
-    /// done already is not done again.
+    /// Answers a request of a mount that continues when this process is killed. A request that was
+    /// already executed is not executed again.
     pub(super) fn once(
         &self,
         kept: &Arc<Kept>,
@@ -61,7 +61,7 @@ impl<H: Handler> Dispatcher<H> {
         }
     }
 
-    /// Answers a request that was done by a process which was killed before it had answered.
+    /// Answers a request that a killed process executed but did not answer.
     fn answer_again(
         &self,
         request: Request,

@@ -11,7 +11,7 @@ use crate::name_parts::Part;
 use crate::node_id::Numbering;
 use crate::{control_directory, name_parts, node_id, view_names};
 
-/// Returns attributes of the control directory, or of the mainline.
+/// Returns attributes of an inode of the control directory or of the mainline, for the kernel.
 fn of_view(view: u16, attr: Attr) -> NodeAttr {
     Numbering { view, shown_in: view }.attr(attr)
 }
@@ -58,7 +58,7 @@ impl FuseAdapter {
     }
 
     /// Returns the clones of the clone that the mount shows alone, to any depth, which are visible
-    /// there as well. Returns none in a mount of the whole store.
+    /// there as well. The result is empty in a mount of the whole store.
     fn clones_below(&self) -> HashSet<String> {
         let Some(alone) = &self.alone else { return HashSet::new() };
         let clones = self.views.clones().into_iter();
@@ -90,8 +90,8 @@ impl FuseAdapter {
         control_directory::path_in(view, user, &chain, path, self.alone.as_deref())
     }
 
-    /// Returns the transactions that one is within, the outermost first, and itself; empty if it
-    /// does not exist.
+    /// Returns the transactions that a transaction is within, the outermost first, and the
+    /// transaction itself. The result is empty if the transaction does not exist.
     pub(crate) fn chain(&self, id: kvfs::TransactionId) -> Vec<kvfs::TransactionId> {
         self.views.and_around(id).unwrap_or_default()
     }
@@ -163,7 +163,7 @@ impl FuseAdapter {
         self.control_attr(self.part(part))
     }
 
-    /// Returns the directories that lead to a view, as far as the kernel may know them.
+    /// Returns the directories that lead to a view and that the kernel may know.
     pub(crate) fn parts_above(&self, view: &ViewId) -> Vec<Ino> {
         match view {
             ViewId::Snapshot(name) => self.parts.above(control_directory::SNAPSHOTS, name),
@@ -257,7 +257,8 @@ impl FuseAdapter {
         }
     }
 
-    /// Returns whether a directory has the view of a transaction itself, rather than a link to it.
+    /// Returns whether a directory contains the view of a transaction itself, rather than a link to
+    /// the view.
     fn lies_in(&self, id: kvfs::TransactionId, dir: Ino) -> bool {
         match self.chain(id)[..] {
             [.., parent, _] => control_directory::around(dir) == Some(parent),

@@ -3,13 +3,14 @@
 use crate::handler::*;
 
 /// Returns the answer to a kernel that writes back the times of a file whose view has ended, or
-/// `None` if `changes` ask for something else.
+/// `None` if `changes` contain any other attribute.
 ///
-/// A kernel that gathers writes keeps the times of a file. When a mapping of the file ends, it
-/// treats an error of their write-back like one of the pages, and reports it to the next syncfs(2):
-/// to everyone who begins a transaction. It does not look at the attributes in the answer. It does
-/// look at them if a program has set the times. The daemon cannot distinguish the two cases, so the
-/// answer has no valid attributes of a file, and such a program gets EIO.
+/// A kernel that gathers writes keeps the times of a file. When a mapping of the file ends, the
+/// kernel treats an error of the write-back of times like an error of the write-back of pages, and
+/// reports it to the next syncfs(2), that is, to each program that begins a transaction. The kernel
+/// ignores the attributes in the answer to such a write-back, but checks them if a program has set
+/// the times. The daemon cannot distinguish the two cases, so the answer has no valid attributes of
+/// a file, and a program that has set the times gets EIO.
 pub(super) fn answer_to_late_times(node: NodeId, changes: &SetAttr) -> Option<NodeAttr> {
     let SetAttr { mtime: Some(TimeSet::At(mtime)), ctime: Some(ctime), .. } = *changes else {
         return None;

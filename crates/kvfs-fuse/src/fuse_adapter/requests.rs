@@ -1,4 +1,4 @@
-//! The answers to the requests of the kernel, each a call of the view that the inode lies in.
+//! Answers each request of the kernel with a call of the view in which the inode lies.
 
 use std::sync::atomic::Ordering;
 
@@ -12,7 +12,8 @@ use crate::handler::*;
 use crate::{control_directory, node_id, security_labels};
 
 /// Returns the effect of a call on the privileges of a file whose content it changes, if the kernel
-/// does not tell: as if the caller had no right to keep them, unless it is root.
+/// does not specify it. A caller other than root is treated as having no right to keep the
+/// privileges.
 fn hints_of(caller: Caller) -> WriteHints {
     WriteHints {
         unprivileged_group: (caller.uid != 0).then_some(caller.gid),
@@ -33,8 +34,8 @@ impl Handler for FuseAdapter {
                     attr => view.shown(attr).map(Some),
                 }
             }
-            // A missing name is an error, since the kernel would remember a name that is merely
-            // absent.
+            // A missing name is returned as an error, because the kernel would cache the absence of
+            // a name in a successful answer.
             At::Control(dir) => self.find_control(dir, name).map(Some),
         }
     }
@@ -162,8 +163,8 @@ impl Handler for FuseAdapter {
     ) -> Reply<()> {
         self.directory(to.0, to.1)?;
         let (view, parent, new_parent) = self.together(self.directory(from.0, from.1)?, to.0)?;
-        // The content moves with the name: it replaces that of the other file, so nothing would be
-        // left but the content known here.
+        // The renamed file replaces the content of the other file. If the kernel held back dirty
+        // data, only the content that the daemon knows would be left.
         if let Ok(Some((ino, FileKind::File))) = view.peek(parent, from.1)
             && (self.gathers_writes() || matches!(view.peek(new_parent, to.1), Ok(Some(_))))
         {
@@ -190,7 +191,7 @@ impl Handler for FuseAdapter {
     }
 
     fn announce(&self, node: NodeId, offset: u64) {
-        // A view that has ended takes no pages: see below.
+        // A view that has ended takes no pages (see `write`), so nothing is announced to it.
         if let Ok(At::View(view, ino)) = self.at(node) {
             view.announce_cached(ino, offset);
         }
@@ -223,8 +224,8 @@ impl Handler for FuseAdapter {
         };
         match written {
             // The kernel had held back a page of a file whose view has ended. An error would be
-            // reported to everyone who makes the kernel hand over pages, and a program that has the
-            // file open gets an error at its next call anyway.
+            // reported to every program that makes the kernel hand over pages, and a program that
+            // has the file open gets an error at its next call in any case.
             Err(Errno(libc::ESTALE)) if hints.from_cache => {
                 Ok(Written { bytes: data.len() as u64, lost_privileges: false })
             }
@@ -352,8 +353,8 @@ impl Handler for FuseAdapter {
     fn seek(&self, node: NodeId, offset: u64, what: Whence) -> Reply<u64> {
         let (view, ino) = self.inode(node)?;
         if self.in_use.is_none() && self.recall.get().is_none() {
-            // The mount has just begun, or nothing recalls its pages: the whole file counts as
-            // data.
+            // The mount has just begun, or its pages cannot be recalled, so the whole file counts
+            // as data.
             let size = view.getattr(ino).map_err(errno)?.size;
             return match what {
                 _ if offset >= size => Err(Errno(libc::ENXIO)),

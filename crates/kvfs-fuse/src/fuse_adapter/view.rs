@@ -52,9 +52,9 @@ impl In<'_> {
 }
 
 /// Ensures that a file takes space. Programs like tar treat a file without space as one hole and do
-/// not even read it. But the kernel may hold data of it, and asks for the space only from time to
-/// time. So a file that is not empty always takes some, and if the kernel gathers writes every file
-/// does.
+/// not even read it. But the kernel may hold data of the file, and requests its space only from
+/// time to time. So a nonempty file is always shown with some space, and so is every file if the
+/// kernel gathers writes.
 pub(super) fn with_space(attr: Attr, gathers: bool) -> Attr {
     match attr.kind {
         FileKind::File if attr.size > 0 || gathers => Attr { blocks: attr.blocks.max(1), ..attr },

@@ -1,12 +1,12 @@
 //! Makes the kernel hand over the data that it holds back before a transaction begins or ends:
-//! dirty pages of mappings, and if it gathers writes, of all files that are still open.
+//! dirty pages of mappings, and, if the kernel gathers writes, of all files that are still open.
 //!
 //! The notifier calls syncfs(2) on the mount, which makes the kernel send all its dirty pages (of
 //! every view); syncfs does not arrive as a request of its own. Since Linux 6.16 it does not wait
 //! for the answers of a FUSE daemon, so all threads pass a barrier afterwards (`quiesce_barrier`):
-//! then the pages have been taken. Concurrent callers share one round (`coalescer`). If a thread
-//! does not reach the barrier, the callers get an error: a transaction that began without those
-//! pages would not see the present state.
+//! after the barrier, the pages have been taken. Concurrent callers share one round (`coalescer`).
+//! If a thread does not reach the barrier, the callers get an error, because a transaction that
+//! began without those pages would not see the current state.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -19,22 +19,25 @@ use crate::{barrier, fault};
 #[derive(Clone)]
 pub(super) enum HandedOver {
     All,
-    /// All pages, except those that cannot be written while a transaction has locked something.
+    /// The kernel has handed over all pages, except those that cannot be written while a
+    /// transaction holds locks.
     ButForLocks,
     Failed(String),
 }
 
-/// The time that a caller waits for pages that a thread has in hand. A write gives up waiting for a
+/// The time that a caller waits for pages that a thread is writing. A write stops waiting for a
 /// lock earlier.
 pub(super) const PATIENCE: Duration = Duration::from_secs(15);
-/// The same, if the pages in hand may be waiting for the caller.
+/// The time that a caller waits if the pages that a thread is writing may themselves wait for the
+/// caller.
 const PATIENCE_WITH_LOCKS: Duration = Duration::from_secs(1);
-/// The time for which the threads of queues are waited for at once.
+/// The time that a caller waits for all threads of the queues together.
 pub(super) const SETTLING: Duration = Duration::from_millis(250);
 /// The reason that a caller gets after the daemon has refused a page. A page waits for a lock for
-/// ten seconds (`kvfs::locks`), less than `PATIENCE`, and is answered with EDEADLK then. The kernel
-/// does not send it again. It keeps the error for the file system until one syncfs has returned it,
-/// even one that opens the mount later, so the first caller after the refusal gets it.
+/// ten seconds (`kvfs::locks`), less than `PATIENCE`, and is then answered with EDEADLK. The kernel
+/// does not send the page again. It keeps the error for the file system until one syncfs has
+/// returned it, even if the mount was opened for that syncfs later, so the first caller after the
+/// refusal gets the error.
 const REFUSED: &str = "a page of a file that was locked by a transaction has been refused";
 /// The pause between two rounds, in which threads can serve the requests that have arrived.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -67,7 +70,7 @@ impl KernelNotifier {
                 return HandedOver::Failed(REFUSED.into());
             }
             Ok(Err(e)) => return failed(e),
-            // The mount has ended, and has handed over everything before.
+            // The mount has ended, and the kernel handed over all pages before that.
             Err(_) => return HandedOver::All,
         }
         let asked = Instant::now();
@@ -93,7 +96,7 @@ impl KernelNotifier {
         }
     }
 
-    /// Returns whether a thread has pages in hand that the kernel writes back.
+    /// Returns whether a thread is writing pages that the kernel writes back.
     fn writes_back(&self) -> bool {
         self.pool.writes_back() || self.queues.as_ref().is_some_and(|queues| queues.writes_back())
     }
@@ -109,7 +112,8 @@ impl KernelNotifier {
         let sent =
             self.syncfs_thread.begin(move || barrier::send_pages(&mount_root.open()?, pages))?;
         let met = round.has_all(|| self.pool.otherwise_busy());
-        // A thread that waits at the barrier has the answer to a page in hand.
+        // The round ends first, because the answer to a page comes from a thread that waits at the
+        // barrier.
         drop(round);
         sent.recv().map_err(|_| io::Error::from(io::ErrorKind::NotConnected))??;
         Ok(met)

@@ -19,19 +19,19 @@ use crate::worker_pool::WorkerPool;
 pub enum Served {
     /// The mount has ended.
     Ended,
-    /// The mount exists, and waits for [`crate::take_over`]. See [`Mounted::stopper`]. Dropping
-    /// this ends it.
+    /// The mount exists, and waits for [`crate::take_over`]. See [`Mounted::stopper`]. Dropping the
+    /// handover ends the mount.
     Stopped(Box<Handover>),
 }
 
-/// A mounted file system and the threads that serve it. Dropping it unmounts it, lazily if
-/// necessary.
+/// A mounted file system and the threads that serve it. Dropping this value unmounts the file
+/// system, lazily if necessary.
 pub struct Mounted {
     pub(super) entry: MountEntry,
     pub(super) session: Option<Session>,
     pub(super) counters: Arc<Counters>,
     pub(super) gathers_writes: bool,
-    /// Runs until the session is over.
+    /// The abort watchdog, which runs until the session has ended.
     pub(super) watch: Option<AbortWatchdog>,
 }
 
@@ -95,8 +95,7 @@ impl Mounted {
         Some(Handover { connection, entry: self.entry.clone(), greeting, held: Vec::new() })
     }
 
-    /// Returns when the mount has ended, or its threads were stopped, and no request is in
-    /// progress.
+    /// Waits until the mount has ended or its threads were stopped, and no request is in progress.
     pub fn wait(&mut self) -> Result<Served, Error> {
         let Some(session) = self.session.take() else { return Ok(Served::Ended) };
         let served = session.wait();
@@ -111,7 +110,8 @@ impl Mounted {
         }
     }
 
-    /// Unmounts cleanly and waits. On failure (for example, because it is in use) the mount stays.
+    /// Unmounts cleanly and waits. If this fails (for example, because the mount is in use), the
+    /// mount stays.
     pub fn unmount(&mut self) -> Result<(), Error> {
         self.unmounter().unmount(Unmount::Clean)?;
         self.wait().map(drop)

@@ -5,46 +5,49 @@ use std::path::PathBuf;
 
 use rustix::mount::MountFlags;
 
-/// The mount's options, as mount(8) knows them.
+/// The options of a mount, as mount(8) knows them.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
     /// The source that the table of mounts shows.
     pub source: OsString,
-    /// The file system type becomes `fuse.<subtype>`, or plain `fuse` if this is empty.
+    /// The subtype. The file system type becomes `fuse.<subtype>`, or plain `fuse` if the subtype
+    /// is empty.
     pub subtype: String,
-    /// Others than the mounting user may use the mount. Needs `default_permissions`.
+    /// Users other than the mounting user may use the mount. This option requires
+    /// `default_permissions`.
     pub allow_other: bool,
-    /// The kernel checks permissions. Without this it asks for the attributes of directories less
-    /// often (to check them, it has to ask after each change in a directory), and permissions do
-    /// not restrict users of the mount: so only root may do without, and not with `allow_other`.
+    /// The kernel checks permissions. Without this option, permissions do not restrict users of the
+    /// mount, so only root may omit it, and not together with `allow_other`. The kernel then
+    /// requests the attributes of directories less often: to check permissions, it requests them
+    /// after each change in a directory.
     pub default_permissions: bool,
-    /// mount(8)'s `ro`.
+    /// The option `ro` of mount(8).
     pub read_only: bool,
-    /// mount(8)'s `suid`.
+    /// The option `suid` of mount(8).
     pub suid: bool,
-    /// mount(8)'s `dev`.
+    /// The option `dev` of mount(8).
     pub dev: bool,
-    /// mount(8)'s `exec`.
+    /// The option `exec` of mount(8).
     pub exec: bool,
-    /// mount(8)'s `sync`.
+    /// The option `sync` of mount(8).
     pub synchronous: bool,
-    /// mount(8)'s `dirsync`.
+    /// The option `dirsync` of mount(8).
     pub dir_synchronous: bool,
     /// The option for access times that the table of mounts shows. The handler keeps the times,
-    /// since the kernel leaves them to it.
+    /// because the kernel leaves them to the handler.
     pub access_times: AccessTimes,
-    /// The directory of the file system that becomes the mount's root, relative to its own root;
-    /// empty for the root itself. This takes the right to mount.
+    /// The directory that becomes the root of the mount, relative to the root of the file system,
+    /// or an empty path for that root itself. This option requires the right to mount.
     pub root: PathBuf,
 }
 
-/// The option for access times that is shown.
+/// The option for access times that the table of mounts shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AccessTimes {
-    /// mount(8)'s `relatime`.
+    /// The option `relatime` of mount(8).
     #[default]
     Relative,
-    /// mount(8)'s `noatime`.
+    /// The option `noatime` of mount(8).
     Never,
 }
 

@@ -1,5 +1,5 @@
-//! The system calls that mount: mount(2) for the whole file system, and those that put one of its
-//! directories in its place.
+//! The system calls that mount: mount(2) for the whole file system, and the calls that mount one of
+//! its directories in its place.
 
 use std::fs::File;
 use std::io;
@@ -11,7 +11,7 @@ use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
 use super::{Error, MountOptions};
 
-/// Calls mount(2). Returns `None` if that is not permitted.
+/// Calls mount(2). Returns `None` if this process is not permitted to mount.
 pub(super) fn mount_directly(
     mount_point: &Path,
     mode: u32,
@@ -49,7 +49,8 @@ pub(super) fn mount_directly(
     }
 }
 
-/// Mounts one directory of the file system in place of the whole, which is then mounted nowhere.
+/// Mounts one directory of the file system in place of the whole file system, which is then mounted
+/// nowhere.
 pub(super) fn narrow(mount_point: &Path, root: &Path) -> io::Result<()> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let tree = rustix::mount::open_tree(CWD, mount_point.join(root), flags)?;

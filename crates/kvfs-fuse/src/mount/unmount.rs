@@ -1,4 +1,5 @@
-//! Unmounting, and the handle with which any thread can end one certain mount.
+//! Unmounts file systems. [`Unmounter`] is a handle with which any thread can end one particular
+//! mount.
 
 use std::fs::File;
 use std::io;
@@ -14,22 +15,22 @@ use crate::mounts::{self, MountEntry};
 /// The ways to unmount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unmount {
-    /// Fails if a process uses the mount. When it returns, everything that the kernel held has been
-    /// handed to the daemon.
+    /// Fails if a process uses the mount. When the unmount succeeds, the kernel has handed all data
+    /// that it held back to the daemon.
     Clean,
-    /// Hides the mount at once; it ends when its last user leaves.
+    /// Hides the mount at once. The mount ends when its last user leaves.
     Lazy,
-    /// Ends the mount at once; data that the kernel had not yet handed over is lost.
+    /// Ends the mount at once. Data that the kernel had not yet handed over is lost.
     Forced,
 }
 
 /// The time that a clean unmount waits for programs that use the mount only for a moment.
 const MOMENT: Duration = Duration::from_millis(500);
 
-/// Unmounts the topmost file system on `mount_point`. A clean unmount of one in use fails after
-/// half a second: a program between fork(2) and exec(2) has the files of its parent open, and the
-/// daemon itself opens the root from time to time, so a first refusal does not mean that a program
-/// works there.
+/// Unmounts the topmost file system on `mount_point`. A clean unmount of a file system in use fails
+/// after half a second. A first refusal does not prove that a program uses the mount: a program
+/// between fork(2) and exec(2) has the files of its parent open, and the daemon itself opens the
+/// root from time to time.
 pub fn unmount(mount_point: &Path, how: Unmount) -> Result<(), Error> {
     let begun = Instant::now();
     loop {
@@ -62,7 +63,8 @@ fn unmount_now(mount_point: &Path, how: Unmount) -> Result<(), Error> {
     }
 }
 
-/// Ends one mount, from any thread, and never another one that took its place.
+/// Ends one particular mount, from any thread. It never ends another mount that has taken its
+/// place.
 #[derive(Clone, Debug)]
 pub struct Unmounter {
     pub(super) entry: MountEntry,
@@ -73,7 +75,7 @@ impl Unmounter {
         mounts::mounts().is_ok_and(|all| all.contains(&self.entry))
     }
 
-    /// Unmounts, as [`crate::Mounted::unmount`] does.
+    /// Unmounts the file system, as [`crate::Mounted::unmount`] does.
     pub fn unmount(&self, how: Unmount) -> Result<(), Error> {
         let mount_point = &self.entry.mount_point;
         match mounts::mount_at(mount_point).map_err(|e| Error::Unmount(mount_point.clone(), e))? {
@@ -96,8 +98,8 @@ impl Unmounter {
             .write_all(b"1")
     }
 
-    /// Ends the mount even while it is in use, after everything that was written until now was
-    /// handed to the daemon.
+    /// Ends the mount even while it is in use, after the kernel has handed all data that was
+    /// written before this call to the daemon.
     pub fn end(&self) -> Result<(), Error> {
         if let Err(e) = self.unmount(Unmount::Clean) {
             tracing::warn!("{e}; ending it under its users");

@@ -1,4 +1,4 @@
-//! Copies within a view, or out of an earlier state of it, by paths from its root.
+//! Copies within a view, or from an earlier state of the view, by paths from its root.
 
 use std::sync::Arc;
 
@@ -13,9 +13,9 @@ use crate::views::{ViewId, Views, Wait};
 /// A state of a view before its current one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Earlier {
-    /// The state of a snapshot, by name.
+    /// The state of the snapshot with this name.
     Snapshot(String),
-    /// The state that a transaction is based on, without its own changes.
+    /// The state on which a transaction is based, without the changes of the transaction.
     Beneath,
 }
 
@@ -39,8 +39,8 @@ impl Views {
         self.clone_into(view, Some(earlier), from, to, &mut linked)
     }
 
-    /// Like `clone_earlier` for several places, each with its `from` and `to`, one after the other:
-    /// hard links among all the places are links among the copies.
+    /// Copies several places, each with a `from` and a `to`, one after the other, as
+    /// `clone_earlier` does. Hard links between the places become links between the copies.
     pub fn clone_several_earlier(
         &self,
         view: &ViewId,
@@ -58,8 +58,8 @@ impl Views {
         Ok(all)
     }
 
-    /// Returns the files that are restored to their own places and already exist there under other
-    /// names.
+    /// Returns the files that are restored to their own places and still exist in the view under
+    /// other names.
     fn linked_now(&self, view: &ViewId, earlier: &Earlier, places: &[Place<'_>]) -> Result<Linked> {
         if !places.iter().any(is_own_place) {
             return Ok(Linked::new());
@@ -83,7 +83,7 @@ impl Views {
             .iter()
             .rposition(|&b| b == b'/')
             .map_or((&b""[..], to), |at| (&to[..at], &to[at + 1..]));
-        // Data that programs have written and a kernel holds back is copied, too.
+        // Make kernels hand over data that programs have written, so that it is copied, too.
         self.shared.watchers.write_back(Wait::ForAll)?;
         let (fs, number) = (self.fs(view)?, self.number(view)?);
         let parent = fs.resolve(parent)?.ino;

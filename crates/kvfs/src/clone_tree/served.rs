@@ -1,11 +1,11 @@
-//! Copies a tree in a view that a server holds. Names and nodes are read here, and those of the
-//! copy are sent. The server puts the pages and the large attributes by reference, so no content
-//! goes over the wire.
+//! Copies a tree in a view that a server holds. The client reads the names and nodes of the tree,
+//! and sends the names and nodes of the copy. The server puts the pages and the large attributes by
+//! reference, so no content goes over the wire.
 //!
-//! Such a view has no state that stays as it is while it is walked, so no other call runs in it
-//! until the copy is complete. The name of the copy is in the last batch: what the batches before
-//! it have made cannot be reached. The main branch, which a server lends, applies each batch at
-//! once and permanently, so the copy must fit into one batch, or is refused.
+//! The state of such a view could change during the walk, so no other call runs in the view until
+//! the copy is complete. The name of the copy is in the last batch, so the objects that earlier
+//! batches have made cannot be reached before. The main branch, which a server lends, applies each
+//! batch at once and permanently, so the copy is refused unless it fits into one batch.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -25,20 +25,20 @@ use crate::layout::{self, Attributes, Layout, XattrValue};
 use crate::namespace::add_entry;
 use crate::views::Untold;
 
-/// The limit of names of a tree, since a server assigns at most this many inode numbers at once.
+/// The maximum number of names of a tree. A server assigns at most this many inode numbers at once.
 const MOST_NAMES: usize = 1 << 20;
-/// Number of nodes that are read together.
+/// The number of nodes that are read together.
 const NODES: usize = 512;
-/// Number of changes, and bytes of them, from which a batch is applied.
+/// The number of changes from which on a batch is applied. The second limit is in bytes.
 const AT_ONCE: usize = 4 << 10;
 const BYTES_AT_ONCE: usize = 4 << 20;
-/// Limit of the bytes of a copy that is one batch, with which each reference counts.
+/// The maximum size of a copy that must be one batch, in bytes. Each reference counts, too.
 const MOST_TOGETHER: usize = 48 << 20;
 const REFERENCE: usize = 4 << 10;
 
 impl Fs {
-    /// Copies `from` to a name that does not exist yet. `note`: called with the changes to the view
-    /// before they are made.
+    /// Copies `from` to a name that does not exist yet. `note` is called with the changes to the
+    /// view before they are made.
     pub(super) fn clone_served(
         &self,
         from: Ino,
@@ -53,7 +53,7 @@ impl Fs {
         let dir = self.inode(parent)?;
         drop(self.lock_dir(&dir)?);
         self.core.names.check_free((parent, name))?;
-        // From here on the view has everything that was written.
+        // From here on, the view contains all data that was written.
         self.commit_older_than(Duration::MAX)?;
         let (inodes, entries) = self.found_below(from)?;
         let copies = self.new_inos(inodes.len() as u64)?;
@@ -102,7 +102,7 @@ impl Fs {
                         let what = "a directory with more than one name".into();
                         return Err(Error::Corrupt { ino, what });
                     }
-                    // The top is an inode, too.
+                    // The top of the tree is an inode, too, but has no entry.
                     if entries.len() + 1 == MOST_NAMES {
                         let many = format!(
                             "more than {MOST_NAMES} names lie below it: take the directories in it \
@@ -132,7 +132,7 @@ type Inodes = Vec<(Ino, Found)>;
 struct Found {
     /// A directory of the tree in which the inode has a name; 0 for the top.
     parent: Ino,
-    /// The number of its names in the tree.
+    /// The number of names of the inode in the tree.
     names: u32,
     is_dir: bool,
 }
@@ -150,19 +150,19 @@ struct Copying<'a> {
     fs: &'a Fs,
     view: &'a dyn ServedView,
     layout: Layout,
-    /// Every inode once, ascending.
+    /// Every inode of the tree once, ascending.
     inodes: Vec<(Ino, Found)>,
     entries: Vec<Entry>,
-    /// The inode numbers of the copies, in the order of those of the originals.
+    /// The inode numbers of the copies, in the order of the numbers of the originals.
     copies: Range<Ino>,
     /// The directory in which the copy of the top gets its name.
     parent: Ino,
     now: Timestamp,
     stats: CloneStats,
-    /// Changes that are not applied yet: first those of the batch, then the references.
+    /// The changes that are not applied yet. The changes of the batch precede the references.
     batch: Batch,
     references: Vec<Reference>,
-    /// The bytes of the batch, which has no deletions, and of the large attributes.
+    /// The number of bytes of the batch, which has no deletions, and of the large attributes.
     bytes: usize,
     has_applied: bool,
 }
@@ -203,7 +203,7 @@ impl Copying<'_> {
         Ok((copied, untold))
     }
 
-    /// Copies the nodes. Returns that of the top.
+    /// Copies the nodes. Returns the node of the top.
     fn nodes(&mut self) -> Result<Attributes> {
         let mut top = None;
         for first in (0..self.inodes.len()).step_by(NODES) {
@@ -249,7 +249,7 @@ impl Copying<'_> {
         self.put(imap, layout::node_key(copy), value);
         for (name, value) in xattrs.iter().flatten() {
             if let XattrValue::External(len) = value {
-                // The store copies it, unlike a page, which it shares.
+                // The store copies the value of the attribute, whereas it shares pages.
                 self.bytes += *len as usize;
                 self.refer(imap, &layout::xattr_key(copy, name), &layout::xattr_key(ino, name));
             }
@@ -258,7 +258,7 @@ impl Copying<'_> {
         Ok(attr)
     }
 
-    /// Refers to the pages of all files. Their keys are read, and no page.
+    /// Puts the pages of all files by reference. Only the keys of the pages are read.
     fn pages(&mut self) -> Result<()> {
         let (Some(&(first, _)), Some(&(last, _))) = (self.inodes.first(), self.inodes.last())
         else {
@@ -275,7 +275,7 @@ impl Copying<'_> {
             }
             let Some(&(wanted, _)) = self.inodes.get(at) else { break };
             if wanted != ino {
-                // This costs nothing where the key is among those that were read already.
+                // The seek costs nothing if the key is among the keys that were read already.
                 stored.seek(&layout::page_key(wanted, 0))?;
                 continue;
             }
@@ -307,7 +307,7 @@ impl Copying<'_> {
         self.references.push(Reference { dict, key, of });
     }
 
-    /// Applies the changes so far if there are many of them and they need not be one batch.
+    /// Applies the changes so far if they are many and need not be one batch.
     fn apply_if_much(&mut self) -> Result<()> {
         if self.view.is_main() {
             let all = self.bytes + self.references.len() * REFERENCE;
@@ -337,7 +337,7 @@ impl Copying<'_> {
         self.fs.reserve(self.bytes as u64 + COST * changes)
     }
 
-    /// Removes what was applied of a copy that has failed.
+    /// Removes the applied part of a copy that has failed.
     fn remove(&self) {
         let (start, end) = (self.copies.start.to_be_bytes(), self.copies.end.to_be_bytes());
         let mut batch = Batch::new();

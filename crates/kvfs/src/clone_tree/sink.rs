@@ -7,7 +7,7 @@ use crate::error::Result;
 
 /// The destination of a dictionary's tuples.
 pub(super) enum Sink<'a> {
-    /// The transaction, in batches.
+    /// The tuples are written to the transaction in batches.
     Changes {
         copying: &'a Copying<'a>,
         dict: DictionaryId,
@@ -46,7 +46,7 @@ impl Sink<'_> {
         }
     }
 
-    /// Writes the rest and returns the run, if the sink builds one.
+    /// Writes the remaining tuples. Returns the run if the sink builds one.
     pub fn finish(mut self) -> Result<Option<BulkRun>> {
         self.write(1)?;
         match self {

@@ -12,7 +12,7 @@ use crate::inode::InodeState;
 use crate::layout::{Body, PAGE};
 
 impl Fs {
-    /// Reads up to `len` bytes at `offset`; fewer only at the end of the file.
+    /// Reads up to `len` bytes at `offset`. Fewer bytes are read only at the end of the file.
     pub fn read(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes> {
         self.read_for(ino, offset, len, ReadHints::default())
     }

@@ -13,8 +13,8 @@ use crate::inode::{DirtyPage, Inode, InodeState, Page};
 use crate::layout::{Body, PAGE, blocks_of};
 
 impl Fs {
-    /// Sets the size without committing: the range delete of the part that is cut off is committed
-    /// with the inode.
+    /// Sets the size without committing the change. The range delete of the part that is cut off is
+    /// committed with the inode.
     pub(crate) fn truncate(
         &self,
         inode: &Arc<Inode>,
@@ -54,7 +54,7 @@ impl Fs {
         self.core.pages.count(ino, state)?;
         let (kept, blocks) = (blocks_of(size), blocks_of(state.attr.size));
         let Body::Paged(count) = state.attr.body else { return Ok(()) };
-        // Reads everything that is needed before anything changes.
+        // Read all pages that are needed before anything changes.
         let count = if count == blocks {
             kept
         } else if kept <= blocks - kept {

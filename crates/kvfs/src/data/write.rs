@@ -15,8 +15,9 @@ use crate::inode::{DirtyPage, Inode, InodeState, Page};
 use crate::layout::{Body, INLINE_MAX, PAGE};
 use crate::partial_page::PartialPage;
 
-/// Unit in which a large write is copied, aligned in the file; the pages of a piece share one
-/// allocation. A page that outlives the others keeps no more than this alive.
+/// The unit in which a large write is copied, in bytes, aligned in the file. The pages of one unit
+/// share an allocation, so a page that outlives the others keeps at most this much memory
+/// allocated.
 const PIECE: u64 = 64 << 10;
 
 impl Fs {
@@ -72,7 +73,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Puts data into the buffer and moves the size; the caller marks the inode dirty.
+    /// Puts data into the buffer and updates the size. The caller marks the inode dirty.
     pub(crate) fn write_locked(
         &self,
         inode: &Arc<Inode>,
@@ -166,7 +167,7 @@ impl Fs {
     }
 
     /// Writes one aligned piece. Pages that are overwritten from their start to at least their old
-    /// end are slices of one copy; others are assembled.
+    /// end are slices of one copy. The other pages are assembled.
     fn write_piece(
         &self,
         state: &mut InodeState,
@@ -211,6 +212,6 @@ impl Fs {
 enum Edge {
     /// The page as it was read.
     Read(Vec<u8>),
-    /// The page is not read: the written bytes become a partial page over the stored one.
+    /// The page is not read, and the written bytes become a partial page over the stored page.
     Unread,
 }

@@ -1,12 +1,12 @@
-//! Tells paths that are longer than a call takes. Directories can be made step by step to any
+//! Encodes paths that are longer than a call accepts. Directories can be made step by step to any
 //! depth, and the total length of their paths grows with the square of the depth.
 //!
 //! A list therefore shows at most [`LONGEST`] bytes of a path. If a path would be longer, a
 //! directory on it becomes an *anchor* of the list, and the paths of the objects below are relative
-//! to the anchor. A path below anchor 3 begins with `/3/`; no other path does, since paths have no
-//! leading slash. An anchor has a path itself, which may begin at another anchor. The length of a
-//! list thus depends on the number of its entries, and not on their depth, and the list still
-//! identifies the place of each entry.
+//! to the anchor. A path below anchor 3 begins with `/3/`; no other path begins with a slash. An
+//! anchor itself has a path, which may begin at another anchor. The length of a list thus depends
+//! on the number of its entries, and not on their depth, and the list still identifies the place of
+//! each entry.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -19,8 +19,8 @@ use super::side::joined;
 /// call accepts.
 const LONGEST: usize = 4096;
 
-/// The anchors of a list that is being made. A directory has at most one anchor, whichever path
-/// leads to it.
+/// The anchors of a list that is being built. A directory has at most one anchor, even if several
+/// paths lead to it.
 #[derive(Default)]
 pub(crate) struct Anchors(RefCell<Known>);
 
@@ -67,8 +67,8 @@ impl Anchors {
         }
     }
 
-    /// Makes the list of these changes. The anchors are in the order in which they were met, each
-    /// after the one at which its path begins.
+    /// Builds the list of these changes. The anchors are in the order in which they were created,
+    /// so each follows the anchor at which its path begins.
     pub fn list(self, changes: impl Iterator<Item = FileChange>) -> Difference {
         let mut changes: Vec<FileChange> = changes.collect();
         // Within an anchor, the changes are in the order of their paths already.
@@ -80,8 +80,8 @@ impl Anchors {
 /// The differences between two states, by path.
 #[derive(Clone, Debug, Default)]
 pub struct Difference {
-    /// The paths of the directories at which long paths begin: `/1/…` begins at the first. Each
-    /// begins at the root or at an earlier anchor.
+    /// The paths of the directories at which long paths begin: `/1/…` begins at the first
+    /// directory. Each of these paths begins at the root or at an earlier anchor.
     pub anchors: Vec<Vec<u8>>,
     /// The changed paths: first those relative to the root, in order, then those relative to the
     /// first anchor, and so on.

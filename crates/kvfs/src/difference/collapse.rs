@@ -1,5 +1,5 @@
-//! Collapses directories that exist on one side alone: the objects below them are counted instead
-//! of listed by path, since the total length of the paths of a deep tree grows with the square of
+//! Collapses directories that exist on only one side: the objects below them are counted instead of
+//! listed by path, because the total length of the paths of a deep tree grows with the square of
 //! its depth.
 //!
 //! Objects that a count would hide are listed nevertheless: an inode that existed elsewhere before
@@ -15,7 +15,7 @@ use super::side::{Side, StoredNode};
 use super::{Comparison, Error, FileChange, FileKind, Result};
 use crate::attr::Ino;
 
-/// Counts of the objects below a directory that are not listed.
+/// The counts of the objects below a directory that are not listed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Below {
     /// The number of objects that are not directories.
@@ -36,7 +36,7 @@ pub(super) struct Way(Option<Rc<Step>>);
 struct Step {
     name: Vec<u8>,
     above: Way,
-    /// The form in which the path is shown, computed on demand.
+    /// The form of the path in the list, computed on demand.
     told: OnceCell<Told>,
 }
 
@@ -75,7 +75,7 @@ impl Way {
         self.told_path()
     }
 
-    /// Returns the length of the path in bytes; `path` was called before.
+    /// Returns the length of the path in bytes. `path` must have been called before.
     fn len(&self) -> usize {
         self.0.as_ref().and_then(|step| step.told.get()).map_or(0, |told| told.len)
     }
@@ -125,8 +125,8 @@ fn is_special(node: &StoredNode) -> bool {
 }
 
 impl Comparison {
-    /// Counts and lists the objects below a directory that exists on one side only: on the new one
-    /// if `added`.
+    /// Counts and lists the objects below a directory that exists on only one side: on the new side
+    /// if `added`, otherwise on the old side.
     pub(super) fn collapse(&mut self, top: Ino, way: Way, added: bool) -> Result<()> {
         let mut below = Below::default();
         let at_top: Rc<[u8]> = way.path(&self.anchors).into();
@@ -182,8 +182,8 @@ impl Comparison {
     }
 
     /// Lists objects that were counted as moved with their directory on one side, but are listed on
-    /// the other because something else has taken the directory's place: both sides of such a move
-    /// must be listed.
+    /// the other side because another object has taken the place of the directory. Both sides of
+    /// such a move must be listed.
     pub(super) fn list_other_sides(&mut self) -> Result<()> {
         let other_side = |change: &FileChange| match (&change.before, &change.after) {
             (Some(gone), None) => Some((true, gone.ino)),

@@ -19,8 +19,8 @@ pub(super) fn same_but_for_zeros(a: &[u8], b: &[u8]) -> bool {
         && a[both..].iter().chain(&b[both..]).all(|byte| *byte == 0)
 }
 
-/// Returns whether both files keep their data in the same form, inline or in pages. For one inode
-/// the differing pages then decide whether the content differs.
+/// Returns whether both files store their data in the same form, inline or in pages. If they are
+/// the same inode and do so, the content differs if and only if pages differ.
 pub(super) fn lie_alike(a: &StoredNode, b: &StoredNode) -> bool {
     matches!(
         (a.attr.body, b.attr.body),
@@ -28,7 +28,7 @@ pub(super) fn lie_alike(a: &StoredNode, b: &StoredNode) -> bool {
     )
 }
 
-/// A page of a file. A stored one is read only if it has to be.
+/// A page of a file. A stored page is read only if necessary.
 enum Page {
     Inline(Bytes),
     Stored(Tuple),
@@ -74,8 +74,9 @@ impl Pages {
     }
 }
 
-/// Returns whether two files have the same bytes, in whichever form they are stored. They are
-/// compared page by page, and pages at one place are not read.
+/// Returns whether two files have the same bytes, whether these are stored inline or in pages. The
+/// files are compared page by page; two pages that lie at the same place are equal, and are not
+/// read.
 pub(crate) fn same(a: (&Side, &StoredNode), b: (&Side, &StoredNode)) -> Result<bool> {
     if a.1.attr.size != b.1.attr.size {
         return Ok(false);

@@ -1,5 +1,5 @@
 //! Compares the sets of names of files with several names. The other names of a file belong to its
-//! description, since a write by one name changes the file under all of them.
+//! description, because a write by one name changes the file under all its names.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::rc::Rc;
@@ -14,8 +14,8 @@ use crate::error::Result;
 #[derive(Default)]
 pub(super) struct Linked {
     inodes: HashSet<Ino>,
-    /// Paths that lead to different files on the two sides, at least one of which has several
-    /// names; with both inodes.
+    /// The paths that lead to different files on the two sides, with both inodes. At least one of
+    /// the two files has several names.
     met: HashMap<Vec<u8>, (Ino, Ino)>,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Groups {
 }
 
 impl Linked {
-    /// Notes a path that leads to another inode than before.
+    /// Records a path that leads to a different inode than before.
     pub fn note(&mut self, path: &[u8], was: Option<&StoredNode>, is: Option<&StoredNode>) {
         let several = |node: &&StoredNode| node.attr.kind != FileKind::Dir && node.attr.nlink > 1;
         let files = [was.filter(several), is.filter(several)];

@@ -14,12 +14,12 @@ use crate::layout::{self, ImapKey};
 /// The entries, inodes and pages that differ in the dictionaries.
 #[derive(Default)]
 pub(super) struct Marks {
-    /// Names by directory: the entry differs, or the object that it leads to, or something below
-    /// that.
+    /// The marked names of each directory. The entry itself differs, or the object to which it
+    /// leads, or an object below that one.
     pub names: HashMap<Ino, BTreeSet<Vec<u8>>>,
-    /// Inodes whose node, extended attributes or content differ.
+    /// The inodes whose node, extended attributes or content differ.
     pub inodes: HashSet<Ino>,
-    /// Files with pages that differ in more than zeros at their end.
+    /// The files with pages that differ in more than zeros at their end.
     pub pages: HashSet<Ino>,
 }
 

@@ -1,20 +1,20 @@
 //! Lists the changes of a transaction, or the differences between two snapshots, by path. A review
 //! depends on the list: it must be complete, and must not name a path that is in neither state.
 //!
-//! Two trees are compared path by path. A name that leads to another inode than before is no change
-//! if the two inodes are alike. A name that leads to the same inode is a change if that inode has
-//! changed, whichever of its names it was changed by. The result equals that of walking both trees
-//! and comparing everything at every path.
+//! Two trees are compared path by path. A name that leads to a different inode than before is not a
+//! change if the two inodes are alike. A name that leads to the same inode is a change if that
+//! inode has changed, even if a program changed it by another name. The result equals that of
+//! walking both trees and comparing everything at every path.
 //!
 //! The comparison reads less than that. The difference of the dictionaries shows which entries,
 //! nodes and pages differ. From these the directories above are marked in both trees, and only
 //! marked directories are walked, by the names that are marked in them: an unmarked directory that
-//! both trees have at one path is the same in both, with everything below it. Only where a path
-//! leads to different directories (one was moved or replaced) both are walked in full.
+//! both trees have at one path is the same in both, with everything below it. Only if a path leads
+//! to different directories (one was moved or replaced), both directories are walked in full.
 //!
 //! The node of an inode hints at a directory that contains a name of it. A file with several names,
-//! or with an outdated hint, costs a scan of all names, some 80 ns each. All reads are from frozen
-//! states, so that nothing is locked and no call waits.
+//! or with an outdated hint, costs a scan of all names, about 80 ns each. All reads are from frozen
+//! states, so nothing is locked and no call waits.
 
 mod anchors;
 mod collapse;
@@ -52,15 +52,15 @@ pub(crate) use side::{Named, Side, StoredNode, joined};
 #[derive(Clone, Debug)]
 pub struct FileChange {
     /// The path from the root, without a leading slash. A path that would be longer than a call
-    /// takes has the form `/3/…` and begins at the third anchor of the list. This holds for all
+    /// accepts has the form `/3/…` and begins at the third anchor of the list. This holds for all
     /// paths in this struct.
     pub path: Vec<u8>,
     /// The attributes before, or `None` if the path did not exist.
     pub before: Option<Attr>,
     /// The attributes now, or `None` if the path does not exist.
     pub after: Option<Attr>,
-    /// Both states have a file at the path, and its bytes differ. For an added path with `moved`:
-    /// the bytes differ from those at the old path.
+    /// Both states have a file at the path, and its bytes differ. For an added path with `moved`,
+    /// the bytes differ from the bytes at the old path.
     pub content: bool,
     /// The targets of the symbolic link before and now, if there is one.
     pub targets: (Option<Bytes>, Option<Bytes>),
@@ -73,7 +73,7 @@ pub struct FileChange {
     /// The old or new path of the same inode, if the path was added or removed. Two changes that
     /// name each other in this field are one rename.
     pub moved: Option<Vec<u8>>,
-    /// Counts of the unlisted objects below a directory that exists on one side only, in a
+    /// The counts of the unlisted objects below a directory that exists on one side only, in a
     /// collapsed list.
     pub below: Below,
 }
@@ -84,9 +84,9 @@ pub enum Listing {
     /// Lists everything below the directory, path by path.
     #[default]
     All,
-    /// Lists the directory with counts of the objects below it. Below it, only objects that are not
-    /// simply new or removed are listed: those that have moved, have other names, or have a special
-    /// kind, mode or attributes.
+    /// Lists the directory with counts of the objects below it. Below the directory, only objects
+    /// that are not simply new or removed are listed: objects that have moved, have other names, or
+    /// have a special kind, mode or attributes.
     Collapsed,
 }
 
@@ -127,7 +127,7 @@ impl FileChange {
         length(&self.targets.0) + length(&self.targets.1) + xattrs
     }
 
-    /// Returns whether the path exists on both sides and `of` differs between them.
+    /// Returns whether the path exists on both sides and `of` differs between the two sides.
     fn changed<T: PartialEq>(&self, of: impl Fn(&Attr) -> T) -> bool {
         matches!((&self.before, &self.after), (Some(before), Some(after)) if of(before) != of(after))
     }
@@ -150,8 +150,8 @@ impl FileChange {
     }
 }
 
-/// Returns the differences between two states of a store, sorted by path. Each is a snapshot, the
-/// mainline or the state of a transaction. The time needed is proportional to the differences.
+/// Returns the differences between two states of a store, sorted by path. Each state is a snapshot,
+/// the mainline or the state of a transaction. The time needed is proportional to the differences.
 /// (Data that waits in the memory of an [`crate::Fs`] is not in any state yet.)
 pub fn difference_of_states(before: &View, after: &View, listing: Listing) -> Result<Difference> {
     let side = |state: &View| {
@@ -190,15 +190,15 @@ struct Comparison {
     new: Side,
     marks: Marks,
     changes: BTreeMap<Vec<u8>, FileChange>,
-    /// Files with several names one of which was made, removed or leads elsewhere: their sets of
-    /// other names may have changed.
+    /// The files with several names whose sets of other names may have changed, because one of
+    /// their names was made, was removed or leads to another file.
     linked: Linked,
     todo: Vec<Pair>,
-    /// Objects that were counted as moved with their directory, old and new: their way, and the
-    /// directory at which they were counted.
+    /// The objects that were counted as moved with their directory, on the old and on the new side,
+    /// with their way and the directory at which they were counted.
     followed: [HashMap<Ino, Followed>; 2],
-    /// Directories that were walked, old and new. Meeting one a second time means damage, and the
-    /// walk might not end.
+    /// The directories that were walked, on the old and on the new side. A directory that is
+    /// reached a second time means that the store is damaged, and that the walk might not end.
     walked: [HashSet<Ino>; 2],
 }
 
@@ -356,7 +356,7 @@ impl Comparison {
         if self.linked.is_empty() {
             return Ok(());
         }
-        // The room for the names that are not listed is not charged to the list.
+        // Names that are not listed do not count toward the limit of the list.
         let mut room = Room::of(self.room.most);
         let groups = self.linked.groups(&self.old, &self.new, &self.anchors, &mut room)?;
         for change in self.changes.values_mut() {
@@ -372,7 +372,8 @@ impl Comparison {
                 change.links = change.before.is_some() && change.after.is_some();
                 continue;
             }
-            // The two are alike otherwise, or the list would contain the path.
+            // The two objects are alike otherwise, because the list would contain the path if they
+            // were not.
             let (Some(was), Some(is)) = (groups.old.ino(&path), groups.new.ino(&path)) else {
                 continue;
             };

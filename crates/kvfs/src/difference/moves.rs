@@ -1,6 +1,7 @@
-//! Finds renames: an inode that was removed at one path and added at another. It is identified by
-//! its number, not by likeness: a branch never assigns a number twice. Branches assign numbers
-//! independently, so between branches the birth time distinguishes two inodes of one number.
+//! Finds renames: an inode that was removed at one path and added at another. The inode is
+//! identified by its number, and not by similarity, because a branch never assigns a number twice.
+//! Branches assign numbers independently, so between branches the birth time distinguishes two
+//! inodes of one number.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use crate::attr::{Attr, FileKind, Ino, Timestamp};
 
 /// The identity of an inode.
 type InodeKey = (Ino, u8, Timestamp);
-/// Removed paths, and added paths.
+/// The removed paths, and the added paths, of an inode.
 type Sides<'a> = (Vec<&'a [u8]>, Vec<&'a [u8]>);
 
 fn inode_key(attr: &Attr) -> InodeKey {
@@ -22,8 +23,8 @@ fn inode_key(attr: &Attr) -> InodeKey {
     (attr.ino, kind, attr.btime)
 }
 
-/// Returns inodes with their removed and their added path. The paths of a file that lost several
-/// names and got several are paired in order; a path left over is in no pair.
+/// Returns inodes with their removed and their added path. If a file lost several names and got
+/// several, its paths are paired in order; a remaining path is in no pair.
 pub(super) fn pairs(changes: &BTreeMap<Vec<u8>, FileChange>) -> Vec<(Ino, Vec<u8>, Vec<u8>)> {
     let mut sides: BTreeMap<InodeKey, Sides<'_>> = BTreeMap::new();
     for change in changes.values() {

@@ -1,7 +1,7 @@
 //! Maps the inode numbers of a fork to the numbers that a merge shows. Numbers that the fork has
-//! given since it began belong to other files in the store that it came from. A merge therefore
-//! shows them as numbers of a block that the store has set aside for it. Below the bound of all
-//! numbers given when the fork began, a number means the same file in both.
+//! allocated since it began belong to other files in the parent store. A merge therefore shows them
+//! as numbers of a block that the parent has reserved for the merge. A number below the bound of
+//! all numbers that were allocated when the fork began means the same file in both stores.
 
 use std::ops::Range;
 
@@ -11,9 +11,9 @@ use crate::error::{Error, Result};
 /// The mapping from the stored inode numbers of a state to the shown ones.
 #[derive(Clone, Debug)]
 pub(crate) struct Numbering {
-    /// Numbers below the bound are shown as they are stored.
+    /// The numbers below this bound are shown as they are stored.
     bound: Ino,
-    /// The other numbers are shown as those of the block, in the same order.
+    /// The block of numbers as which the other numbers are shown, in the same order.
     block: Range<Ino>,
 }
 
@@ -21,14 +21,15 @@ impl Numbering {
     /// The numbering that shows all numbers as they are stored.
     pub const PLAIN: Numbering = Numbering { bound: Ino::MAX, block: 0..0 };
 
-    /// Returns a numbering that shows the numbers from `bound` on as those of `block`, which begins
-    /// at or after `bound`.
+    /// Returns a numbering that shows the numbers from `bound` on as the numbers of `block`, which
+    /// begins at or after `bound`.
     pub fn shifted(bound: Ino, block: Range<Ino>) -> Numbering {
         debug_assert!(block.start >= bound);
         Numbering { bound, block }
     }
 
-    /// Returns the shown form of a stored number. Fails if the state cannot have given that number.
+    /// Returns the shown form of a stored number. Fails if the state cannot have allocated that
+    /// number.
     pub fn shown(&self, stored: Ino) -> Result<Ino> {
         if stored < self.bound {
             return Ok(stored);
@@ -40,7 +41,7 @@ impl Numbering {
         })
     }
 
-    /// Returns the stored number that is shown as `shown`, or `None` if there is none.
+    /// Returns the stored number that is shown as `shown`, or `None` if no such number exists.
     pub fn stored(&self, shown: Ino) -> Option<Ino> {
         match shown {
             shown if shown < self.bound => Some(shown),

@@ -1,17 +1,19 @@
-//! The limits of a list of changes: it is kept in memory several times while it is reported.
+//! The limits of a list of changes, which exists in memory in several copies while it is reported.
 
 use crate::error::Result;
 
-/// Limit of the bytes of paths, targets and attributes in one list, which is kept in memory several
-/// times while it is reported. A file with many names adds a path for each of them.
+/// The maximum number of bytes of paths, targets and attributes in one list, which exists in memory
+/// in several copies while it is reported. A file with many names adds a path for each name.
 const MOST_LISTED: usize = 256 << 20;
-/// Limit of the changes in one list: each takes some hundreds of bytes apart from its path.
+/// The maximum number of changes in one list. Each change takes some hundreds of bytes in addition
+/// to its path.
 const MOST_CHANGES: usize = 1 << 21;
-/// The longest path that a call takes, in bytes. Longer ones can be made step by step.
+/// The length of the longest path that a call accepts, in bytes. Longer paths can be made step by
+/// step.
 pub(super) const LONGEST_USABLE: usize = 4096;
-/// Limit of the bytes that whole paths may have beyond `LONGEST_USABLE`, added up over a list
-/// without anchors. Deep names cost next to nothing to make, but listing them costs the square of
-/// their depth.
+/// The maximum number of bytes by which whole paths may exceed `LONGEST_USABLE`, summed over a list
+/// without anchors. Deep names are cheap to make, but the cost of listing them grows with the
+/// square of their depth.
 const MOST_BEYOND: usize = 32 << 20;
 
 /// The bytes that a list may still take.
@@ -20,7 +22,7 @@ pub(crate) struct Room {
     pub(super) most: usize,
     /// The changes that a list may still have.
     changes: usize,
-    /// The part of `left` that whole paths may use beyond the length that a call takes.
+    /// The part of `left` that whole paths may use beyond the length that a call accepts.
     beyond: usize,
 }
 

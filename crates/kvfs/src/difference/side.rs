@@ -20,7 +20,7 @@ pub(crate) struct Side {
     pub numbers: Numbering,
 }
 
-/// An inode.
+/// An inode as it is stored.
 pub(crate) struct StoredNode {
     pub ino: Ino,
     pub attr: Attributes,
@@ -108,7 +108,7 @@ impl Side {
     pub fn pages_of(&self, ino: Ino) -> (Vec<u8>, Vec<u8>) {
         match self.numbers.stored(ino) {
             Some(ino) => (layout::page_key(ino, 0).to_vec(), layout::pages_end(ino).to_vec()),
-            // An empty range.
+            // The range is empty.
             None => (vec![0], vec![0]),
         }
     }
@@ -119,8 +119,8 @@ impl Side {
         Ok(self.state.get(self.layout.imap, &layout::xattr_key(ino, name))?)
     }
 
-    /// Returns the object at a path from the root, or `None` if there is none. Symbolic links are
-    /// not followed.
+    /// Returns the object at a path from the root, or `None` if the path does not exist. Symbolic
+    /// links are not followed.
     pub fn find(&self, path: &[u8]) -> Result<Option<StoredNode>> {
         let mut at = self.node(ROOT)?;
         for name in path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
@@ -169,8 +169,8 @@ impl Side {
         })
     }
 
-    /// Calls `visit` with the names in a directory, and the inode and the kind that each leads to,
-    /// until it breaks.
+    /// Calls `visit` with the names in a directory, and the inode and the kind to which each name
+    /// leads, until it breaks.
     pub fn each_entry(
         &self,
         dir: Ino,
@@ -179,9 +179,9 @@ impl Side {
         self.each(Some(dir), |_, name, ino, kind| visit(name, ino, kind))
     }
 
-    /// Returns all names of these inodes, except for those that have no node on this side. The
-    /// directories at which their nodes hint are scanned first. If these do not have as many names
-    /// as the nodes say, all names are scanned.
+    /// Returns all names of these inodes, except inodes that have no node on this side. The
+    /// directories at which the nodes hint are scanned first. If these directories do not have as
+    /// many names as the nodes say, all names are scanned.
     pub fn names_of(&self, inodes: &HashSet<Ino>) -> Result<Vec<Named>> {
         let (mut missing, mut hints) = (0, BTreeSet::new());
         for &ino in inodes {
@@ -216,9 +216,9 @@ impl Side {
         Ok(found)
     }
 
-    /// Returns the entries on the ways from the root to these directories: for each directory on a
-    /// way its parent and its name. An inode that is not a directory on this side, or that is not
-    /// reachable, has no entries.
+    /// Returns the entries on the ways from the root to these directories: each entry consists of
+    /// the parent and the name of a directory on a way. An inode that is not a directory on this
+    /// side, or that is not reachable, has no entries.
     pub fn ways_to(&self, dirs: &BTreeSet<Ino>) -> Result<Vec<(Ino, Vec<u8>)>> {
         Ok(self.steps(dirs)?.into_values().collect())
     }
@@ -241,7 +241,8 @@ impl Side {
         Ok(paths)
     }
 
-    /// Returns the paths of these directories and of those above them, in a list with anchors.
+    /// Returns the paths of these directories and of all directories above them, in a list with
+    /// anchors.
     pub fn paths_by_anchors(
         &self,
         dirs: &BTreeSet<Ino>,
@@ -251,7 +252,7 @@ impl Side {
         let steps = self.steps(dirs)?;
         let mut paths = HashMap::from([(ROOT, Vec::new())]);
         for &dir in dirs {
-            // Goes up to a directory whose path is known, and down again, so that each directory is
+            // Go up to a directory whose path is known, and down again, so that each directory is
             // visited once.
             let (mut way, mut at) = (Vec::new(), dir);
             while !paths.contains_key(&at)
@@ -270,8 +271,8 @@ impl Side {
         Ok(paths)
     }
 
-    /// Returns the parent and the name of each of these directories and of those above them. All
-    /// children of one parent are searched for in one scan.
+    /// Returns the parent and the name of each of these directories and of all directories above
+    /// them. All children of one parent are searched for in one scan.
     fn steps(&self, dirs: &BTreeSet<Ino>) -> Result<Steps> {
         let mut steps = Steps::new();
         let mut asked: HashSet<Ino> = HashSet::from([ROOT]);

@@ -97,7 +97,7 @@ fn many_names_of_a_file_below_a_long_path_have_a_limit() {
             fs.link(ino, parent, format!("{n}").as_bytes()).unwrap();
         }
     };
-    // Each name takes a path of 2,000 bytes, and the path of another name that it is linked to.
+    // Each name takes a path of 2,000 bytes, and the path of another name of the same file.
     assert!(is_refused(listed(names, Listing::All, MIB)));
     assert!(listed(names, Listing::All, 2 * MIB).is_ok());
 }

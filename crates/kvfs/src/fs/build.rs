@@ -28,8 +28,8 @@ use crate::space_account::SpaceAccount;
 use crate::store::Store;
 
 impl Fs {
-    /// Returns the view of a transaction that began in `parent`. It costs microseconds, whatever
-    /// the size of the view.
+    /// Returns the view of a transaction that began in `parent`. This takes microseconds,
+    /// independently of the size of the view.
     pub(crate) fn of_transaction(parent: Parent, scope: Scope, options: FsOptions) -> Fs {
         let core = parent.fs.core.clone();
         let (db, env) = (core.db.clone(), core.env.clone());

@@ -3,11 +3,11 @@
 //!
 //! The store has noted a bound of all numbers (`layout::counter`), and the branches whose numbers
 //! are below it. A branch that was received while the store was not mounted is not among them, and
-//! is scanned once. In a store of an older version each branch has counted by itself, so everything
-//! is scanned: branches, snapshots, transactions.
+//! is scanned once. In a store of an older version, each branch had a separate counter, so all
+//! branches, snapshots and transactions are scanned.
 //!
 //! A fork continues from the bound noted in the store of which it was made, and notes that bound.
-//! This separates the fork's own numbers from those that both have.
+//! The bound separates the numbers that only the fork has from the numbers that both stores have.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,8 +25,8 @@ use crate::layout::counter::{
 use crate::layout::{self, Layout};
 use crate::reservation::INO_LIMIT;
 
-/// A bound that a store never reaches by giving numbers. Larger numbers came from elsewhere, and
-/// would leave none to this store.
+/// A bound that a store never reaches by allocating numbers. Larger numbers came from elsewhere,
+/// and would leave no free numbers to this store.
 const IMPOSSIBLE: Ino = INO_LIMIT / 2;
 
 /// Returns the dictionary in which the counter keeps its notes, if it exists.
@@ -44,16 +44,16 @@ fn noted_void(view: &View, notes: DictionaryId) -> Result<Ino> {
     Ok(view.get(notes, VOID_KEY)?.and_then(|value| decode_bound(&value)).unwrap_or(0))
 }
 
-/// Returns the bound that a fork has noted for `store`: the fork has given the numbers at or above
-/// it since it was made of that store. Returns `None` if it has given none.
+/// Returns the bound that a fork has noted for `store`: the fork has allocated the numbers at or
+/// above this bound since it was made of that store. Returns `None` if it has allocated none.
 pub(crate) fn forked_at(db: &Kvdb, store: &[u8; 16]) -> Result<Option<Ino>> {
     let Some(notes) = notes_of(db) else { return Ok(None) };
     let note = db.view().get(notes, &fork_key(store))?;
     Ok(note.and_then(|value| decode_bound(&value)))
 }
 
-/// Opens the counter of a store whose main branch has the file system of `layout`. `is_current`: it
-/// was written by this version.
+/// Opens the counter of a store whose main branch has the file system of `layout`. `is_current`
+/// says that this version of the program wrote the file system.
 pub(crate) fn open_counter(
     db: &Kvdb,
     layout: &Layout,
@@ -82,7 +82,7 @@ pub(crate) fn open_counter(
         batch.delete(notes, branch_key(*gone));
     }
     let next = match noted {
-        // All states are scanned, since a snapshot may belong to a branch that was removed.
+        // All states are scanned, because a snapshot may belong to a branch that was removed.
         None => own.max(given_below(db)),
         Some(_) if unknown.is_empty() => own,
         Some(_) => {
@@ -90,7 +90,8 @@ pub(crate) fn open_counter(
             own.max(branches_below(db, has_come)).max(kept_below(db, has_come))
         }
     };
-    // The store that a fork was made of continues with the same numbers, including reserved ones.
+    // The store of which a fork was made continues with the same numbers, including reserved
+    // numbers.
     let mut forked = Vec::new();
     for store in db.fork_origins() {
         if view.get(notes, &fork_key(&store))?.is_none() {
@@ -118,7 +119,7 @@ pub(crate) fn open_counter(
     Ok(counter)
 }
 
-/// Returns the names of all branches with files, by the numbers of their `imap`.
+/// Returns the names of all branches that have a file system, keyed by the numbers of their `imap`.
 fn branches_of(db: &Kvdb) -> BTreeMap<DictionaryId, String> {
     let clones = db.branches().into_iter().map(|info| info.name);
     let all = std::iter::once(String::new()).chain(clones);
@@ -195,8 +196,9 @@ pub(crate) fn shown_below(view: &View, layout: &Layout) -> Result<Ino> {
     below.ok_or_else(|| never_given(largest))
 }
 
-/// Returns the bound of all numbers that a state shows, and of those that it notes as possibly
-/// given or reserved where it was made. Malformed notes are ignored here; a check finds them.
+/// Returns the bound of all numbers that a state shows, and of all numbers that its notes record as
+/// possibly allocated or reserved in the store where the state was made. Malformed notes are
+/// ignored here; a check finds them.
 fn numbers_below(view: &View, layout: &Layout) -> Result<Ino> {
     let shown = shown_below(view, layout)?;
     let older = view.get(layout.imap, &layout::NUMBERS_KEY)?;
@@ -207,15 +209,15 @@ fn numbers_below(view: &View, layout: &Layout) -> Result<Ino> {
     Ok(shown.max(older).max(reserved))
 }
 
-/// Returns the bound of the numbers of a state that is about to become a branch's. Fails if they
-/// would leave none to other branches.
+/// Returns the bound of the numbers of a state that is about to become the state of a branch. Fails
+/// if these numbers would leave no free numbers to other branches.
 pub(crate) fn numbers_of(state: &View) -> Result<Ino> {
     let Some(layout) = Layout::of_state(state) else { return Ok(ROOT + 1) };
     check_possible(shown_below(state, &layout)?)
 }
 
-/// Fails if a branch that was not counted in this store has numbers that would leave none to
-/// others.
+/// Fails if a branch that was not counted in this store has numbers that would leave no free
+/// numbers to other branches.
 pub(crate) fn check_possible(below: Ino) -> Result<Ino> {
     if below < IMPOSSIBLE { Ok(below) } else { Err(never_given(below - 1)) }
 }
@@ -290,14 +292,14 @@ pub(crate) fn largest_ino(view: &View, layout: &Layout) -> Result<Ino> {
 }
 
 impl Fs {
-    /// Counts a new clone: its numbers are not given again. If this fails, the next opening counts
-    /// it.
+    /// Counts a new clone, so that its numbers are not allocated again. If this fails, the next
+    /// opening counts the clone.
     pub(crate) fn count_clone(&self, branch: &str) {
         self.count_branch(branch, shown_below, 0, false);
     }
 
-    /// Counts a branch that was received from another store, with its snapshots. It may have
-    /// numbers that directories of this store have reserved.
+    /// Counts a branch that was received from another store, with its snapshots. The branch may
+    /// have numbers that directories of this store have reserved.
     pub(crate) fn count_received(&self, branch: &str) {
         let Ok(db) = self.core.db.here() else { return };
         let kept = kept_below(db, |of| of == branch);
@@ -319,8 +321,9 @@ impl Fs {
         }
     }
 
-    /// Ensures that no number below `below` is given from now on, even after a kill. `branch`: the
-    /// `imap` of the branch with these numbers, and whether it came from elsewhere.
+    /// Ensures that no number below `below` is allocated from now on, even after a kill. `branch`
+    /// is the `imap` of the branch with these numbers, and says whether the branch came from
+    /// another store.
     pub(crate) fn count(&self, below: Ino, branch: Option<(DictionaryId, bool)>) -> Result<()> {
         let db = self.core.db.here()?;
         let counter = self.core.inode_allocator.counter();
@@ -340,8 +343,8 @@ impl Fs {
                     batch.put(notes, branch_key(imap), encode_number(0));
                 }
             }
-            // These few bytes may use the reserve: without them a full store could not go back to a
-            // snapshot.
+            // These few bytes may use the reserve, because otherwise a full store could not return
+            // to a snapshot.
             batch.releases_space();
             if batch.is_empty() { Ok(()) } else { Ok(db.commit(batch, Durability::Buffered)?) }
         })

@@ -1,6 +1,6 @@
 //! Inode numbers of an open file system: each is noted in the store before it is used.
-//! [`crate::inode_allocator`] chooses the next number; [`crate::fs::counter`] reads the store's
-//! notes when it is opened.
+//! [`crate::inode_allocator`] chooses the next number; [`crate::fs::counter`] reads the notes when
+//! the store is opened.
 
 use std::ops::Range;
 
@@ -25,8 +25,8 @@ impl Fs {
     pub(crate) fn new_ino_in(&self, dir: Ino, attr: &mut Attributes) -> Result<Ino> {
         let before = attr.reserved;
         let ino = self.core.inode_allocator.take_in(dir, &mut attr.reserved, attr.size)?;
-        // The whole reservation is noted: after a restart, other callers would be given numbers
-        // above a bound inside it.
+        // The whole reservation is noted, because after a restart other callers get numbers above
+        // the noted bound.
         let end = attr.reserved.end.max(ino.saturating_add(1));
         self.note_numbers_below(end).inspect_err(|_| attr.reserved = before)?;
         Ok(ino)
@@ -65,9 +65,9 @@ impl Fs {
     }
 
     /// Takes a snapshot while no call is in progress. The snapshot contains the reservations of the
-    /// directories. When the branch goes back to it, numbers given out of these reservations since
-    /// must not be given again, even if nothing else is written before a kill. So they are given
-    /// under another mark.
+    /// directories. When the branch returns to the snapshot, numbers that were allocated from these
+    /// reservations in the meantime must not be allocated again, even if nothing else is written
+    /// before a kill. So later numbers are allocated under a different mark.
     pub(crate) fn under_another_mark<T>(&self, snapshot: impl FnOnce() -> Result<T>) -> Result<T> {
         self.core.inode_allocator.clear_mark();
         snapshot()

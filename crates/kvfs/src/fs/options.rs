@@ -9,13 +9,13 @@ use crate::compress::Compress;
 pub enum Atime {
     /// A read never changes the access time.
     Never,
-    /// As with `relatime`, the access time is updated if it is not newer than the last change, or
-    /// older than a day. The new time is kept in memory and reaches the store only with another
-    /// change of the inode, so that reading causes no writes.
+    /// The access time is updated, as with `relatime`, if it is not newer than the last change, or
+    /// older than a day. The new time is kept in memory and is stored only with another change of
+    /// the inode, so that reading causes no writes.
     Relative,
 }
 
-/// The default of [`FsOptions::zone_size`], in bytes: that of BetrFS 0.2 (§4).
+/// The default of [`FsOptions::zone_size`], in bytes. BetrFS 0.2 (§4) has the same zone size.
 pub const ZONE_SIZE: u64 = 512 << 10;
 
 /// Options for opening a file system.
@@ -23,32 +23,33 @@ pub const ZONE_SIZE: u64 = 512 << 10;
 pub struct FsOptions {
     /// The file system changes nothing, not even the list of orphans.
     pub read_only: bool,
-    /// Limit of uncommitted data in all files together, in bytes.
+    /// The maximum amount of uncommitted data in all files together, in bytes.
     pub write_buffer: usize,
-    /// Memory for inodes without uncommitted changes, in bytes.
+    /// The memory for inodes without uncommitted changes, in bytes.
     pub inode_memory: usize,
     /// The longest time from a call until its change is on disk.
     pub flush_interval: Duration,
-    /// A server may have lent the mainline to a client ([`crate::Views::lend`]), which continues
-    /// with it: its files without a name stay. Otherwise this opening ends that.
+    /// A server may have lent the mainline to a client ([`crate::Views::lend`]), and the client
+    /// continues to use it, so its files without a name stay. Without this option, the opening ends
+    /// the lending.
     pub lent: bool,
-    /// Every change is committed before its call returns. This includes files without a name, whose
-    /// nodes are then in the store. With a store whose commits are mirrored
-    /// ([`kvdb::OpenOptions::mirror`]), the end of this process loses nothing that a call has done.
+    /// Every change is committed before its call returns. This includes changes of files without a
+    /// name, whose nodes are then in the store. With a store whose commits are mirrored
+    /// ([`kvdb::OpenOptions::mirror`]), no completed call is lost when this process ends.
     pub write_through: bool,
     /// The effect of a read on the access time.
     pub atime: Atime,
-    /// Bytes of small files for which a directory reserves inode numbers, so that its files are
-    /// adjacent in the store, where everything is sorted by these numbers. 0: files are numbered in
-    /// the order in which they are made, in whatever directory. `None`: the size with which the
-    /// file system was made, by default [`ZONE_SIZE`]. A new file system is made with the size
-    /// given here.
+    /// The number of bytes of small files for which a directory reserves inode numbers. The store
+    /// is sorted by inode numbers, so the files of a directory are adjacent. With 0, files of all
+    /// directories are numbered in the order in which they are made. With `None`, the size with
+    /// which the file system was made is used, by default [`ZONE_SIZE`]. A new file system is made
+    /// with the given size.
     pub zone_size: Option<u64>,
-    /// The way in which pages are compressed of files without the attribute for it,
-    /// [`crate::COMPRESS_ATTRIBUTE`]. Without it the options of the dictionary hold, by which they
-    /// are not compressed.
+    /// The way of compression for the pages of files without the attribute
+    /// [`crate::COMPRESS_ATTRIBUTE`]. With `None`, the options of the dictionary apply, and such
+    /// pages are not compressed.
     pub compress: Option<Compress>,
-    /// Limit of the hard links to one file.
+    /// The maximum number of hard links to one file.
     pub max_links: u32,
     /// The owner of the root directory when it is made.
     pub root_uid: u32,

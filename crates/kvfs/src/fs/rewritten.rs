@@ -1,8 +1,8 @@
 //! The bytes of files that calls have written since the view was switched to another state
 //! (`superseded`).
 //!
-//! The ranges are exact: bytes in them by mistake would let a page from before the switch undo the
-//! change.
+//! The ranges must be exact. If they contained other bytes, a page from before the switch could
+//! undo the change in those bytes.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -4,35 +4,35 @@ use env::sync::atomic::{AtomicU64, Ordering};
 
 use super::Fs;
 
-/// Statistics of an open file system; the counters start when it is opened.
+/// Statistics of an open file system. The counters start when it is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// Inodes in memory.
+    /// The number of inodes in memory.
     pub inodes: u64,
-    /// Bytes of data that are not committed yet.
+    /// The number of bytes of data that are not committed yet.
     pub dirty_bytes: u64,
-    /// Batches committed to the database.
+    /// The number of batches committed to the database.
     pub commits: u64,
-    /// Pages put into batches.
+    /// The number of pages put into batches.
     pub pages_written: u64,
-    /// The part of `pages_written` that was put as partial pages, with the written bytes only,
-    /// since the rest was not in memory.
+    /// The number of pages among `pages_written` that were put as partial pages, which contain only
+    /// the written bytes because the rest was not in memory.
     pub pages_patched: u64,
-    /// Bytes that calls have written.
+    /// The number of bytes that calls have written.
     pub bytes_written: u64,
-    /// Bytes that calls have read.
+    /// The number of bytes that calls have read.
     pub bytes_read: u64,
-    /// Files whose pages were announced to the device, since a reader was expected to read them
-    /// next.
+    /// The number of files whose pages were announced to the device because a reader was expected
+    /// to read them next.
     pub files_read_ahead: u64,
-    /// The part of `files_read_ahead` that was read afterwards, and the part that was not. The rest
-    /// is yet to be read.
+    /// The number of files among `files_read_ahead` that were read afterwards. Files that are
+    /// counted neither here nor in `read_ahead_wasted` may still be read.
     pub read_ahead_used: u64,
-    /// See `read_ahead_used`.
+    /// The number of files among `files_read_ahead` that were not read afterwards.
     pub read_ahead_wasted: u64,
-    /// The next inode number that will be given out.
+    /// The next inode number that will be allocated.
     pub next_ino: u64,
-    /// The value of [`FsOptions::zone_size`] in force; 0 for a view that makes no files.
+    /// The value of [`FsOptions::zone_size`] that is in use, or 0 for a view that makes no files.
     pub zone_size: u64,
 }
 

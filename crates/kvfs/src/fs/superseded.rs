@@ -1,25 +1,25 @@
 //! The state of a view before a commit or a rollback, kept until every cache has been notified.
 //!
-//! A commit changes files that programs have open, and the kernel may have cached pages of them. It
-//! is asked to drop these, but that takes time, and dirty pages are written back first, as whole
-//! pages of which a program may have changed four bytes. Written as it is, such a page would undo
-//! the commit in all its other bytes.
+//! A commit changes files that programs have open, and the kernel may have cached pages of them.
+//! The kernel is told to drop these pages, but that takes time, and dirty pages are first written
+//! back as whole pages, of which a program may have changed only four bytes. If such a page were
+//! written unchanged, it would undo the commit in all its other bytes.
 //!
 //! So the state before a change of the view is kept until all caches have been notified. A page
 //! that is written out of a cache in this time is compared with the page in that state, and only
-//! bytes that differ are written. It does not matter whether the cache has read the page before or
-//! after the change: bytes that no program has touched are either the old ones, which are left out,
-//! or the current ones, which change nothing.
+//! bytes that differ are written. The cache may have read the page before or after the change:
+//! bytes that no program has written are either the old bytes, which are left out, or the current
+//! bytes, which change nothing.
 //!
-//! Bytes that calls have written since are not compared: if a program has truncated a file and
-//! written it again, none of its bytes are old ones, and bytes equal to the old ones count as well.
+//! Bytes that calls have written since the change are not compared: if a program has truncated a
+//! file and written it again, all its bytes are new, including bytes that equal the old bytes.
 //!
-//! A program that appends in this time writes at the end that it knows, where the bytes of the
-//! commit may be now. Its write is moved to the current end.
+//! A program that appends in this time writes at the end that its kernel knows, where the file may
+//! now contain bytes of the commit. Such a write is moved to the current end.
 //!
-//! This holds for one change at a time: with two, a page could be older than the state with which
-//! it is compared. So changes take turns: the next change of a view begins when the watchers have
-//! been notified of the previous one.
+//! This method works for only one change at a time: with two changes, a page could be older than
+//! the state with which it is compared. So changes take turns: the next change of a view begins
+//! when the watchers have been notified of the previous one.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -44,20 +44,22 @@ pub(crate) struct SupersededState {
 
 #[derive(Default)]
 pub(crate) struct Superseded {
-    /// Held from before a change until all watchers have been notified of it.
+    /// The lock that serializes changes. It is held from before a change until all watchers have
+    /// been notified of the change.
     turn: Mutex<()>,
     before: RwLock<Option<Arc<SupersededState>>>,
 }
 
-/// A change of the view of which watchers are being notified, until this is dropped.
+/// The turn of one change of the view. The turn ends when this value is dropped, after the watchers
+/// have been notified of the change.
 pub(crate) struct ChangeTurn<'a> {
     superseded: &'a Superseded,
     _turn: MutexGuard<'a, ()>,
 }
 
 impl Superseded {
-    /// Waits until the previous change has ended. Call without any lock that a call of the view
-    /// takes.
+    /// Waits until the previous change has ended. The caller must not hold a lock that a call of
+    /// the view takes.
     pub fn turn(&self) -> ChangeTurn<'_> {
         ChangeTurn { superseded: self, _turn: self.turn.lock() }
     }
@@ -71,7 +73,8 @@ impl Superseded {
             .cloned()
     }
 
-    /// Notes that a call has written the bytes from `from` to `to` of a file, whose lock it holds.
+    /// Records that a call has written the bytes from `from` to `to` of a file. The call holds the
+    /// lock of the file.
     pub fn rewritten(&self, ino: Ino, from: u64, to: u64) {
         if let Some(before) = self.state_before(ino) {
             before.rewritten.add(ino, from, to);
@@ -80,8 +83,8 @@ impl Superseded {
 }
 
 impl ChangeTurn<'_> {
-    /// Publishes the state before the change, which has been made. Call while the view is frozen,
-    /// before any call can see the change.
+    /// Publishes the state before a change that has been made. This is called while the view is
+    /// frozen, before any call can see the change.
     pub fn publish(&self, before: SupersededState) {
         *self.superseded.before.write() = Some(Arc::new(before));
     }

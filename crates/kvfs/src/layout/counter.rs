@@ -1,5 +1,5 @@
 //! The notes of the counter of inode numbers. They are in a dictionary that belongs to no branch,
-//! so that a rollback of a branch does not set the counter back; in addition each branch has a
+//! so that a rollback of a branch does not set the counter back. In addition, each branch has a
 //! mark.
 //!
 //! ```text
@@ -12,11 +12,12 @@
 //!                          are below the bound; the mark that it was given last, 0 if none
 //! ```
 //!
-//! A directory's reservation is valid in one branch only, and only as long as the branch does not
-//! go back to an earlier state. The mark tells whether this is so. It is a number of the counter
-//! that no inode gets, so the same mark is never given twice. It is written to both places before
-//! the first inode number is given after the branch was opened, was kept in a snapshot, or went
-//! back to one. A clone has another `imap`, and so has a received branch.
+//! The reservation of a directory is valid in only one branch, and only until the branch returns to
+//! an earlier state. The mark shows whether a reservation is valid. A mark is a number of the
+//! counter that no inode gets, so a mark is never assigned twice. It is written to both
+//! dictionaries before the first inode number is allocated after the branch was opened, was kept in
+//! a snapshot, or returned to a snapshot. A clone has a different `imap`, and so has a received
+//! branch.
 
 use kvdb::DictionaryId;
 
@@ -36,9 +37,10 @@ const FORK: u8 = b'f';
 pub(crate) struct Reserved {
     /// The mark of the branch. The reservations are valid if the counter has noted the same mark.
     pub mark: Ino,
-    /// Reserved numbers below this are void: other inodes may have them.
+    /// Reserved numbers below this bound are void, because other inodes may have them.
     pub first: Ino,
-    /// All reserved numbers are below this. A store that receives the branch assigns none of them.
+    /// All reserved numbers are below this bound. A store that receives the branch assigns none of
+    /// them.
     pub end: Ino,
 }
 
@@ -92,7 +94,7 @@ pub(crate) fn decode_bound(value: &[u8]) -> Option<Ino> {
     (bound > ROOT && bound <= INO_LIMIT).then_some(bound)
 }
 
-/// Decodes a mark, or returns `None` if there is none or the value is malformed.
+/// Decodes a mark, or returns `None` if the value contains no mark or is malformed.
 pub(crate) fn decode_mark(value: &[u8]) -> Option<Ino> {
     value.try_into().ok().map(u64::from_le_bytes).filter(|&mark| is_number(mark))
 }

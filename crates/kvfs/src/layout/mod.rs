@@ -40,13 +40,13 @@ pub(crate) use node::{
     kind_of, parse_node, put_node, put_varint, take_varint,
 };
 
-/// Size of a page, the unit of file data, in bytes.
+/// The size of a page, which is the unit of file data, in bytes.
 pub(crate) const PAGE: u64 = 4096;
-/// Length of the longest name, in bytes.
+/// The length of the longest name, in bytes.
 pub(crate) const NAME_MAX: usize = 255;
-/// Length of the longest target of a symbolic link, in bytes.
+/// The length of the longest target of a symbolic link, in bytes.
 pub(crate) const TARGET_MAX: usize = 4095;
-/// Files whose data ends within this many bytes are kept in their node.
+/// The maximum number of bytes of data that a file keeps in its node.
 /// `docs/decisions/003-small-files.md` explains the limit.
 pub(crate) const INLINE_MAX: u64 = 512;
 const XATTR: u8 = 1;
@@ -59,12 +59,12 @@ const NUMBERS: u8 = b'n';
 const RESERVED: u8 = b'r';
 const LOSS: u8 = b'l';
 const BASES: u8 = b'b';
-/// Version of a record with the default zone size, which has no field for it.
+/// The version of a record with the default zone size, which has no field for the zone size.
 const SUPER_VERSION: u8 = 7;
-/// Version of a record with another zone size.
+/// The version of a record with another zone size.
 const SUPER_WITH_ZONES: u8 = 8;
-/// Older versions of a record with another zone size: version 6, when each branch counted its own
-/// inode numbers, and version 4, before there were notes of promised space.
+/// The older versions of a record with another zone size: version 6, in which each branch counted
+/// its own inode numbers, and version 4, which had no notes of promised space.
 const OLDER_WITH_ZONES: [u8; 2] = [6, 4];
 /// The oldest version that can be read. Version 1 has no hints to the directories of files, version
 /// 2 no reserved inode numbers of directories, versions 3 and 4 no notes of promised space,
@@ -103,11 +103,12 @@ impl Layout {
     }
 
     pub fn create(db: &Kvdb) -> Result<Layout> {
-        // The threshold is fixed: pages, including the last one of a file, stay at their places, by
-        // which they are read.
+        // The threshold is fixed, because pages, including the last page of a file, must stay at
+        // their places, by which they are read.
         let reserved =
             DictionaryOptions { reserved: true, separate_at: 2048, ..Default::default() };
-        // Nodes stay in their blocks, content included, so that one read brings a small file.
+        // Nodes stay in their blocks, including their content, so that a small file is read by one
+        // read.
         let nodes = DictionaryOptions { separate_at: 32 << 10, ..reserved.clone() };
         Ok(Layout {
             nmap: db.create_dictionary("nmap", reserved.clone())?,
@@ -161,7 +162,8 @@ pub(crate) fn names_end(parent: Ino) -> [u8; 8] {
 }
 
 /// Returns whether an entry can have this name. All names from the store and from callers are
-/// checked by this, so a name that passes can be a part of a path: it stays in its directory.
+/// checked by this function, so a valid name can be used as a component of a path that does not
+/// leave its directory.
 pub(crate) fn is_name(name: &[u8]) -> bool {
     !name.is_empty()
         && name.len() <= NAME_MAX
@@ -172,7 +174,8 @@ pub(crate) fn is_name(name: &[u8]) -> bool {
 }
 
 /// Decodes a directory and a name. A store may come from an untrusted source, so valid checksums do
-/// not make its names sound: they are checked here, where no reader can forget it.
+/// not prove that its names are valid. Names are checked here, so that no reader can omit the
+/// check.
 pub(crate) fn decode_name_key(key: &[u8]) -> Result<(Ino, &[u8])> {
     let Some((parent, name)) = key.split_first_chunk::<8>() else {
         return Err(Error::Corrupt { ino: 0, what: format!("a name key of {} bytes", key.len()) });
@@ -256,8 +259,8 @@ pub(crate) fn decode_imap_key(key: &[u8]) -> Result<ImapKey<'_>> {
         }
         (0, [ORPHAN, orphan @ ..]) => {
             let orphan = u64::from_be_bytes(orphan.try_into().map_err(|_| corrupt(0))?);
-            // Other orphans are never removed: with number 0 the removal would delete the file
-            // system's own records.
+            // Orphan records with other numbers are refused: with number 0, the removal would
+            // delete the file system's own records.
             match orphan > ROOT && orphan < INO_LIMIT {
                 true => Ok(ImapKey::Orphan(orphan)),
                 false => Err(corrupt(orphan)),
@@ -286,7 +289,7 @@ pub(crate) fn xattr_key(ino: Ino, name: &[u8]) -> Vec<u8> {
     key
 }
 
-/// Returns the range of `imap` that holds everything of `ino`.
+/// Returns the range of `imap` that contains all keys of `ino`.
 pub(crate) fn node_range(ino: Ino) -> ([u8; 8], [u8; 8]) {
     (ino.to_be_bytes(), ino.saturating_add(1).to_be_bytes())
 }
@@ -332,7 +335,7 @@ pub(crate) fn encode_marks(marks: &[u64]) -> Vec<u8> {
     marks.iter().flat_map(|mark| mark.to_le_bytes()).collect()
 }
 
-/// Decodes the marks of such a note. A malformed note has none.
+/// Decodes the marks of a note under [`bases_key`]. The result is empty for a malformed note.
 pub(crate) fn decode_marks(value: &[u8]) -> Vec<u64> {
     let (marks, rest) = value.as_chunks::<8>();
     if rest.is_empty() {
@@ -347,12 +350,12 @@ pub(crate) const NUMBERS_KEY: [u8; 9] = [0, 0, 0, 0, 0, 0, 0, 0, NUMBERS];
 pub(crate) const RESERVED_KEY: [u8; 9] = [0, 0, 0, 0, 0, 0, 0, 0, RESERVED];
 pub(crate) const SUPER_KEY: [u8; 9] = [0, 0, 0, 0, 0, 0, 0, 0, SUPER];
 
-/// Written by every move of a directory into another one, so that two transactions that both do so
-/// conflict.
+/// The key that every move of a directory into another directory writes, so that two transactions
+/// that both move directories conflict.
 pub(crate) const MOVES_KEY: [u8; 9] = [0, 0, 0, 0, 0, 0, 0, 0, MOVES];
 
 /// Decodes the note of an older version about inode numbers, and returns the bound of all numbers
-/// that were given. Returns `None` if the value is malformed. Version 2 has only the bound.
+/// that were allocated. Returns `None` if the value is malformed. Version 2 has only the bound.
 pub(crate) fn decode_numbers(value: &[u8]) -> Option<Ino> {
     let (bound, rest) = value.split_first_chunk::<8>()?;
     let bound = u64::from_le_bytes(*bound);
@@ -376,14 +379,15 @@ pub(crate) fn decode_scrub(value: &[u8]) -> Option<(u64, u64)> {
     Some((u64::from_le_bytes(time), u64::from_le_bytes(faults)))
 }
 
-/// The file system's own record, whose presence says that there is a file system.
+/// The record of the file system itself. Its presence shows that the dictionaries contain a file
+/// system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Super {
-    /// Key of the hash that turns names into directory positions. It is random, so that names
+    /// The key of the hash that maps names to directory positions. It is random, so that names
     /// cannot be chosen to collide.
     pub hash_key: [u8; 16],
-    /// Bytes of small files for which a directory reserves inode numbers, if the file system was
-    /// made with a size other than the default.
+    /// The number of bytes of small files for which a directory reserves inode numbers, if the file
+    /// system was made with a size other than the default.
     pub zone_size: Option<u64>,
 }
 
@@ -459,8 +463,8 @@ pub(crate) fn decode_page_key(key: &[u8]) -> Result<(Ino, u64)> {
     }
 }
 
-/// The value of a page whose content is lost: longer than any page, so that no reader takes it for
-/// content.
+/// The value of a page whose content is lost. It is longer than any page, so that no reader treats
+/// it as content.
 pub(crate) const LOST_PAGE: [u8; PAGE as usize + 1] = [0; PAGE as usize + 1];
 
 /// Returns whether the length of a page's value says that its content is lost. Small writes may
@@ -469,7 +473,7 @@ pub(crate) fn is_lost_page(len: u64) -> bool {
     len == PAGE + 1
 }
 
-/// Makes many page keys out of one allocation.
+/// Builds many page keys in one allocation.
 pub(crate) struct PageKeys {
     room: BytesMut,
 }

@@ -35,9 +35,10 @@ const KNOWN: u16 = 255;
 /// The place of an inode's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Body {
-    /// The data is in the node: this many bytes from offset 0. The rest up to the size is a hole.
+    /// The data is in the node, with this number of bytes from offset 0. The rest up to the size is
+    /// a hole.
     Inline(u32),
-    /// The data is in pages, of which this many are stored.
+    /// The data is in pages. This is the number of stored pages.
     Paged(u64),
 }
 
@@ -50,11 +51,12 @@ pub(crate) struct Attributes {
     pub uid: u32,
     pub gid: u32,
     pub rdev: u32,
-    /// Bytes of a file or of a symbolic link's target; number of entries of a directory.
+    /// The number of bytes of a file or of the target of a symbolic link, or the number of entries
+    /// of a directory.
     pub size: u64,
     pub body: Body,
-    /// The parent of a directory. For any other inode it is a hint, 0 if there is none: a directory
-    /// in which the inode had a name when it was last made, moved or linked.
+    /// The parent of a directory. For any other inode, a hint: a directory in which the inode had a
+    /// name when it was last made, moved or linked, or 0 without a hint.
     pub parent: Ino,
     pub atime: Timestamp,
     pub mtime: Timestamp,
@@ -88,8 +90,8 @@ impl Attributes {
 }
 
 /// Returns the space that `pages` pages of a file of `size` bytes take, in units of 512 bytes. In a
-/// file without holes the last page ends at the size; in one with holes it is not known whether the
-/// last page exists.
+/// file without holes, the last page ends at the size. In a file with holes, it is unknown whether
+/// the last page exists.
 fn sectors_of(pages: u64, size: u64) -> u64 {
     let dense = pages > 0 && pages == crate::layout::blocks_of(size);
     if dense { size.div_ceil(512) } else { pages * 8 }
@@ -101,7 +103,7 @@ pub(crate) type Xattrs = BTreeMap<Box<[u8]>, XattrValue>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum XattrValue {
     Inline(Box<[u8]>),
-    /// The value is stored under its own key; its length.
+    /// The value is stored under its own key. The number is its length.
     External(u32),
 }
 
@@ -130,7 +132,7 @@ pub(crate) fn kind_of(code: u8) -> Option<FileKind> {
     })
 }
 
-/// Appends a number as LEB128: seven bits a byte, low ones first.
+/// Appends a number as LEB128: seven bits per byte, the lowest bits first.
 pub(crate) fn put_varint(out: &mut Vec<u8>, mut n: u64) {
     while n >= 0x80 {
         out.push(n as u8 | 0x80);
@@ -332,7 +334,7 @@ fn parse(value: &[u8]) -> Option<(Attributes, Option<Xattrs>, &[u8])> {
     ))
 }
 
-/// Returns whether an extended attribute can have this name. NUL is excluded, since it separates
+/// Returns whether an extended attribute can have this name. NUL is excluded, because it separates
 /// names in lists.
 pub(crate) fn is_xattr_name(name: &[u8]) -> bool {
     (1..=crate::layout::NAME_MAX).contains(&name.len()) && !name.contains(&0)

@@ -1,7 +1,7 @@
-//! The mainline while a server lends it to a client, which changes it in the store, past this
-//! process. A note in the store says so, with a number that no other lending has. An opening for
-//! changes by anyone else removes the note, so a client whose server was begun again finds out
-//! whether the files may have changed without it.
+//! The mainline while a server lends it to a client, which changes the mainline in the store
+//! without the `Fs` of this process. A note in the store records the lending, with a number that no
+//! other lending has. Any other opening for changes removes the note, so after a restart of its
+//! server, a client detects whether the files may have changed without it.
 
 use kvdb::{Batch, Durability, Kvdb};
 

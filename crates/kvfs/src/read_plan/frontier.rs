@@ -1,5 +1,6 @@
-//! The frontier of a walk: the files that a reader of a tree is expected to read, in order. It
-//! takes entries of directories as they are needed, so it knows no store.
+//! The frontier of a walk: the files that a reader of a tree is expected to read, in order. The
+//! caller passes entries of directories to the frontier when they are needed, so this module does
+//! not access the store.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 

@@ -15,8 +15,8 @@ use crate::error::Result;
 use crate::layout::{self, Layout};
 use crate::losses::{Loss, Pages};
 
-/// Limit of the pages that are marked as lost, in the main branch and with stand-ins each. If more
-/// are lost, the rest is listed and reads as zeros.
+/// The maximum number of pages that are marked as lost in the main branch, and of pages that get
+/// stand-ins. If more pages are lost, the rest is listed and reads as zeros.
 pub(super) const MOST_PAGES: usize = 1 << 20;
 /// Limit of the entries that one repair adds to the list.
 const MOST_NOTED: usize = 10_000;

@@ -129,10 +129,10 @@ pub(crate) struct Plan<'a> {
     paths: paths::Paths,
 }
 
-/// Limit of the conflicts that are named.
+/// The maximum number of conflicts that are named.
 const NAMED: usize = 10_000;
-/// Limit of the bytes of the paths of conflicts; the first path is named in any case. The total
-/// length of deep paths grows with the square of the depth.
+/// The maximum number of bytes of the paths of conflicts. The first path is named in any case. The
+/// total length of deep paths grows with the square of the depth.
 const NAMED_BYTES: usize = 16 << 20;
 
 /// Merges in a transaction of `fs`. `sides.into` is the current state of the transaction. Returns

@@ -145,7 +145,7 @@ impl Plan<'_> {
         self.set(here, Some((ino, kind)))
     }
 
-    /// Brings back a directory of `from` that `into` has removed, with those above it.
+    /// Brings back a directory of `from` that `into` has removed, with the directories above it.
     pub(super) fn dir_brought_back(&mut self, dir: Ino) -> Result<Option<Ino>> {
         let (mut way, mut at): (Vec<(Ino, Place)>, Ino) = (Vec::new(), dir);
         let mut above = loop {

@@ -76,7 +76,7 @@ impl Plan<'_> {
         if !changed {
             let times = |node: &StoredNode| (node.attr.mtime, node.attr.atime);
             if there == from.ino && times(&base) != times(&from) && times(&into) == times(&base) {
-                // The rest is left alone, since `into` may have changed it.
+                // The rest is not changed, because `into` may have changed it.
                 let Attributes { atime, mtime, ctime, .. } = from.attr;
                 self.times.insert(there, [atime, mtime, ctime]);
             }

@@ -12,7 +12,7 @@ use crate::attr::{FileKind, Ino, ROOT};
 use crate::difference::{Side, StoredNode, joined};
 use crate::error::Result;
 
-/// Limit of the bytes of the names of one side that are kept, and of its whole paths.
+/// The maximum number of bytes of the names of one side that are kept, and of its whole paths.
 const KEPT: usize = 16 << 20;
 /// Approximate memory of a name or a path in addition to its bytes.
 const OVERHEAD: usize = 96;

@@ -135,8 +135,8 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Handles inodes of `from` that would lose their last name in `into`, since a name of theirs
-    /// was not taken.
+    /// Handles inodes of `from` that would lose their last name in `into` because one of their
+    /// names was not taken.
     fn lost(&mut self) -> Result<bool> {
         let mut changed = false;
         let fewer: Vec<(Ino, i64)> =

@@ -11,7 +11,7 @@ use crate::difference::StoredNode;
 use crate::error::Result;
 use crate::layout::{self, Attributes, Body, Layout, XattrValue};
 
-/// Number of changes in one batch.
+/// The number of changes in one batch.
 const STEP: usize = 1024;
 
 /// The changes that are being written.

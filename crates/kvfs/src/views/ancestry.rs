@@ -1,15 +1,16 @@
 //! Finds the newest state that two branches share. The branches need not be a clone and its parent.
 //!
-//! Each clone records the state that it was made of, so the paths of both branches up to the main
-//! branch are known. They join at a branch that is a common ancestor, or one of the two. The paths
-//! leave that branch at two of its states, and the older one is a part of both.
+//! Each clone records the state of which it was made, so the paths of both branches up to the main
+//! branch are known. The paths join at a branch that is a common ancestor, or one of the two
+//! branches. They leave that branch at two of its states, and the older state is part of both
+//! branches.
 
 use kvdb::{Kvdb, Lineage, View};
 
 use crate::error::{Error, Result};
 
-/// A branch on the way up, and the lineage of the clone below that was made of it, or `None` at the
-/// start of the way.
+/// A branch on the way up, and the lineage of the clone that was made of this branch and lies on
+/// the way, or `None` at the start of the way.
 type Step = (String, Option<Lineage>);
 
 /// Returns the way from a branch up to the main one, or to a branch without a known origin.

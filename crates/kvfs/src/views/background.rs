@@ -13,7 +13,8 @@ use crate::attr::Ino;
 use crate::fs::Fs;
 use crate::ticker::Ticker;
 
-/// Number of orphans that a commit removes itself; more of them are left to the background.
+/// The number of orphans that a commit removes itself. More orphans are left to the background
+/// thread.
 const ORPHANS_AT_COMMIT: usize = 64;
 
 pub(crate) struct Background {
@@ -25,7 +26,7 @@ pub(crate) struct Background {
     /// view to which the transaction was committed.
     orphans: Mutex<Vec<(Fs, Vec<Ino>)>>,
     ticker: Arc<Ticker>,
-    /// Held while the periodic work runs.
+    /// The lock that is held while the periodic work runs.
     ticking: Mutex<()>,
     down: AtomicBool,
 }

@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::fs::Fs;
 use crate::layout::{self, Layout};
 
-/// Limit of the marks in a note.
+/// The maximum number of marks in a note.
 const MOST: usize = 4;
 
 pub(super) fn marks_of(state: &View, layout: &Layout, clone: DictionaryId) -> Result<Vec<u64>> {
@@ -41,7 +41,7 @@ pub(super) fn stage(layout: &Layout, clone: DictionaryId, marks: &[u64], batch: 
     batch.put(layout.imap, layout::bases_key(clone), layout::encode_marks(marks));
 }
 
-/// Notes marks in a branch itself.
+/// Records marks in a branch itself.
 pub(super) fn note(fs: &Fs, clone: DictionaryId, marks: &[u64]) -> Result<()> {
     fs.core.locks.retry(|| {
         let _call = fs.enter()?;

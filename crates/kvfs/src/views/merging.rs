@@ -16,9 +16,10 @@ use crate::merging::{
 };
 use crate::three_way::{self, Sides};
 
-/// Limit of the keys of a dictionary that are named in conflicts.
+/// The maximum number of keys of a dictionary that are named in conflicts.
 const NAMED: usize = 10_000;
-/// Limit of the bytes of the names of all conflicts, of files and of keys, except for the first.
+/// The maximum number of bytes of the names of all conflicts of files and keys, except the first
+/// name.
 const NAMED_BYTES: usize = 16 << 20;
 
 /// A state of a branch.

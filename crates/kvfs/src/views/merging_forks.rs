@@ -13,8 +13,8 @@ use crate::fs::counter::{check_possible, forked_at, noted_bound, notes_of, shown
 use crate::layout::{self, Layout, Super};
 use crate::merging::{Choices, Conflicts, MergeForkOptions, Merged, SettleKeys};
 
-/// Limit of the numbers that are set aside for a fork: enough for a million large directories. An
-/// untrusted fork must not use up all numbers of the store.
+/// The maximum number of inode numbers that are reserved for a fork: enough for a million large
+/// directories. An untrusted fork must not use up all numbers of the store.
 const MOST_GIVEN: u64 = 1 << 40;
 
 /// Returns the layout of a fork's files. Fails if a newer version wrote them, or if there are none.

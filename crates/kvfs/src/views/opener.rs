@@ -21,7 +21,7 @@ pub(crate) struct Opener {
     mainline: Fs,
     open: Arc<OpenViews>,
     watchers: Arc<Watchers>,
-    /// Held while a clone is opened.
+    /// The lock that is held while a clone is opened.
     opening: Mutex<()>,
 }
 
@@ -212,7 +212,7 @@ impl Opener {
         }
     }
 
-    /// Ends the views of those of these transactions that have ended.
+    /// Ends the views of those transactions that have ended.
     pub fn let_go_of_those_over(&self, all: &[TransactionId]) {
         for &id in all.iter().rev().filter(|id| self.db.transaction(**id).is_err()) {
             self.let_go(id);

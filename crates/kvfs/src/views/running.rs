@@ -27,7 +27,7 @@ use crate::error::Result;
 use crate::fs::{Fs, Parent};
 use crate::layout::{self, Attributes, Body, Layout};
 
-/// Number of pages or attributes that are moved in one batch.
+/// The number of pages or attributes that are moved in one batch.
 const STEP: usize = 16 << 10;
 
 /// Returns those of the files changed by a transaction from which programs run.

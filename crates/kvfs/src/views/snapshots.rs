@@ -220,7 +220,7 @@ impl Branches {
                 .for_each(|t| t.abort());
             Ok(())
         })?;
-        // The rollback is done: caches are notified of it, whatever fails from here on.
+        // The rollback is done, so caches are notified of it even if a later step fails.
         let synced = match begun.iter().any(|transaction| transaction.durable) {
             true => self.db.sync(),
             false => Ok(()),

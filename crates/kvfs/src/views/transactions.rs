@@ -346,7 +346,7 @@ impl Transactions {
     pub fn abort_those_of(&self, branch: &str) -> Result<()> {
         for transaction in self.list().iter().filter(|info| info.branch == branch) {
             match self.abort(transaction.id) {
-                // The transaction has just ended by itself.
+                // The transaction has just ended for another reason.
                 Err(Error::Store(kvdb::Error::NoTransaction(_))) | Ok(()) => {}
                 Err(e) => return Err(e),
             }

@@ -21,9 +21,9 @@ use crate::error::Result;
 use crate::fs::{Core, Fs};
 use crate::layout::{self, ImapKey, Layout};
 
-/// Number of tuples or files that are changed in one batch.
+/// The number of tuples or files that are changed in one batch.
 const STEP: usize = 256;
-/// Limit of the keys named as changed since.
+/// The maximum number of keys that are named as changed since.
 const NAMED: usize = 16;
 
 /// Keys with their dictionaries.

@@ -21,13 +21,13 @@ impl Watchers {
         Watchers { all: RwLock::default(), read_only }
     }
 
-    /// Adds a watcher, which is notified of changes as long as the caller keeps it.
+    /// Adds a watcher, which is notified of changes while the caller keeps it.
     pub fn add(&self, watcher: &Arc<dyn Watcher>) {
         self.all.write().push(Arc::downgrade(watcher));
     }
 
-    /// Returns the watchers. No lock is held while they are called, since a watcher may wait for
-    /// calls that take locks.
+    /// Returns the watchers. No lock is held while watchers are called, because a watcher may wait
+    /// for calls that take locks.
     fn present(&self) -> Vec<Arc<dyn Watcher>> {
         self.all.read().iter().filter_map(Weak::upgrade).collect()
     }

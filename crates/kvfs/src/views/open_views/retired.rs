@@ -1,11 +1,11 @@
 //! Numbers of views that have ended. The adapter puts the view's number into the kernel's number of
-//! an inode, and the kernel keeps that inode as long as a program has it open, long after the view
-//! has ended. If another view got the number in that time, the program would read and write there.
-//! So a number is given again only when the kernel has forgotten every inode of the view.
+//! an inode, and the kernel keeps that inode while a program has it open, even long after the view
+//! has ended. If another view got the number in that time, the program would read and write that
+//! view. So a number is reused only when the kernel has forgotten every inode of the view.
 //!
-//! The kernel's references are counted in the view's inode cache. After the view has ended no call
-//! adds one; the cache then passes its counts to [`Retired`], so that an ended view costs no more
-//! than the remaining references.
+//! The kernel's references are counted in the view's inode cache. After the view has ended, no call
+//! adds a reference. The cache then passes its counts to [`Retired`], so that an ended view costs
+//! no more than the remaining references.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -34,8 +34,8 @@ impl Retired {
 }
 
 impl Fs {
-    /// Takes back references from the kernel, even if the view has ended. Returns `false` if there
-    /// are none, or if they are counted elsewhere by now.
+    /// Takes back references from the kernel, even if the view has ended. Returns `false` if no
+    /// references remain, or if they are counted elsewhere by now.
     fn give_back(&self, ino: Ino, count: u64) -> bool {
         match self.enter() {
             Ok(_call) => self.release(ino, count),
