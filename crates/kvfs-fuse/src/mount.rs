@@ -132,7 +132,7 @@ fn mount_with<H: Handler>(
         }
     };
     let session = Session::start(connection, dispatcher, policy, sharing).map_err(undo)?;
-    // By now the kernel has accepted or refused io_uring.
+    // The kernel has accepted or refused io_uring by now.
     drop(switch);
     if !options.root.as_os_str().is_empty() {
         narrow(&mount_point, &options.root).map_err(|e| match e.kind() {

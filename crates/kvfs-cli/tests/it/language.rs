@@ -27,8 +27,6 @@ const ALLOWED: &[(&str, usize)] = &[
     ("crates/kvfs-cli/src/commands/merge.rs", 1),
     ("crates/kvfs-cli/tests/it/language.rs", 2),
     ("crates/kvfs-fuse/tests/it/privileges.rs", 1),
-    ("crates/kvfs/src/apply_commit.rs", 1),
-    ("crates/kvfs/src/fs/options.rs", 2),
     ("crates/kvfs/src/fs/superseded.rs", 1),
 ];
 
