@@ -131,9 +131,10 @@ static int own_mounts(kvfs *store) {
             return kvfs_fail(store, KVFS_ERROR,
                              "cannot keep the group in a new user name space: %s", strerror(errno));
     }
-    store->own_mounts = 1;
     if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0)
         return kvfs_fail(store, KVFS_ERROR, "cannot make the mounts private: %s", strerror(errno));
+    /* Not earlier: a bind in mounts that are still shared would reach the whole machine. */
+    store->own_mounts = 1;
     return KVFS_OK;
 }
 
