@@ -1,6 +1,8 @@
 //! The keys that a caller sees: those of the store, of a transaction, or of a snapshot. The store
 //! is open in this process, or a server holds it.
 
+mod reads;
+
 use std::ops::Bound as End;
 use std::sync::Arc;
 
@@ -18,6 +20,7 @@ use crate::place::{At, Place};
 use crate::range::{Range, Walk};
 use crate::served::Served;
 use crate::shared::{Open, Shared};
+use reads::{contains, length, read_range, value, walk_there};
 
 /// Limit on a part of a value that is written over a wire, in bytes. Changes over a wire have up
 /// to 64 KiB.
@@ -107,20 +110,6 @@ impl Scope {
             }
         }
     }
-}
-
-/// Returns the state that a scope sees of `[start, end)`, which a serializable transaction locks.
-/// An empty end is the end of the dictionary.
-fn read_range(
-    scope: &kvdb::Scope,
-    dict: DictionaryId,
-    start: &[u8],
-    end: &[u8],
-) -> Outcome<kvdb::View> {
-    if let kvdb::Scope::Transaction(transaction) = scope {
-        transaction.lock_range(dict, start, end, false)?;
-    }
-    Ok(scope.view()?)
 }
 
 #[pymethods]
@@ -589,54 +578,4 @@ fn serializable(scope: &kvdb::Scope) -> Outcome<&Transaction> {
 
 fn is_a_snapshot() -> Failure {
     Failure::Store(kvdb::Error::ReadOnly("it is a snapshot".into()))
-}
-
-fn value(scope: &kvdb::Scope, dict: DictionaryId, key: &[u8]) -> Outcome<Option<Bytes>> {
-    // A longer key would end the connection.
-    if scope.is_served() {
-        check_key(key)?;
-    }
-    Ok(scope.get(dict, key)?)
-}
-
-fn contains(scope: &kvdb::Scope, dict: DictionaryId, key: &[u8]) -> Outcome<bool> {
-    match scope {
-        kvdb::Scope::Served(_) => return Ok(value(scope, dict, key)?.is_some()),
-        kvdb::Scope::Transaction(transaction) => transaction.lock_key(dict, key, false)?,
-        kvdb::Scope::Mainline(_) | kvdb::Scope::Frozen(_) => {}
-    }
-    Ok(scope.view()?.contains(dict, key)?)
-}
-
-/// Returns the length of a value, or 0 if there is none. If the store is open in this process,
-/// the value is not read.
-fn length(scope: &kvdb::Scope, dict: DictionaryId, key: &[u8]) -> Outcome<usize> {
-    if let kvdb::Scope::Served(_) = scope {
-        return Ok(value(scope, dict, key)?.map_or(0, |value| value.len()));
-    }
-    if let kvdb::Scope::Transaction(transaction) = scope {
-        transaction.lock_key(dict, key, true)?;
-    }
-    Ok(scope.view()?.value_len(dict, key)?.unwrap_or(0))
-}
-
-/// Returns a walk over `[start, stop)` of a view that a server holds. An empty stop is the end of
-/// the dictionary.
-fn walk_there(
-    scope: &kvdb::Scope,
-    dict: DictionaryId,
-    (start, stop): (&[u8], &[u8]),
-    reverse: bool,
-    values: bool,
-) -> Outcome<Walk> {
-    check_key(start)?;
-    check_key(stop)?;
-    let mut cursor = scope.cursor(dict, start, stop)?;
-    if !values {
-        cursor = cursor.keys_only();
-    }
-    if reverse {
-        cursor.seek_to_end()?;
-    }
-    Ok(Walk::served(cursor, reverse, values))
 }

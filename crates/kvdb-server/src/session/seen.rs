@@ -17,9 +17,11 @@ use crate::keyspace::{
 };
 use crate::notifications::{Classes, Event};
 
+mod collection;
 mod fields;
 mod members;
 mod pages;
+pub use collection::Collection;
 pub use fields::Field;
 pub use pages::Text;
 
@@ -584,24 +586,5 @@ impl<'a> Seen<'a> {
         } else if more != 0 {
             batch.update(of.types, count, Update::add(more));
         }
-    }
-}
-
-/// The collection on which a command works.
-#[derive(Clone, Copy, Debug)]
-pub struct Collection {
-    pub id: u64,
-    pub types: DictionaryId,
-    pub live: Live,
-    /// Set if the batch of this command creates the collection.
-    fresh: bool,
-    /// Set if the collection has no more elements than `live` states.
-    exact: bool,
-}
-
-impl Collection {
-    /// Makes a collection of any kind that already existed before this command.
-    pub fn found(id: u64, types: DictionaryId, live: Live) -> Collection {
-        Collection { id, types, live, fresh: false, exact: true }
     }
 }
