@@ -3,10 +3,10 @@
 they say.
 
 A block ```console is a session: lines that begin with `$ ` are commands for bash, the lines behind
-one are what it prints. Every command must succeed. Numbers and units may differ from what is
-printed, `…` stands for anything, and blanks for any blanks. What the sessions take for granted (a
-project under ~/src, a directory /mnt/work) is made in a mount name space of its own. Needs root and
-/dev/fuse.
+one are what it prints. Every command must succeed. A command that ends with `&` runs until the
+sessions of its document have ended. Numbers and units may differ from what is printed, `…` stands
+for anything, and blanks for any blanks. What the sessions take for granted (a project under ~/src,
+a directory /mnt/work) is made in a mount name space of its own. Needs root and /dev/fuse.
 
     python3 scripts/readme.py target/release/kvfs [docs/agents.md …]
 """
@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # Before the second session: what the first one built is not there, and the store is mounted.
@@ -90,6 +91,25 @@ def run(command, env, directory):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), out.decode()
 
 
+def start(command, count, env, directory):
+    """Starts a command that ends with `&`, and waits until it has printed this number of lines.
+    Returns its process and these lines."""
+    process = subprocess.Popen(
+        ["bash", "-c", "exec " + command.removesuffix("&")],
+        env=env,
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    # A process that prints too little is ended, which also ends the wait for its lines.
+    limit = threading.Timer(300, process.kill)
+    limit.start()
+    said = "".join(process.stdout.readline() for _ in range(count))
+    limit.cancel()
+    return process, said
+
+
 def main():
     kvfs = os.path.abspath(sys.argv[1])
     if os.environ.get("KVFS_README_INSIDE") != "1":
@@ -148,7 +168,7 @@ def document(kvfs, name):
         "git -c user.name=n -c user.email=e commit -qm 1"
     )
     subprocess.run(["bash", "-c", git], cwd=project, env=env, check=True)
-    wrong = 0
+    wrong, started = 0, []
     try:
         for number, session in enumerate(sessions(open(f"{ROOT}/{name}").read())):
             if number == 1 and name == "README.md":
@@ -165,7 +185,12 @@ def document(kvfs, name):
                         capture_output=True,
                     )
                 print(f"$ {command}", flush=True)
-                code, said = run(command, env, directory)
+                if command.endswith("&"):
+                    process, said = start(command, len(lines), env, directory)
+                    started.append(process)
+                    code = process.poll() or 0
+                else:
+                    code, said = run(command, env, directory)
                 print(said, end="" if said.endswith("\n") or not said else "\n", flush=True)
                 # The answer was no: the program's own code stays.
                 lines = [line.replace("/home/me/", directory + "/") for line in lines]
@@ -177,6 +202,11 @@ def document(kvfs, name):
                     )
     finally:
         subprocess.run(["kvfs", "umount", "/mnt/work"], env=env, capture_output=True)
+        for process in started:
+            process.terminate()
+            if process.wait(timeout=300) != 0:
+                wrong += 1
+                print(f"readme: WRONG, {process.args[-1]} ended with {process.returncode}")
         subprocess.run(["umount", "/mnt"], env=env, check=True)
         shutil.rmtree(directory)
     return wrong
