@@ -6,9 +6,13 @@
 //! from one thread to another.
 //!
 //! The memory that a connection can make the server hold is bounded: one frame and one answer for
-//! each of its threads, and a limited number of views. A client that does not read its answers in
-//! time is disconnected. The answers of all connections share the budget in the server's options,
-//! of which those of one token have a share (`tenants`).
+//! each of its threads, and a limited number of views. The frames of a client that may only read
+//! are shorter than those of others, so that a server can have thousands of them. A client that
+//! does not read its answers in time is disconnected. The answers of all connections share the
+//! budget in the server's options, of which those of one token have a share (`tenants`).
+//!
+//! A connection for which the server has no place is greeted all the same, and its greeting is
+//! refused with a sentence: its end alone would not tell the client the reason.
 
 use std::collections::HashMap;
 use std::io::BufReader;
@@ -27,7 +31,9 @@ use crate::counts::ByRequest;
 use crate::deadline::Until;
 use crate::error::{Error, Result};
 use crate::failure::{Failure, FailureCode};
-use crate::frame::{FRAME_OVERHEAD, Frame, MAX_FRAME, VERSION, read_frame_of, write_frame};
+use crate::frame::{
+    FRAME_OVERHEAD, Frame, MAX_FRAME, MAX_FRAME_OF_READER, VERSION, read_frame_of, write_frame,
+};
 use crate::lending::{AskedLease, HeldLease};
 use crate::naming::{self, listed, not_allowed};
 use crate::reply::Reply;
@@ -58,7 +64,8 @@ const READ_BYTES: usize = 64 << 10;
 pub struct ServerOptions {
     /// The token that clients must send. If it is empty, they must send an empty one.
     pub token: Bytes,
-    /// Limit of the open connections; further ones are closed at once.
+    /// Limit of the open connections. The greetings of further ones are refused; if many of them
+    /// arrive at the same time, they are closed at once.
     pub connections: usize,
     /// A client that has not sent its greeting within this time is disconnected.
     pub greeting: Duration,
@@ -118,6 +125,8 @@ pub(crate) struct Conversation {
     reading: Mutex<BufReader<Until>>,
     writing: Mutex<Until>,
     greeted: AtomicBool,
+    /// Set if the server has no place for this connection.
+    is_refused: AtomicBool,
     views: Mutex<Views>,
 }
 
@@ -162,8 +171,14 @@ impl Conversation {
             writing: Mutex::new(until(None)),
             socket,
             greeted: AtomicBool::new(false),
+            is_refused: AtomicBool::new(false),
             views: Mutex::default(),
         }
+    }
+
+    /// Makes the greeting fail, because the server has no place for this connection.
+    pub fn refuse(&self) {
+        self.is_refused.store(true, Ordering::Relaxed);
     }
 
     /// Answers the greeting, which must be the first request and is answered before any other is
@@ -179,8 +194,11 @@ impl Conversation {
 
     /// Answers requests until the connection ends. Several threads may call this.
     pub fn serve(&self) {
+        let may_change =
+            self.transactions.is_some() && self.role.get().is_some_and(Role::may_change);
+        let most = if may_change { MAX_FRAME } else { MAX_FRAME_OF_READER };
         loop {
-            match self.answer_next(MAX_FRAME) {
+            match self.answer_next(most) {
                 Ok(()) => {}
                 Err(Error::Closed) => break,
                 Err(e) => {
@@ -275,7 +293,7 @@ impl Conversation {
         let Some(all) = &self.transactions else {
             return Err(failure(FailureCode::NotAllowed, "this server lets clients read only"));
         };
-        self.may(|role| !role.writes.is_empty() || role.leases)?;
+        self.may(Role::may_change)?;
         if let Some(held) = self.leased(&request) {
             return self.answer_of_lease(all, &held, request);
         }
@@ -467,6 +485,14 @@ impl Conversation {
         };
         // A client of another version gets the version of the server, and decides what to do.
         if version == VERSION {
+            if self.is_refused.load(Ordering::Relaxed) {
+                let most = self.options.connections;
+                let what = format!(
+                    "the server has {most} connections, and may not have more: end some of them, \
+                     or let it have more"
+                );
+                return Err(failure(FailureCode::Limit, &what));
+            }
             if let Some(line) = line {
                 self.join(&self.tenants.of(line))?;
             }

@@ -19,6 +19,9 @@ pub const VERSION: u16 = 6;
 pub const FRAME_OVERHEAD: usize = 4 + 4 + 8 + 1;
 /// Limit of the bytes of a frame after its length and its checksum.
 pub const MAX_FRAME: usize = 8 << 20;
+/// Limit of the same bytes if the client may only read. The longest request of such a client has
+/// keys of 1 MiB.
+pub(crate) const MAX_FRAME_OF_READER: usize = 2 << 20;
 /// Bytes that the length counts in addition to the body.
 const NUMBER_AND_KIND: usize = 8 + 1;
 /// Step by which the memory for a frame grows while it arrives.

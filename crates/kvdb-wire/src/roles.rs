@@ -40,6 +40,11 @@ impl Role {
         })
     }
 
+    /// Returns whether the client may change anything.
+    pub fn may_change(&self) -> bool {
+        !self.writes.is_empty() || self.leases
+    }
+
     /// Returns whether the client may know that a snapshot of a branch exists.
     pub fn may_list(&self, snapshot: &str, branch: &str) -> bool {
         self.may_read(snapshot) || self.may_write(branch)

@@ -24,6 +24,9 @@ use crate::transactions::Transactions;
 
 /// Number of threads for each connection.
 const THREADS: usize = 2;
+/// Limit of the connections whose greetings are refused at the same time. Each of them takes one
+/// thread, at most for the time of a greeting.
+const REFUSALS: usize = 16;
 
 /// A server. It answers until it is dropped.
 pub struct Server {
@@ -42,11 +45,33 @@ struct Shared {
     /// Written to when the server stops.
     stop: OwnedFd,
     stopping: AtomicBool,
-    open: Mutex<Vec<Weak<Conversation>>>,
+    open: Mutex<Open>,
     /// Number of threads that answer.
     threads: Mutex<usize>,
     /// Notified when one of these threads has ended.
     ended: Condvar,
+}
+
+/// The connections that have not ended.
+#[derive(Default)]
+struct Open {
+    /// The connections that have places.
+    served: Vec<Weak<Conversation>>,
+    /// The connections whose greetings are refused, since there is no place for them.
+    refused: Vec<Weak<Conversation>>,
+}
+
+impl Open {
+    /// Returns the list for one more connection, or `None` if it is closed at once. The second
+    /// result is set if the connection has no place.
+    fn list(&mut self, most: usize) -> Option<(&mut Vec<Weak<Conversation>>, bool)> {
+        self.served.retain(|open| open.strong_count() > 0);
+        if self.served.len() < most {
+            return Some((&mut self.served, false));
+        }
+        self.refused.retain(|open| open.strong_count() > 0);
+        (self.refused.len() < REFUSALS).then_some((&mut self.refused, true))
+    }
 }
 
 /// Counts a thread that answers, until it is dropped.
@@ -135,7 +160,9 @@ impl Drop for Server {
         self.shared.stopping.store(true, Ordering::Relaxed);
         let _ = rustix::io::write(&self.shared.stop, &1u64.to_ne_bytes());
         let _ = self.listening.take().map(JoinHandle::join);
-        for conversation in self.shared.open.lock().drain(..).filter_map(|open| open.upgrade()) {
+        // None is added to these lists any more.
+        let open = std::mem::take(&mut *self.shared.open.lock());
+        for conversation in open.served.iter().chain(&open.refused).filter_map(Weak::upgrade) {
             conversation.end();
         }
         // The store is closed after this, so no thread may still use it.
@@ -204,13 +231,18 @@ impl Shared {
         let conversation = Arc::new(conversation);
         {
             let mut open = self.open.lock();
-            open.retain(|open| open.strong_count() > 0);
-            // A stopping server ends the connections in this list, so none may be added after that.
-            if self.stopping.load(Ordering::Relaxed) || open.len() >= self.options.connections {
+            // A stopping server ends the connections in these lists, so none may be added after
+            // that.
+            let is_stopping = self.stopping.load(Ordering::Relaxed);
+            let list = open.list(self.options.connections).filter(|_| !is_stopping);
+            let Some((list, is_refused)) = list else {
                 conversation.end();
                 return Err(io::Error::other("there are too many, or the server stops").into());
+            };
+            if is_refused {
+                conversation.refuse();
             }
-            open.push(Arc::downgrade(&conversation));
+            list.push(Arc::downgrade(&conversation));
         }
         let shared = self.clone();
         self.spawn(move || {

@@ -178,6 +178,21 @@ fn a_reader_can_change_nothing_by_any_request() {
 }
 
 #[test]
+fn a_client_that_may_only_read_cannot_make_the_server_hold_long_frames() {
+    // Keys of 3 MiB, in a view that is not open.
+    let keys = vec![Bytes::from(vec![7; 32 << 10]); 96];
+    let long = Request::GetMany { view: 9, dict: DictionaryId(1), keys };
+    let keys = vec![Bytes::from(vec![7; 32 << 10]); 32];
+    let usual = Request::GetMany { view: 9, dict: DictionaryId(1), keys };
+    let reader = Store::with_tree(3, 10);
+    let mut raw = Raw::greeted(&reader);
+    raw.is_refused(&usual, FailureCode::NoView);
+    assert!(raw.ask(&long).is_err(), "it has ended");
+    let writer = Store::writable();
+    Raw::greeted(&writer).is_refused(&long, FailureCode::NoView);
+}
+
+#[test]
 fn a_client_that_takes_no_answers_is_cut_off() {
     let store = Store::with_tree(4, 200);
     let directory = tempfile::tempdir().unwrap();

@@ -12,10 +12,12 @@ use kvdb_wire::{
     BeginOptions, Client, ClientOptions, Error, FailureCode, Host, Outcome, Reach, Result,
     ServedTransaction, Server, ServerOptions, Tokens,
 };
+use kvfs::{Caller, FileKind, ROOT};
 use sha2::{Digest, Sha256};
 
 use crate::shares::fill;
 use crate::waiting::{Slow, awaits};
+use crate::wire::{self, Store};
 
 /// A server of the clients of two tokens, `flood` and `other`.
 struct Served {
@@ -137,6 +139,65 @@ fn a_token_that_connects_as_often_as_it_can_leaves_room_for_others() {
     // A connection that has ended makes room for another one.
     clients.pop();
     persists(|| served.client("flood"));
+}
+
+#[test]
+fn more_readers_than_usual_each_read_their_file_of_a_snapshot() {
+    let readers = ServerOptions::default().connections + 32;
+    let name = |reader: usize| format!("file{reader}").into_bytes();
+    let mut store = Store::new();
+    for name in (0..readers).map(name) {
+        let made = store.fs.mknod(ROOT, &name, FileKind::File, 0o644, 0, Caller::default());
+        store.fs.write(made.unwrap().ino, 0, &name, Default::default()).unwrap();
+    }
+    store.snapshot("monday");
+    store.stop_serving();
+    store.options.connections = readers;
+    store.serve();
+    let mut clients: Vec<_> = (0..readers).map(|_| store.client()).collect();
+    std::thread::scope(|threads| {
+        for (reader, client) in clients.iter().enumerate() {
+            threads.spawn(move || {
+                let files = wire::served(client, "monday");
+                let file = files.lookup(ROOT, &name(reader)).unwrap();
+                assert_eq!(files.read(file.ino, 0, 100).unwrap().to_vec(), name(reader));
+            });
+        }
+    });
+    let one_more = || wire::client(&store.path(), Duration::from_secs(60));
+    let refused = one_more().map(drop).unwrap_err();
+    let expected = format!("the server has {readers} connections");
+    assert!(matches!(&refused, Error::NoPlace(what) if what.contains(&expected)), "{refused:?}");
+    // A connection that has ended makes room for another one.
+    clients.pop();
+    persists(one_more);
+}
+
+#[test]
+fn connections_without_a_place_that_say_nothing_do_not_harm_those_that_have_one() {
+    let mut store = Store::with_tree(3, 10);
+    store.stop_serving();
+    store.options.connections = 1;
+    store.serve();
+    let client = store.client();
+    let mut silent: Vec<UnixStream> =
+        (0..40).map(|_| UnixStream::connect(store.path()).unwrap()).collect();
+    assert!(!wire::tree(&wire::served(&client, "monday")).is_empty());
+    // At most 16 wait for their greetings; the others are closed at once.
+    let ended = |stream: &mut UnixStream| {
+        let soon = Some(Duration::from_millis(1));
+        stream.set_read_timeout(soon).unwrap();
+        matches!(io::Read::read(stream, &mut [0]), Ok(0))
+    };
+    awaits("the others are closed", || {
+        silent.retain_mut(|stream| !ended(stream));
+        silent.len() <= 16
+    });
+    assert_eq!(client.counts().connections, 1);
+    // A server that stops does not wait for them.
+    let begun = Instant::now();
+    store.stop_serving();
+    assert!(begun.elapsed() < Duration::from_secs(5), "it has waited for greetings");
 }
 
 #[test]
