@@ -93,6 +93,7 @@ mod waiters;
 mod walk;
 
 pub use client::{Client, read_reply};
+pub use descriptors::provide as provide_descriptors;
 pub use error::Error;
 pub use error_code::ErrorCode;
 pub use files::{

@@ -10,6 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
 
+use kvdb_server::provide_descriptors;
 use kvdb_wire::{Server, Tokens};
 use kvfs::Views;
 use serde_json::json;
@@ -21,7 +22,7 @@ use self::vsock::Port;
 use crate::support::mounting::mount_options;
 use crate::support::serving::metrics::{self, Sources};
 use crate::support::serving::served_files::ServedFiles;
-use crate::support::serving::wire_server::{SHARE, Serving, of_network};
+use crate::support::serving::wire_server::{CONNECTIONS, Limits, SHARE, Serving, of_network};
 use crate::support::stores::store::{self, Access};
 use crate::support::terminal::output::{Exit, Failure, Outcome, Output};
 use crate::support::terminal::text::Shown;
@@ -101,6 +102,13 @@ pub struct Args {
         value_parser = clap::value_parser!(u8).range(1..=100)
     )]
     share: u8,
+    /// Limit the connections of all clients together to N. A mount has one, and two for a moment
+    /// when the server takes long. Each takes two threads, or three over TLS.
+    #[arg(
+        long, value_name = "N", default_value_t = CONNECTIONS,
+        value_parser = clap::value_parser!(u32).range(1..=10_000)
+    )]
+    connections: u32,
     /// Serve metrics to Prometheus at http://ADDRESS/metrics, such as 127.0.0.1:9100. There is no
     /// password, so only addresses of this machine are accepted. Port 0 selects any free port.
     #[arg(long, value_name = "ADDRESS", value_parser = mount_options::parse_address)]
@@ -113,6 +121,8 @@ pub struct Args {
 
 pub fn run(args: Args, output: &Output) -> Outcome {
     let at = address_of(&args)?;
+    let limits = Limits { share: args.share, connections: args.connections };
+    have_descriptors(&at, args.connections)?;
     let cannot = |e| Failure::io("cannot listen to signals", &e);
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(cannot)?;
     let access = if args.write { Access::ReadWrite } else { Access::ReadOnly };
@@ -137,7 +147,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let served = args.store.shown();
     let (serving, server): (Box<dyn std::any::Any>, Weak<Server>) = match at {
         Address::Socket(path) => {
-            let serving = Serving::begin(db, files, args.share, &path)?;
+            let serving = Serving::begin(db, files, limits, &path)?;
             let paths = [("store", Some(&*args.store)), ("socket", Some(&*path))];
             let said = format!("{served} is served at unix:{}", path.shown());
             output.print(said, text::with_paths(json!({}), &paths))?;
@@ -145,7 +155,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             (Box::new(serving), server)
         }
         Address::Network(at, network) => {
-            let server = of_network(db, files, args.share)?;
+            let server = of_network(db, files, limits)?;
             let listening = Listening::begin(&at, network, Arc::downgrade(&server))?;
             let address = listening.address()?;
             let value = json!({"listen": address.to_string()});
@@ -155,7 +165,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             (Box::new((listening, server)), counted)
         }
         Address::Vsock(at, tokens) => {
-            let server = of_network(db, files, args.share)?;
+            let server = of_network(db, files, limits)?;
             let listening = vsock::Listening::begin(at, tokens, Arc::downgrade(&server))?;
             let address = listening.address();
             let value =
@@ -179,6 +189,20 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     }
     drop((views, fs));
     store.close()
+}
+
+/// Lets this process have the file descriptors of these connections. Fails if it may not have them,
+/// unless the number is the default: then there are as many connections as are possible.
+fn have_descriptors(at: &Address, connections: u32) -> Outcome {
+    let wanted = connections as usize;
+    let possible = provide_descriptors(wanted, matches!(at, Address::Network(..)));
+    if possible >= wanted || connections <= CONNECTIONS {
+        return Ok(());
+    }
+    let what =
+        format!("{wanted} connections need more file descriptors than this process may have");
+    let hint = format!("raise its limit (ulimit -n), or write at most --connections {possible}");
+    Err(Failure::new(Exit::Failed, what).hint(hint))
 }
 
 /// The address to which clients connect.

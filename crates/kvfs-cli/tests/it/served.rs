@@ -4,6 +4,11 @@
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+
+use env::Machine;
+use kvdb_wire::{Client, ClientOptions, SnapshotView, Socket};
+use kvfs::{Fs, FsOptions, ROOT};
 
 fn kvfs() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
@@ -24,10 +29,16 @@ struct Serving(Child);
 impl Serving {
     /// The server answers when this returns.
     fn begin(store: &Path, socket: &Path) -> Serving {
+        Serving::with(store, socket, &[])
+    }
+
+    /// Like `begin`, with these options.
+    fn with(store: &Path, socket: &Path, options: &[&str]) -> Serving {
         let mut listen = std::ffi::OsString::from("unix:");
         listen.push(socket);
         let mut command = kvfs();
-        command.arg("serve").arg(store).arg("--listen").arg(listen).stdout(Stdio::piped());
+        command.arg("serve").arg(store).arg("--listen").arg(listen).args(options);
+        command.stdout(Stdio::piped());
         let mut child = command.spawn().expect("kvfs runs");
         let mut line = String::new();
         let out = child.stdout.as_mut().expect("a pipe");
@@ -186,6 +197,42 @@ fn a_store_that_is_mounted_is_served_by_its_mount() {
     let relative = kvfs().args(["mount", "-o", "serve=unix:s"]).arg("store").arg("mnt").output();
     let said = String::from_utf8_lossy(&relative.expect("kvfs runs").stderr).into_owned();
     assert!(said.contains("path of a socket in full"), "{said}");
+}
+
+#[test]
+fn a_server_has_as_many_readers_as_it_may_and_tells_the_next_one() {
+    let (place, readers) = (Place::new(), 150);
+    let socket = place.path("socket");
+    let most = readers.to_string();
+    let serving = Serving::with(&place.path("store"), &socket, &["--connections", &most]);
+    let read = |reader: usize| {
+        let socket = socket.clone();
+        let connect = move |time| Socket::connect_unix(&socket, time);
+        let client = Client::connect(connect, ClientOptions::default()).expect("a place");
+        let view = SnapshotView::open(&client, "monday").expect("the snapshot");
+        let env = Arc::new(Machine::default());
+        let files = Fs::served(Arc::new(view), env, FsOptions::default()).expect("its files");
+        let name = format!("file{reader}");
+        let directory = files.lookup(ROOT, b"a").expect("a directory");
+        let file = files.lookup(directory.ino, name.as_bytes()).expect("a file");
+        let found = files.read(file.ino, 0, 1 << 20).expect("read").to_vec();
+        let expected = std::fs::read(place.path("tree/a").join(&name)).expect("read");
+        assert_eq!(found, expected, "{name}");
+        client
+    };
+    let clients: Vec<Arc<Client>> = (0..readers).map(read).collect();
+    let refused = place.mount("monday").output().expect("kvfs runs");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success(), "{said}");
+    assert!(said.contains(&format!("the server has {readers} connections")), "{said}");
+    drop(clients);
+    serving.ends_when_asked();
+    for wrong in ["0", "10001", "many"] {
+        let mut serve = kvfs();
+        serve.arg("serve").arg(place.path("store")).args(["--listen", "unix:s"]);
+        let output = serve.args(["--connections", wrong]).output().expect("kvfs runs");
+        assert_eq!(output.status.code(), Some(2), "{wrong}");
+    }
 }
 
 #[test]

@@ -29,7 +29,7 @@ use crate::support::serving::served_files::ServedFiles;
 use crate::support::serving::statistics::{self, MountFigures};
 use crate::support::serving::transactions::OverFiles;
 use crate::support::serving::upgrade::Request;
-use crate::support::serving::wire_server::{SHARE, Serving};
+use crate::support::serving::wire_server::{Limits, Serving};
 use crate::support::serving::{metrics, publications, scripts};
 use crate::support::stores::losses;
 use crate::support::stores::store::{Access, FilesOfStore, InHand, Store};
@@ -159,8 +159,10 @@ impl Service {
             compress: options.compress,
         };
         let writable = options.serve_write.then(files);
-        let serving =
-            options.serve.as_deref().map(|path| Serving::begin(&store.db, writable, SHARE, path));
+        let serving = options
+            .serve
+            .as_deref()
+            .map(|path| Serving::begin(&store.db, writable, Limits::default(), path));
         let serving = or_without(serving.transpose(), needed)?;
         let source = options.source.clone().unwrap_or_else(|| store.path.clone().into_os_string());
         let mounted_alone = place::view_at(&options.mount.root);
