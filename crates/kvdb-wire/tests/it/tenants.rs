@@ -178,6 +178,8 @@ fn connections_without_a_place_that_say_nothing_do_not_harm_those_that_have_one(
     let mut store = Store::with_tree(3, 10);
     store.stop_serving();
     store.options.connections = 1;
+    // Longer than the test waits, so that not this time ends any of them.
+    store.options.greeting = Duration::from_secs(600);
     store.serve();
     let client = store.client();
     let mut silent: Vec<UnixStream> =
