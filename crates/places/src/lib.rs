@@ -9,6 +9,7 @@
 //! - `publishing`, `following`: threads that publish an open store, and show published states;
 //! - `served`: `kvfs+unix:SOCKET`, `kvfs+vsock://CID:PORT` and `kvfs://HOST:PORT`, and how
 //!   transactions on a server end;
+//! - `served_directory`: a directory of such a store, by the address of its server and its path;
 //! - `credentials`: the token and the certificates for a server on the network;
 //! - `error`: the errors, in sentences.
 //!
@@ -39,6 +40,7 @@ pub mod local_copies;
 pub mod publishing;
 pub mod secrets;
 pub mod served;
+mod served_directory;
 mod server;
 
 pub use address::{Address, FORMS, FORMS_OF_PLACES, place, zones_of};
@@ -47,4 +49,5 @@ pub use error::{Error, Result};
 pub use forking::fork;
 pub use host::host_name;
 pub use served::{FORMS_OF_SERVERS, Server};
+pub use served_directory::ServedDirectory;
 pub use server::{needs_trial, trial};

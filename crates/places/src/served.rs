@@ -44,10 +44,15 @@ pub enum Server {
 }
 
 impl Server {
-    /// Parses a word. Returns `None` if it does not begin like the address of a server.
+    /// Parses a word. Returns `None` if it does not begin like the address of a server. Fails if
+    /// the path of a directory follows the address ([`crate::ServedDirectory`]).
     pub fn parse(word: &Path) -> Result<Option<Server>> {
-        let bytes = word.as_os_str().as_bytes();
         let wrong = |why: &str| Error::NoServer { word: word.to_owned(), why: why.into() };
+        let (bytes, path) = parted(word.as_os_str().as_bytes());
+        if path.iter().any(|byte| *byte != b'/') {
+            let path = OsStr::from_bytes(path).display();
+            return Err(wrong(&format!("the address ends before {path}")));
+        }
         if bytes.starts_with(PLAIN_TCP) {
             return Err(wrong("over plain TCP everybody on the way reads the files"));
         }
@@ -70,7 +75,11 @@ impl Server {
         let Some(path) = bytes.strip_prefix(UNIX) else { return Ok(None) };
         let path = path.strip_prefix(b"//").unwrap_or(path);
         let socket = std::path::absolute(OsStr::from_bytes(path));
-        Ok(Some(Server::Unix(socket.map_err(|e| wrong(&e.to_string()))?)))
+        let socket = socket.map_err(|e| wrong(&e.to_string()))?;
+        if !parted(&[UNIX, socket.as_os_str().as_bytes()].concat()).1.is_empty() {
+            return Err(wrong("the path of its socket contains :/, where the address would end"));
+        }
+        Ok(Some(Server::Unix(socket)))
     }
 
     /// Returns the address, which is valid in any directory.
@@ -116,6 +125,24 @@ impl Server {
         };
         client.map_err(|source| Error::Server { address: self.to_string(), source })
     }
+}
+
+/// Splits a word into the address of a server and the path after it, which denotes a directory of
+/// the store.
+pub(crate) fn parted(word: &[u8]) -> (&[u8], &[u8]) {
+    let end = if let Some(socket) = word.strip_prefix(UNIX) {
+        let colon = socket.windows(2).position(|pair| pair == b":/");
+        colon.map(|at| (UNIX.len() + at, UNIX.len() + at + 1))
+    } else {
+        [NETWORK, VSOCK].into_iter().find_map(|scheme| {
+            let after = word.strip_prefix(scheme)?;
+            let begun = after.strip_prefix(b"//").unwrap_or(after);
+            let slash = begun.iter().position(|byte| *byte == b'/')?;
+            let at = word.len() - begun.len() + slash;
+            Some((at, at))
+        })
+    };
+    end.map_or((word, &word[..0]), |(end, path)| (&word[..end], &word[path..]))
 }
 
 impl fmt::Display for Server {

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use kvdb_wire::{ClientOptions, VsockAddress};
-use places::{Credentials, Error, Server};
+use places::{Credentials, Error, ServedDirectory, Server};
 
 fn network(host: &str, port: u16) -> Server {
     Server::Network { host: host.into(), port }
@@ -57,6 +57,50 @@ fn other_words_are_paths_and_half_addresses_are_refused() {
         let refused = Server::parse(Path::new(word));
         assert!(matches!(refused, Err(Error::NoServer { .. })), "{word}: {refused:?}");
     }
+}
+
+fn directory(word: &str) -> (Server, PathBuf) {
+    let parsed = ServedDirectory::parse(Path::new(word)).expect("an address").expect("a server");
+    // The address of a directory denotes the same directory.
+    let again = ServedDirectory::parse(Path::new(&parsed.address())).expect("an address");
+    assert_eq!(again, Some(parsed.clone()), "{parsed}");
+    (parsed.server.clone(), parsed.path().to_owned())
+}
+
+#[test]
+fn a_path_after_the_address_of_a_server_denotes_a_directory_of_its_store() {
+    let socket = || Server::Unix("/run/my.sock".into());
+    let vsock = || Server::Vsock(VsockAddress { cid: 2, port: 741 });
+    for (word, server, path) in [
+        ("kvfs://host:7411/a/b", network("host", 7411), "a/b"),
+        ("kvfs://[::1]:7411/a", network("::1", 7411), "a"),
+        ("kvfs://host:7411//a/./b/", network("host", 7411), "a/b"),
+        ("kvfs://host:7411/a:/b", network("host", 7411), "a:/b"),
+        ("kvfs://host:7411/", network("host", 7411), ""),
+        ("kvfs://host:7411", network("host", 7411), ""),
+        ("kvfs+vsock://2:741/a/b", vsock(), "a/b"),
+        ("kvfs+vsock:2:741/a", vsock(), "a"),
+        ("kvfs+unix:/run/my.sock:/a/b", socket(), "a/b"),
+        ("kvfs+unix:///run/my.sock:/a:/b", socket(), "a:/b"),
+        ("kvfs+unix:/run/my.sock:/", socket(), ""),
+        ("kvfs+unix:/run/my.sock", socket(), ""),
+    ] {
+        assert_eq!(directory(word), (server, path.into()), "{word}");
+    }
+    for word in ["my.kvfs", "/srv/a:/b", "dir:/srv/work", "s3://bucket/work"] {
+        let parsed = ServedDirectory::parse(Path::new(word)).expect("a path");
+        assert_eq!(parsed, None, "{word}");
+    }
+    for word in ["kvfs://host:7411/..", "kvfs://host:7411/a/../b", "kvfs+unix:s:/..", "kvfs:///a"] {
+        let refused = ServedDirectory::parse(Path::new(word));
+        assert!(matches!(refused, Err(Error::NoServer { .. })), "{word}: {refused:?}");
+    }
+    // Where a server alone is meant, a path is refused, and not left out silently.
+    for word in ["kvfs://host:7411/a", "kvfs+vsock://2:741/a", "kvfs+unix:/run/my.sock:/a"] {
+        let refused = Server::parse(Path::new(word));
+        assert!(matches!(refused, Err(Error::NoServer { .. })), "{word}: {refused:?}");
+    }
+    assert_eq!(parsed("kvfs://host:7411/"), network("host", 7411));
 }
 
 /// The reason why a connection over the network is refused before it is made.
