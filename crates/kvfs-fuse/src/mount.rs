@@ -135,12 +135,14 @@ fn mount_with<H: Handler>(
     // The kernel has accepted or refused io_uring by now.
     drop(switch);
     if !options.root.as_os_str().is_empty() {
-        narrow(&mount_point, &options.root).map_err(|e| match e.kind() {
-            io::ErrorKind::NotFound => {
-                let _ = undo(e);
-                Error::NoRoot(options.root.clone())
+        narrow(&mount_point, &options.root).map_err(|e| {
+            let (kind, number) = (e.kind(), e.raw_os_error());
+            let failed = undo(e);
+            match kind {
+                io::ErrorKind::NotFound => Error::NoRoot(options.root.clone()),
+                _ if number == Some(libc::EPERM) => Error::RootNeedsRight(options.root.clone()),
+                _ => failed,
             }
-            _ => undo(e),
         })?;
     }
     let entry = mounts::mount_at(&mount_point)

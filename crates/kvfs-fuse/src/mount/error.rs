@@ -29,6 +29,9 @@ pub enum Error {
     /// The directory that should become the mount's root does not exist.
     #[error("there is no {0} in the file system")]
     NoRoot(PathBuf),
+    /// Only a user who may mount can make a directory of the file system the mount's root.
+    #[error("only a user who may mount can mount {0} alone, without the rest of the file system")]
+    RootNeedsRight(PathBuf),
     /// The unmount call failed.
     #[error("cannot unmount {0}: {1}")]
     Unmount(PathBuf, io::Error),

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::CWD;
+use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
 use super::{Error, MountOptions};
@@ -50,10 +50,18 @@ pub(super) fn mount_directly(
 }
 
 /// Mounts one directory of the file system in place of the whole file system, which is then mounted
-/// nowhere.
+/// nowhere. No symbolic link is followed: its target would be a directory of this machine.
 pub(super) fn narrow(mount_point: &Path, root: &Path) -> io::Result<()> {
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    let tree = rustix::mount::open_tree(CWD, mount_point.join(root), flags)?;
+    let way = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut directory = rustix::fs::open(mount_point, way, Mode::empty())?;
+    for name in root {
+        directory = rustix::fs::openat(&directory, name, way, Mode::empty())?;
+    }
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    let tree = rustix::mount::open_tree(&directory, "", flags)?;
+    drop(directory);
     rustix::mount::unmount(mount_point, UnmountFlags::DETACH)?;
     let from_tree = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
     Ok(rustix::mount::move_mount(&tree, "", CWD, mount_point, from_tree)?)

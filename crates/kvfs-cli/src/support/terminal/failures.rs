@@ -167,6 +167,9 @@ pub fn of_mount(error: kvfs_fuse::Error) -> Failure {
             Failure::new(Exit::NotFound, format!("the store has no {kind} {name}"))
                 .hint(format!("list them: kvfs {kind} list STORE"))
         }
+        Error::RootNeedsRight(_) => {
+            Failure::new(Exit::NotPermitted, text).hint("mount the whole file system, or do it as root")
+        }
         Error::NoFuse(e) => {
             Failure::new(Exit::of(e), text).hint("load the kernel's FUSE (modprobe fuse), or run where /dev/fuse exists")
         }
