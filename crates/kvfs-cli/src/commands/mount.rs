@@ -7,13 +7,15 @@
 //!
 //! Calls by mount(8) and through `/etc/fstab` are handled by `mount8`: as `mount.fuse.kvfs` or
 //! `mount.kvfs`, or through `mount.fuse3`, which calls `kvfs STORE DIR -o OPTIONS`. `served` mounts
-//! a snapshot or a transaction of a store that `kvfs serve` serves.
+//! a snapshot or a transaction of a store that `kvfs serve` serves, or a directory of one
+//! (`shown_directory`).
 
 mod credentials;
 mod local_file;
 mod mount8;
 mod secrets;
 mod served;
+mod shown_directory;
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
@@ -53,7 +55,8 @@ pub struct Args {
     /// s3://BUCKET/NAME in object storage, which is mounted read-only and shows the published state
     /// (@SNAPSHOT after it selects a snapshot), or can be written to by --write; or
     /// kvfs+unix:SOCKET, kvfs+vsock://CID:PORT or kvfs://HOST:PORT, served by `kvfs serve`,
-    /// together with --snapshot, --txn or --lease.
+    /// together with --snapshot, --txn or --lease. A path after the port, or after SOCKET and a
+    /// colon, mounts a directory of the store: kvfs://HOST:PORT/PATH, kvfs+unix:SOCKET:/PATH.
     #[arg(required_unless_present_any = ["config", "upgrade"])]
     store: Option<PathBuf>,
     /// Directory to mount the store on.

@@ -57,6 +57,9 @@ mounted on a new directory, KVFS_MOUNT, in which the program runs:
 
   kvfs run kvfs+unix:/run/my.sock -- make install DESTDIR=.
 
+A path after the address (kvfs+unix:SOCKET:/PATH, kvfs://HOST:PORT/PATH) mounts a directory of the \
+store there.
+
 --durable, --commit, --abort, --ask, --keep, --no-keep and --no-sync mean the same there. With \
 --durable the command that continues the transaction, if this one is killed, is printed on \
 standard error before the program starts. --rebase and --layer are not available.

@@ -96,6 +96,7 @@ mod scrub;
 mod secrets;
 mod selection;
 mod served;
+mod served_directories;
 mod served_leases;
 mod served_mounts;
 mod served_network;

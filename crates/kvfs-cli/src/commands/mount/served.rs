@@ -23,13 +23,14 @@ use kvdb_wire::{
 use kvfs::{Fs, FsOptions, Views};
 use kvfs_fuse::view_names::view_name;
 use kvfs_fuse::{FuseAdapter, MountOptions, Unmounter};
-use places::Server;
+use places::{ServedDirectory, Server};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, PidfdFlags};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::secrets::clear_environment;
+use super::shown_directory::must_exist;
 use super::{
     Args, Credentials, Secrets, announce, arguments, mount_point, say_ready, start_with, tell,
 };
@@ -46,18 +47,18 @@ use crate::support::terminal::text::Shown;
 /// The default time, in seconds, for which a server that does not answer is waited for.
 const TIMEOUT: u32 = 60;
 
-/// Parses the address of a server. Returns `None` if `store` is not such an address.
-pub fn address(store: &Path) -> Option<Outcome<Server>> {
-    Server::parse(store).map_err(Failure::from).transpose()
+/// Parses the address of a directory on a server. Returns `None` if `store` is no such address.
+pub fn address(store: &Path) -> Option<Outcome<ServedDirectory>> {
+    ServedDirectory::parse(store).map_err(Failure::from).transpose()
 }
 
 /// Mounts the view, or serves the mount if this is the background process.
-pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome {
+pub fn run(there: &ServedDirectory, dir: &Path, args: &Args, output: &Output) -> Outcome {
     refuse_of_local_stores(args)?;
     let mut options = mount_options::parse(&args.options)?;
     options.memory = args.memory.or(options.memory);
     options.log = args.log.clone().or(options.log);
-    let address = server.address();
+    let address = there.address();
     let secrets = match args.secrets {
         true => Secrets::receive().map_err(tell)?,
         false => Secrets::default(),
@@ -65,12 +66,11 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
     let view = &view_of(&mut options, args, &address, &secrets)?;
     let timeout = Duration::from_secs(args.timeout.unwrap_or(TIMEOUT).into());
     let (attached, sealed, credentials) = (args.attached, args.sealed, &args.credentials);
-    let asked =
-        Mounting { server, view, timeout, attached, sealed, credentials, secrets: &secrets };
+    let asked = Mounting { there, view, timeout, attached, sealed, credentials, secrets: &secrets };
     if args.serving {
         return serve_in_background(&asked, dir, options);
     }
-    let token = token_for(server, &args.credentials);
+    let token = token_for(&there.server, &args.credentials);
     if args.foreground {
         // The next call may start a thread.
         clear_environment();
@@ -123,12 +123,12 @@ pub struct MountsOfProcess {
 impl MountsOfProcess {
     /// Takes the credentials of the server from the environment of this process. The secrets in it
     /// are removed, since this process waits for a program.
-    pub fn new(server: &Server, sealed: bool) -> Outcome<MountsOfProcess> {
+    pub fn new(there: &ServedDirectory, sealed: bool) -> Outcome<MountsOfProcess> {
         let credentials = Credentials::default();
         let words = credentials.words()?;
-        let token = token_for(server, &credentials);
+        let token = token_for(&there.server, &credentials);
         clear_environment();
-        Ok(MountsOfProcess { address: server.address(), credentials: words, token, sealed })
+        Ok(MountsOfProcess { address: there.address(), credentials: words, token, sealed })
     }
 
     /// Mounts a new transaction.
@@ -162,7 +162,7 @@ fn token_for(server: &Server, credentials: &Credentials) -> Option<String> {
 
 /// A request to mount.
 struct Mounting<'a> {
-    server: &'a Server,
+    there: &'a ServedDirectory,
     view: &'a View,
     timeout: Duration,
     /// If set, the mount ends with this process.
@@ -310,7 +310,8 @@ fn serve(
     let is_new =
         matches!(asked.view, View::Transaction(Asked { key: None, .. }) | View::Lease { .. });
     let mut unmounted = Unmounted(transaction.clone().filter(|_| is_new));
-    let address = asked.server.address();
+    must_exist(&fs, asked.there)?;
+    let address = asked.there.address();
     // The mount has only this view, so the store of `Views` is an empty one in memory.
     let views = Views::new(Kvdb::in_memory(), fs.clone());
     let attached = Arc::new(AtomicBool::new(asked.attached.is_some()));
@@ -319,11 +320,16 @@ fn serve(
     let mount_options = MountOptions {
         source: source.clone(),
         read_only: transaction.is_none(),
+        root: asked.there.path().to_owned(),
         ..options.mount.clone()
     };
     let adapter = Arc::new(FuseAdapter::new(views.clone()).open_views(options.open_views));
     let mounted = kvfs_fuse::mount(adapter, dir, &mount_options, &options.policy);
-    let mut mounted = mounted.map_err(failures::of_mount)?;
+    let mut mounted = mounted.map_err(|e| match e {
+        // It existed before the mount.
+        kvfs_fuse::Error::NoRoot(_) => Failure::new(Exit::Failed, e.to_string()),
+        e => failures::of_mount(e),
+    })?;
     let mut record =
         Record::of_this_process(mounted.device(), Path::new(&address), mounted.mount_point());
     record.source = source.into();
@@ -497,7 +503,7 @@ fn open(
     asked: &Mounting<'_>,
     options: &Options,
 ) -> Outcome<(Fs, Arc<Client>, Option<Arc<ServedTransaction>>)> {
-    let Mounting { server, view, timeout, .. } = *asked;
+    let Mounting { there: ServedDirectory { server, .. }, view, timeout, .. } = *asked;
     let cannot = |e: kvdb_wire::Error| unopened(e, server, view);
     let memory = usize::try_from(options.memory.unwrap_or(MEMORY)).unwrap_or(usize::MAX);
     let client_options = ClientOptions { timeout, memory: memory / 2, ..ClientOptions::default() };

@@ -8,7 +8,7 @@ use std::fs::remove_dir;
 use std::path::{Path, PathBuf};
 
 use kvfs_fuse::{Unmount, unmount};
-use places::Server;
+use places::ServedDirectory;
 use serde_json::{Value, json};
 
 use super::{Args, Isolation};
@@ -29,7 +29,7 @@ use crate::support::terminal::text::Shown;
 use crate::support::terminal::text::{self, with_paths};
 
 /// Runs the command. Returns the program's exit code.
-pub fn run(server: &Server, args: &Args, output: &Output) -> Outcome<sandbox::Code> {
+pub fn run(directory: &ServedDirectory, args: &Args, output: &Output) -> Outcome<sandbox::Code> {
     refuse_of_local_stores(args)?;
     let terminal = match args.end.ask {
         true => Some(Terminal::open("decide beforehand: --commit, --abort, or --keep")?),
@@ -39,7 +39,7 @@ pub fn run(server: &Server, args: &Args, output: &Output) -> Outcome<sandbox::Co
         descendants::keep_together()?;
     }
     // While the program runs, it cannot commit the transaction itself and bypass the question.
-    let mounts = MountsOfProcess::new(server, terminal.is_some())?;
+    let mounts = MountsOfProcess::new(directory, terminal.is_some())?;
     let mut there = There::begin(mounts, args.how.durable)?;
     if let Some(key) = &there.record.key {
         // Print it before the program starts, since a run that is killed prints nothing.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use kvdb_server::{Client, ErrorCode, Reply};
 use kvfs_fuse::mounts::{self, MountEntry};
-use places::Server;
+use places::ServedDirectory;
 use serde_json::{Map, Value, json};
 
 use crate::support::machine::{descendants, paths};
@@ -350,7 +350,7 @@ impl Mounted {
 fn without_socket(target: &Path, full: &Path) -> Failure {
     let mount = mounts::mount_of(full).ok().flatten().filter(MountEntry::is_fuse);
     let record = mount.and_then(|mount| Record::read(&mount.device));
-    if let Some(Ok(Some(server))) = record.map(|record| Server::parse(&record.store)) {
+    if let Some(Ok(Some(server))) = record.map(|record| ServedDirectory::parse(&record.store)) {
         let what =
             format!("{} is mounted from {server}: this is done where the store is", target.shown());
         return Failure::new(Exit::Usage, what).hint(

@@ -11,7 +11,7 @@ use std::path::{Component, Path, PathBuf};
 
 use kvfs_fuse::mounts::{self, MountEntry};
 use kvfs_fuse::view_names::{directory_name, view_name};
-use places::Server;
+use places::ServedDirectory;
 
 use crate::support::layered_runs::inside_layer;
 use crate::support::machine::{destination, paths};
@@ -152,7 +152,7 @@ pub fn of_target(target: &Path) -> Outcome<Option<Place>> {
 
 /// Returns the failure for a path that leads to nothing. The address of a server is not a path.
 pub fn not_found(target: &Path, error: &io::Error) -> Failure {
-    match Server::parse(target) {
+    match ServedDirectory::parse(target) {
         Ok(Some(server)) => {
             Failure::new(Exit::Usage, format!("{server}: this is done where the store is"))
                 .hint("give the store, or the directory that it is mounted on, on the server")

@@ -10,6 +10,7 @@ mod paint;
 mod patch;
 mod renames;
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -125,8 +126,21 @@ pub struct Changes {
     pub state: Option<String>,
     /// The directories with the files before and after the change, for `--patch`.
     roots: Option<Roots>,
+    /// The path of the directory in the store that these directories show; empty for its root.
+    top: Vec<u8>,
     /// Used instead of the first of these directories.
     before: Option<ReadBefore>,
+}
+
+/// Returns a path of the store as one in its directory `top`, or `None` if it lies outside.
+fn below<'a>(top: &[u8], path: &'a [u8]) -> Option<&'a [u8]> {
+    if top.is_empty() {
+        return Some(path);
+    }
+    match path.strip_prefix(top)? {
+        rest if rest.is_empty() => Some(rest),
+        rest => rest.strip_prefix(b"/"),
+    }
 }
 
 fn odd() -> Failure {
@@ -166,7 +180,7 @@ impl Changes {
     ) -> Outcome<Changes> {
         let keys = Gathered::between(keys_reply)?;
         let (files, anchors) = files(files_reply)?;
-        Ok(Changes { files, anchors, keys, state: None, roots, before: None })
+        Ok(Changes { files, anchors, keys, state: None, roots, top: Vec::new(), before: None })
     }
 
     /// Requests the changes of a transaction.
@@ -181,27 +195,29 @@ impl Changes {
         let mut words = vec!["CHANGES", &id, "BEFORE"];
         words.extend(wanted.fields.then_some("FIELDS"));
         let keys = Gathered::of_transaction(mounted.txn(&words)?)?;
-        Ok(Changes { files, anchors, keys, state, roots, before: None })
+        Ok(Changes { files, anchors, keys, state, roots, top: Vec::new(), before: None })
     }
 
     /// Parses the replies to `TXN FILES` and `TXN CHANGES BEFORE` for a transaction.
     pub fn of_replies(files_reply: Reply, keys_reply: Reply) -> Outcome<Changes> {
         let keys = Gathered::of_transaction(keys_reply)?;
         let (files, anchors) = files(files_reply)?;
-        Ok(Changes { files, anchors, keys, state: None, roots: None, before: None })
+        let (roots, top) = (None, Vec::new());
+        Ok(Changes { files, anchors, keys, state: None, roots, top, before: None })
     }
 
-    /// Parses the replies about a transaction that a server has, in a state. Its files are in the
-    /// directory `mounted`.
+    /// Parses the replies about a transaction that a server has, in a state. Its files from the
+    /// path `top` on are in the directory `mounted`.
     pub fn of_server(
         state: String,
         (files_reply, keys_reply): (Reply, Reply),
-        mounted: &Path,
+        (mounted, top): (&Path, &Path),
         before: ReadBefore,
     ) -> Outcome<Changes> {
         let mut changes = Changes::of_replies(files_reply, keys_reply)?;
         changes.state = Some(state);
         changes.roots = Some((mounted.to_owned(), mounted.to_owned()));
+        changes.top = top.as_os_str().as_bytes().to_vec();
         changes.before = Some(before);
         Ok(changes)
     }
@@ -293,7 +309,7 @@ impl Changes {
         put: &mut dyn FnMut(&[u8]) -> Outcome<bool>,
     ) -> Outcome {
         let (roots, before) = (self.roots.as_ref(), self.before.as_ref());
-        let mut writer = patch::Writer { roots, before, style, out: Vec::new() };
+        let mut writer = patch::Writer { roots, top: &self.top, before, style, out: Vec::new() };
         let mut told = 0;
         for file in files {
             for anchor in self.anchors.lines(file, &mut told) {

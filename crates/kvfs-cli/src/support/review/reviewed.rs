@@ -45,6 +45,8 @@ impl Reviewed for OfMount<'_> {
 
 /// Returns what a transaction of a server has changed that is mounted on a directory.
 pub fn changes_of_server(record: &Record, dir: &Path, wanted: Wanted) -> Outcome<Changes> {
+    let shown = guest::shown_by(record);
+    let top = shown.as_ref().map_or(Path::new(""), |shown| shown.path());
     // Read the state first: a change during the listing then makes it differ.
     let Reply::Bulk(state) = guest::review(record, &[b"state"])? else { return Err(odd()) };
     let files = match wanted.all {
@@ -64,5 +66,5 @@ pub fn changes_of_server(record: &Record, dir: &Path, wanted: Wanted) -> Outcome
         }
     });
     let state = String::from_utf8_lossy(&state).into_owned();
-    Changes::of_server(state, (files, keys), dir, before)
+    Changes::of_server(state, (files, keys), (dir, top), before)
 }

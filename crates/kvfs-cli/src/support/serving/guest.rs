@@ -18,7 +18,7 @@ use kvdb_wire::{
     BeginOptions, Client, Outcome as Committed, Reach, ServedTransaction, TransactionKey,
 };
 use kvfs::{Fs, ViewId, Views};
-use places::Server;
+use places::ServedDirectory;
 use places::served::Aborted;
 use serde_json::{Value, json};
 
@@ -425,9 +425,14 @@ fn is_question(request: &str) -> bool {
     verb.and_then(bytes_of).is_some_and(|verb| verb != TAKE_OUT)
 }
 
+/// Returns the directory of a server that a mount shows, or `None` if it is another kind of mount.
+pub fn shown_by(record: &Record) -> Option<ServedDirectory> {
+    ServedDirectory::parse(&record.store).ok().flatten()
+}
+
 /// Returns whether a mount is one from a server.
 pub fn is_served(record: &Record) -> bool {
-    matches!(Server::parse(&record.store), Ok(Some(_)))
+    shown_by(record).is_some()
 }
 
 /// Sends a request to the daemon of a mount from a server. Returns `None` if it is another kind of

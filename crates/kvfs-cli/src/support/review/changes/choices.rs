@@ -19,7 +19,7 @@ use super::file::{File, XATTR};
 use super::keys::{Key, KeyChange};
 use super::paint::{Paint, Style};
 use super::renames::{self, Renames};
-use super::{Changes, Detail};
+use super::{Changes, Detail, below};
 use crate::support::machine::beneath;
 use crate::support::mounts::mounted::Mounted;
 use crate::support::stores::tree;
@@ -88,15 +88,17 @@ fn not_given_back(file: &File, error: rustix::io::Errno) -> Failure {
     Failure::io(doing, &error.into())
 }
 
-/// Opens the directory at a path from the root of a view, on behalf of a file.
-fn opened(view: &Path, path: &[u8], file: &File) -> Outcome<OwnedFd> {
-    let way = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let root = rustix::fs::open(view, way, Mode::empty()).map_err(|e| not_given_back(file, e))?;
-    let path = if path.is_empty() { b"." } else { path };
-    beneath::open(&root, path, way, Mode::empty()).map_err(|e| not_given_back(file, e))
-}
-
 impl Changes {
+    /// Opens the directory at a path of the store in a view of it, on behalf of a file.
+    fn opened(&self, view: &Path, path: &[u8], file: &File) -> Outcome<OwnedFd> {
+        let cannot = |e| not_given_back(file, e);
+        let way = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open(view, way, Mode::empty()).map_err(cannot)?;
+        let below = below(&self.top, path).ok_or(rustix::io::Errno::NOENT).map_err(cannot)?;
+        let path = if below.is_empty() { b"." } else { below };
+        beneath::open(&root, path, way, Mode::empty()).map_err(cannot)
+    }
+
     /// Returns all separable changes: first files by path, then keys. Files that differ only in
     /// their times are not choices of their own.
     pub fn choices(&self) -> Vec<Choice> {
@@ -245,7 +247,8 @@ impl Changes {
         let keys = choice.key.iter().map(|n| self.keys[*n].clone()).collect();
         let (anchors, roots, before) =
             (self.anchors.clone(), self.roots.clone(), self.before.clone());
-        let alone = Changes { files, anchors, keys, state: None, roots, before };
+        let top = self.top.clone();
+        let alone = Changes { files, anchors, keys, state: None, roots, top, before };
         alone.text(Detail::default().with_patch(), style)
     }
 
@@ -345,7 +348,7 @@ impl Changes {
         choices: &[Choice],
     ) -> Outcome {
         for (path, (time, file)) in &times.0 {
-            if let Ok(directory) = opened(view, path, file) {
+            if let Ok(directory) = self.opened(view, path, file) {
                 let _ = fs::File::from(directory).set_modified(*time);
             }
         }
@@ -405,7 +408,7 @@ impl Changes {
             if times.contains_key(&path[..end]) {
                 continue;
             }
-            let time = opened(view, &path[..end], file).ok().and_then(|directory| {
+            let time = self.opened(view, &path[..end], file).ok().and_then(|directory| {
                 fs::File::from(directory).metadata().and_then(|of| of.modified()).ok()
             });
             if let Some(time) = time {
@@ -418,7 +421,7 @@ impl Changes {
     /// Restores mode, owner and extended attributes of a directory that stays.
     fn revert_attributes(&self, view: &Path, file: &File) -> Outcome {
         let path = self.anchors.whole(&file.path);
-        let (directory, cannot) = (opened(view, &path, file)?, |e| not_given_back(file, e));
+        let (directory, cannot) = (self.opened(view, &path, file)?, |e| not_given_back(file, e));
         let before = |what: &[u8]| {
             let detail = file.details.iter().find(|d| d.what == what);
             detail.and_then(|d| String::from_utf8(d.before.clone()?).ok())
@@ -456,7 +459,7 @@ impl Changes {
             last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
             last_modification: Timespec { tv_sec, tv_nsec },
         };
-        let directory = opened(view, &self.anchors.whole(&file.path), file)?;
+        let directory = self.opened(view, &self.anchors.whole(&file.path), file)?;
         rustix::fs::futimens(&directory, &times).map_err(|e| not_given_back(file, e))
     }
 }

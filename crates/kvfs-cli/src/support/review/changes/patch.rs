@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use similar::{Algorithm, ChangeTag, capture_diff_slices_deadline, group_diff_ops};
 
-use super::ReadBefore;
 use super::file::File;
 use super::git_binary;
 use super::paint::{Paint, Style};
+use super::{ReadBefore, below};
 use crate::support::machine::beneath;
 use crate::support::terminal::text;
 
@@ -84,6 +84,8 @@ fn is_text(bytes: &[u8]) -> bool {
 /// Writes a patch in pieces.
 pub(super) struct Writer<'a> {
     pub roots: Option<&'a Roots>,
+    /// The path of the directory in the store that these directories show.
+    pub top: &'a [u8],
     pub before: Option<&'a ReadBefore>,
     pub style: Style,
     pub out: Vec<u8>,
@@ -105,12 +107,15 @@ impl Writer<'_> {
     fn side(&self, file: &File, after: bool) -> Side {
         let path = if after { &file.path } else { file.from.as_ref().unwrap_or(&file.path) };
         let root = self.roots.map(|(old, new)| if after { new } else { old });
+        let shown = below(self.top, path);
         match file.kind_of(after) {
             Some('f') => {
                 let mode = if file.executable(after) { "100755" } else { "100644" };
                 let bytes = match self.before.filter(|_| !after) {
                     Some(read) => read(path),
-                    None => root.and_then(|root| beneath::read_file(root, path, LARGEST).ok()),
+                    None => root
+                        .zip(shown)
+                        .and_then(|(root, path)| beneath::read_file(root, path, LARGEST).ok()),
                 };
                 match bytes {
                     Some(bytes) => Side::Content { mode, bytes },
@@ -118,7 +123,7 @@ impl Writer<'_> {
                 }
             }
             Some('l') => {
-                match file.target(after).or_else(|| beneath::read_link(root?, path).ok()) {
+                match file.target(after).or_else(|| beneath::read_link(root?, shown?).ok()) {
                     Some(bytes) => Side::Content { mode: "120000", bytes },
                     None => Side::Unread { mode: "120000" },
                 }
