@@ -201,7 +201,7 @@ fn a_store_that_is_mounted_is_served_by_its_mount() {
 
 #[test]
 fn a_server_has_as_many_readers_as_it_may_and_tells_the_next_one() {
-    let (place, readers) = (Place::new(), 150);
+    let (place, readers) = (Place::new(), 150_usize);
     let socket = place.path("socket");
     let most = readers.to_string();
     let serving = Serving::with(&place.path("store"), &socket, &["--connections", &most]);
