@@ -1,4 +1,4 @@
-//! Check: reads all of a store's data and lists the damage. Nothing is changed.
+//! Checks a store: reads all of its data and lists the damage, without changing anything.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -33,19 +33,20 @@ impl std::fmt::Display for Fault {
 pub struct CheckReport {
     /// The damage that was found.
     pub faults: Vec<Fault>,
-    /// Dictionaries read.
+    /// The number of dictionaries that were read.
     pub dictionaries: u64,
-    /// Snapshots read.
+    /// The number of snapshots that were read.
     pub snapshots: u64,
-    /// Runs read, each once, however many dictionaries and snapshots share it.
+    /// The number of runs that were read. A run that several dictionaries and snapshots share
+    /// counts once.
     pub runs: u64,
-    /// Items in runs, including tombstones and hidden items.
+    /// The number of items in these runs, including tombstones and hidden items.
     pub items: u64,
-    /// Bytes of runs read: blocks and values.
+    /// The number of bytes of blocks and values that were read from runs.
     pub bytes: u64,
-    /// Commits in the journal.
+    /// The number of commits in the journal.
     pub journal_records: u64,
-    /// Bytes that a crash left after the journal's end. They are not a fault.
+    /// The number of bytes that a crash left after the journal's end. Such bytes are not a fault.
     pub torn_bytes: u64,
 }
 
@@ -59,7 +60,8 @@ impl CheckReport {
         self.faults.push(Fault { place: place.into(), what: what.to_string() });
     }
 
-    /// Takes the counts of the journal. Only a crash leaves bytes after the journal's end.
+    /// Copies the counts of the journal into the report. Bytes after the journal's end are a fault
+    /// if the store was closed properly, because only a crash leaves such bytes.
     fn journal_read(&mut self, recovery: &Recovery) {
         self.torn_bytes = recovery.torn_bytes;
         self.journal_records = recovery.records;
@@ -72,11 +74,12 @@ impl CheckReport {
     }
 }
 
-/// Bytes of cache for nodes and filters during a check.
+/// The size of the cache for nodes and filters during a check, in bytes.
 const CACHE: usize = 32 << 20;
 
-/// Reads the whole store on `device`, which no process may be writing to. `progress` is called with
-/// the bytes read so far and the total. Damage is reported, never returned as an error.
+/// Reads the whole store on `device`. No process may write to the device during the check.
+/// `progress` is called with the number of bytes read so far and the total. Damage is listed in the
+/// report and is never returned as an error.
 pub fn check(device: Arc<dyn Device>, progress: &mut dyn FnMut(u64, u64)) -> CheckReport {
     check_with(device, None, progress)
 }
@@ -172,7 +175,7 @@ fn check_values(
     done
 }
 
-/// Reads a run, counts it, and returns the number of bytes read. Messages name it `place`.
+/// Reads a run, counts it, and returns the number of bytes read. Messages call the run `place`.
 /// `advance` is called with the number of bytes read so far.
 fn check_run(
     run: &Arc<Run>,
@@ -227,7 +230,7 @@ fn runs_of(
     runs
 }
 
-/// The zones that belong to one owner as a whole.
+/// The zones that belong to one owner as a whole, with the names of the owners.
 #[derive(Default)]
 struct Owners(BTreeMap<ZoneId, &'static str>);
 
@@ -239,8 +242,8 @@ impl Owners {
         }
     }
 
-    /// Reports `what` if it lies in a zone that has an owner. The number of its bytes there is not
-    /// compared, since several keys may share one place.
+    /// Reports a fault if `what` lies in a zone that has an owner. The number of bytes in each zone
+    /// is not compared, since several keys may share one place.
     fn check(&self, uses: &ZoneUse, what: &str, report: &mut CheckReport) {
         for (zone, _) in uses.iter() {
             if let Some(other) = self.0.get(&zone) {

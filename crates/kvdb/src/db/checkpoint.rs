@@ -1,7 +1,7 @@
-//! A checkpoint: a copy of the store as of one commit, which is a store of its own. The zones of
-//! its runs are copied to the same addresses of a sparse file, so no pointer changes. It gets a
-//! manifest that lists these runs, and no journal. Writes continue: the versions that are copied,
-//! including those of the snapshots, pin their zones.
+//! Makes checkpoints. A checkpoint is a copy of the store as of one commit, and is a complete store
+//! itself. The zones of the runs are copied to the same addresses of a sparse file, so no pointer
+//! changes. The copy gets a manifest that lists these runs, and no journal. Writes continue during
+//! the copy, because the copied versions, including those of the snapshots, pin their zones.
 
 use env::sync::atomic::Ordering;
 use std::collections::HashMap;
@@ -22,20 +22,21 @@ use crate::remote::random_id;
 use crate::version::Version;
 use crate::version::version_set::encode_run;
 
-/// The most flushes after each of which an edit of the manifest has come in between. The one that
-/// follows them keeps edits waiting.
+/// The number of flushes that are tried while other edits of the manifest may still intervene. If
+/// an edit has intervened each time, the next flush makes such edits wait.
 const ATTEMPTS: usize = 3;
 
 /// The size of a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CheckpointStats {
-    /// Dictionaries in it.
+    /// The number of dictionaries in the checkpoint.
     pub dictionaries: u64,
-    /// Runs in it, each counted once.
+    /// The number of runs in the checkpoint.
     pub runs: u64,
-    /// Bytes copied, or shared by the host where it can: whole zones of 8 MiB.
+    /// The number of bytes that were copied, or that the host shares if it can: whole zones of 8
+    /// MiB.
     pub copied_bytes: u64,
-    /// The part of `copied_bytes` that the copy refers to.
+    /// The number of bytes of `copied_bytes` to which the copy refers.
     pub live_bytes: u64,
 }
 
@@ -50,8 +51,8 @@ pub(crate) struct Checkpoint {
 }
 
 impl Kvdb {
-    /// Copies the store to a new file at `path`, as of a moment during the call. The copy has all
-    /// commits before the call, with branches and snapshots; it is a store of its own that was
+    /// Copies the store, as of a moment during the call, to a new file at `path`. The copy has all
+    /// commits before the call, with branches and snapshots, and is a complete store that was
     /// closed properly. Memtables are flushed first. The copy takes the space of the zones in use,
     /// or none if the host shares them (XFS, Btrfs). Reads and writes continue during the call. The
     /// file appears under its name once it is complete and durable. If the file exists already, the
@@ -86,8 +87,8 @@ impl Kvdb {
 }
 
 impl Database {
-    /// Returns the number of the next dictionary, above all earlier ones, or 0 if the manifest is
-    /// not available.
+    /// Returns the number that the next dictionary will get, which is above the numbers of all
+    /// earlier dictionaries, or 0 if the manifest is not available.
     fn next_dictionary(&self) -> u32 {
         self.engine.versions.manifest().map_or(0, |m| m.state().next_dictionary)
     }
@@ -110,8 +111,8 @@ impl Database {
             .into_iter()
             .map(|s| (s.label.clone(), s.version()))
             .collect();
-        // A snapshot that still has memtables was made just now, and is newer than the copy, as is
-        // one of a later commit.
+        // Skip snapshots that are newer than the copy. They have a later commit number, or still
+        // have memtables because they were made just now.
         let is_flushed = |v: &Version| v.trees.values().all(|t| t.layers.is_empty());
         for (label, version) in all.iter().filter(|(l, v)| l.seq <= seq && is_flushed(v)) {
             let mut dictionaries = Vec::new();
@@ -143,9 +144,10 @@ impl Database {
         (edits, all.into_iter().map(|(_, version)| version).collect())
     }
 
-    /// Flushes memtables, and returns a version whose runs contain the commits up to some number,
-    /// and no others. Commits that happen during the call may have numbers above that one: what
-    /// continues after the state, as the journal in object storage does, has to continue there.
+    /// Flushes memtables, and returns a version whose runs contain exactly the commits up to some
+    /// number, with this number. Commits that happen during the call may have higher numbers, so
+    /// anything that continues the state, such as the journal in object storage, must continue
+    /// after the returned number.
     fn flushed_prefix(&self) -> Result<(Arc<Version>, Seq)> {
         if self.engine.options.read_only && self.engine.versions.load().is_flushed() {
             return Ok((
@@ -160,13 +162,13 @@ impl Database {
                 return Ok(found);
             }
         }
-        // A sequence of ingests would continue like that. Every edit that is a commit holds
-        // `naming`, so none comes from here on.
+        // A long sequence of ingests could make every attempt fail. Every edit that is a commit
+        // holds `naming`, so no such edit can happen while the lock is held here.
         let _flushing = self.flusher.lock();
         let _naming = self.engine.snapshots.naming.lock();
-        // The number of the last edit needs no flush, so the first flush may find nothing to do. If
-        // a commit follows before the version is looked at, the second flush seals it, which moves
-        // the start of the journal past both.
+        // The commit number of the last edit needs no flush, so the first flush may find nothing to
+        // do. If another commit follows before the version is loaded, the second flush seals that
+        // commit, and the start of the journal moves past both.
         for _ in 0..2 {
             self.flusher.flush_all_locked()?;
             if let Some(found) = self.engine.versions.flushed_prefix() {
@@ -176,8 +178,8 @@ impl Database {
         Err(Error::Invalid("an edit came in between, though none may".into()))
     }
 
-    /// Returns the state of the store as of a moment during the call, and the zones that it refers
-    /// to, which are pinned until it is dropped. Memtables are flushed first.
+    /// Flushes the memtables, and returns the state of the store as of a moment during the call.
+    /// The zones to which the state refers are pinned until the returned checkpoint is dropped.
     pub(crate) fn checkpoint_state(&self) -> Result<Checkpoint> {
         let (version, seq) = self.flushed_prefix()?;
         let mut stats = CheckpointStats::default();
@@ -206,13 +208,13 @@ impl Database {
     fn checkpoint_to(&self, device: Arc<dyn Device>) -> Result<CheckpointStats> {
         let Checkpoint { state, uses, stats, held } = self.checkpoint_state()?;
 
-        // A new identity, so that the copy is not taken for the original.
+        // Give the copy a new identity, so that it is not mistaken for the original.
         let uuid = random_id(&*self.engine.env);
         let zones = self.engine.zones.copy_to(device, &uses, uuid)?;
         drop(held);
         let kept = zones.pin(&uses)?;
         zones.start();
-        // Syncs the copied zones and the manifest, then the superblocks that refer to it.
+        // Sync the copied zones and the manifest before the superblocks that refer to the manifest.
         let mut manifest =
             Manifest::begin(zones, self.engine.env.clone(), Arc::new(Health::default()), state, 0)?;
         manifest.vouch()?;

@@ -1,6 +1,6 @@
-//! The open store of a [`crate::Kvdb`]: it wires the parts, each of which owns its state. Work of
-//! one part is a method of that part; this module has the work that involves several of them. For
-//! the order of their locks see `lock_order`.
+//! The open store of a [`crate::Kvdb`]. [`Database`] connects the parts of the store, each of which
+//! owns its state. Work that involves one part is a method of that part; this module has the work
+//! that involves several parts. The order of their locks is documented in `lock_order`.
 
 use env::sync::Mutex;
 use std::sync::Arc;
@@ -24,15 +24,15 @@ use crate::scrub::Scrubber;
 use crate::snapshots::Snapshotter;
 use crate::transactions::{TransactionParts, Transactions};
 
-/// Limit on the weight of the runs that a close merges because of deletions, bytes. The merge
-/// stitches what it keeps, and takes about a second at most.
+/// The maximum weight, in bytes, of the runs that a close merges because of deletions. The merge
+/// stitches the data that it keeps, and takes about a second at most.
 const MERGED_BEFORE_CLOSE: u64 = 256 << 20;
 
-/// The parts of an open store. They are visible in this room only: it passes each call of a client
-/// to its part, and each part holds those of the others that it needs.
+/// The parts of an open store. The parts are visible only in this room, which passes each call of a
+/// client to the responsible part. Each part holds pointers to the other parts that it needs.
 pub(super) struct Database {
     pub(super) engine: Engine,
-    /// The last commit that the store had when it was opened.
+    /// The number of the last commit that the store had when it was opened.
     pub(super) recovered: u64,
     pub(super) commits: Arc<Committer>,
     pub(super) feed: Arc<Feed>,
@@ -52,8 +52,8 @@ pub(super) struct Database {
 }
 
 impl Database {
-    /// Wires the parts around `engine`. The next commit has number `next_seq`, and the journal
-    /// continues with `writer`. For the order see `engine`.
+    /// Connects the parts around `engine`, in the order that the module `engine` documents. The
+    /// next commit has number `next_seq`, and the journal continues with `writer`.
     pub(super) fn new(engine: Engine, next_seq: u64, writer: Writer) -> Database {
         let shares = Shares::of(&engine.options);
         let locks = Arc::new(Locks::new(shares.locks));
@@ -122,7 +122,7 @@ impl Database {
     pub(super) fn close(&self) -> Result<()> {
         let closed = self.close_store();
         self.prefetch.lock().take().iter().for_each(|prefetch| prefetch.stop());
-        // Closed here, since other threads may hold the store for a moment longer.
+        // Close the remote zones here, since other threads may hold the store for a moment longer.
         self.engine.zones.close_remote();
         closed
     }
@@ -160,7 +160,7 @@ impl Database {
             let mut manifest = self.engine.versions.manifest()?;
             match manifest.commit(edits) {
                 Ok(()) => manifest.vouch().map(|()| true),
-                // Without this edit, the next open has to find the journal's end.
+                // If this edit is missing, the next open has to search for the journal's end.
                 Err(Error::NoSpace) => Ok(false),
                 Err(e) => Err(e),
             }
@@ -171,8 +171,9 @@ impl Database {
         Ok(())
     }
 
-    /// Merges what was deleted shortly before the store is closed: the store would keep its space
-    /// until it is opened again. A failure is left to what follows.
+    /// Merges runs with recent deletions before the store is closed, because the space of the
+    /// deleted data would otherwise stay in use until the store is opened again. Errors are not
+    /// returned, since a lasting problem also fails the next steps of the close.
     fn merge_before_close(&self) {
         let options = &self.engine.options;
         if options.read_only || !options.flush_on_close || self.engine.health.check().is_err() {

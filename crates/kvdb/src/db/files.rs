@@ -1,6 +1,6 @@
-//! Stores as files of the host, opened by path, with defaults that fit most uses. A store appears
-//! under its name only when it is complete. Until then the name ends in `.partial`, and a file of
-//! that name that a crash has left is overwritten.
+//! Opens and creates stores in files of the host, by path, with defaults that fit most uses. A
+//! store appears under its name only when it is complete. Until then its name ends in `.partial`.
+//! If a crash has left a file with this name, the next attempt replaces the file.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -18,8 +18,9 @@ use crate::error::{Error, Result};
 use crate::options::{CreateOptions, OpenOptions};
 
 impl Kvdb {
-    /// Opens the store in the file at `path`, or makes one: 256 MiB of memory, background threads,
-    /// everything on disk within a second.
+    /// Opens the store in the file at `path`, or creates one if no file exists there. The store
+    /// uses 256 MiB of memory and background threads, and writes each change to disk within a
+    /// second.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -35,7 +36,8 @@ impl Kvdb {
         Self::open_path_with(path, OpenOptions::default())
     }
 
-    /// Opens the store in a file, with options. With `read_only` the store must exist.
+    /// Opens the store in the file at `path` with the given options, or creates one if no file
+    /// exists there. If `read_only` is set, the file must exist.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -62,8 +64,8 @@ impl Kvdb {
 
     /// Opens the store in the file at `path`, and returns the report of the recovery.
     pub fn recover_path(path: impl AsRef<Path>, options: OpenOptions) -> Result<(Kvdb, Recovery)> {
-        // Readers also keep fetched parts of zones in object storage in the file, so it must be
-        // writable.
+        // A reader of a store in object storage keeps the parts of zones that it has fetched in the
+        // file, so the file must be writable.
         let device = FileDevice::open(path, options.read_only && options.remote.is_none())?;
         Self::open(Arc::new(device), Arc::new(Machine::default()), options)
     }
@@ -79,7 +81,8 @@ impl Kvdb {
     }
 }
 
-/// A file that is being written. It is removed if it is dropped unfinished.
+/// A file that is being written. The file is removed if its `Partial` is dropped before it is
+/// finished.
 pub(crate) struct Partial {
     pub name: PathBuf,
     path: PathBuf,
@@ -87,7 +90,8 @@ pub(crate) struct Partial {
 }
 
 impl Partial {
-    /// Begins a new file. No file may exist at `path`; the rest of an earlier attempt is removed.
+    /// Begins a new file. No file may exist at `path`. A partial file that an earlier attempt has
+    /// left is removed.
     pub(crate) fn begin(path: &Path) -> Result<Partial> {
         if path.try_exists()? {
             return Err(Error::Io(io::Error::new(
@@ -102,7 +106,7 @@ impl Partial {
         partial.push(".partial");
         let name = path.with_file_name(partial);
         if name.try_exists()? {
-            // Opening it fails if a process that still writes it has it locked.
+            // The open fails if another process is still writing the file and has locked it.
             let left = FileDevice::open(&name, false)?;
             fs::remove_file(&name)?;
             drop(left);
@@ -110,7 +114,7 @@ impl Partial {
         Ok(Partial { name, path: path.to_owned(), done: false })
     }
 
-    /// Gives the file its name, durably. Its bytes are durable already.
+    /// Gives the file its final name, durably. The contents of the file are already durable.
     pub(crate) fn finish(mut self) -> Result<()> {
         // A link, unlike a rename, never replaces a file that another process has put there.
         match fs::hard_link(&self.name, &self.path) {
@@ -130,7 +134,7 @@ impl Partial {
 impl Drop for Partial {
     fn drop(&mut self) {
         if !self.done {
-            // Best effort: the next attempt removes it too.
+            // Ignore errors, because the next attempt removes the file, too.
             let _ = fs::remove_file(&self.name);
         }
     }

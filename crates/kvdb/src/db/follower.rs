@@ -2,7 +2,7 @@
 //! state as one commit. Existing views keep their state.
 //!
 //! [`Follower::look`] fetches and opens the newer state before it is shown, so that the changes can
-//! be examined first. Showing it needs no request.
+//! be examined first. Showing the state then needs no request.
 
 use std::sync::Arc;
 
@@ -46,9 +46,9 @@ pub struct NewerState {
     listed: Listed,
 }
 
-/// The changes that readers of the feed get.
+/// The changes that readers of the feed will get.
 struct Listed {
-    /// The dictionaries that they followed when the list was made.
+    /// The dictionaries that these readers followed when the list was made.
     followed: Vec<DictionaryId>,
     /// The changed keys, or `None` if there is no list.
     changes: Option<Vec<(DictionaryId, CommittedKey)>>,
@@ -101,7 +101,7 @@ impl Kvdb {
 }
 
 impl Follower {
-    /// Shows the newest state. Returns `false` if it is shown already.
+    /// Shows the newest published state. Returns `false` if this state is already shown.
     pub fn follow(&mut self) -> Result<bool> {
         let Some(mut newer) = self.look()? else { return Ok(false) };
         newer.show()?;
@@ -109,8 +109,9 @@ impl Follower {
         Ok(true)
     }
 
-    /// Reads the head, and opens the newest state if it is not the one that was followed last. An
-    /// [`Error::Invalid`] says that this store cannot show it: the store must be opened again.
+    /// Reads the head, and opens the newest state if it differs from the state that was followed
+    /// last. Returns [`Error::Invalid`] if this store cannot show the newest state and has to be
+    /// opened again.
     pub fn look(&mut self) -> Result<Option<NewerState>> {
         let no_store = || Error::NoStore(self.of.place());
         let head = match &self.tag {
@@ -138,8 +139,8 @@ impl Follower {
             return Err(other("was replaced by an older state"));
         }
         let table = Arc::new(published.known.table);
-        // Stop the prefetch until the new state is shown, since the places that it knows become
-        // stale.
+        // Stop the prefetch until the new state is shown, since the places that the prefetch knows
+        // become stale.
         let prefetch = db.prefetch.lock().clone();
         prefetch.iter().for_each(|prefetch| prefetch.stop());
         db.engine.zones.follow(&table, published.first)?;
@@ -184,8 +185,8 @@ impl Follower {
         Ok(Listed { followed, changes })
     }
 
-    /// Notes in the local file that it caches the shown state, so that the next opening finds the
-    /// parts that were fetched.
+    /// Records in the local file that the file caches the shown state, so that the next opening
+    /// finds the parts that were fetched.
     pub fn keep(&mut self, shown: NewerState) -> Result<()> {
         let db = &self.db.db;
         self.copy = shown.copy;
@@ -195,14 +196,14 @@ impl Follower {
         Manifest::begin(zones, env, health, shown.state, 0)?.vouch()
     }
 
-    /// Returns the state that was followed last, or the one that the store was opened with.
+    /// Returns the state that was followed last, or the state with which the store was opened.
     pub fn copy(&self) -> &LocalCopy {
         &self.copy
     }
 }
 
 impl NewerState {
-    /// Returns the state that is shown until this one is.
+    /// Returns the state that is shown until the newer state replaces it.
     pub fn before(&self) -> &View {
         &self.before
     }
@@ -212,19 +213,19 @@ impl NewerState {
         &self.after
     }
 
-    /// Returns whether the newer state has a dictionary of this number.
+    /// Returns whether the newer state has a dictionary with this number.
     pub fn has_dictionary(&self, dict: DictionaryId) -> bool {
         self.after.knows(dict)
     }
 
-    /// Returns whether the store has a snapshot of this name, and the newer state has the same one.
+    /// Returns whether both the store and the newer state have the same snapshot under this name.
     pub fn keeps_snapshot(&self, name: &str) -> bool {
         let there = self.db.db.engine.snapshots.get(name);
         let newer = self.state.snapshots.get(name);
         there.zip(newer).is_some_and(|(there, newer)| there.label == newer.label)
     }
 
-    /// Shows the newer state, all at once and without a request.
+    /// Shows the newer state atomically and without a request.
     pub fn show(&mut self) -> Result<()> {
         let db = &self.db.db;
         let mut open = |id: RunId, root: &Bytes| self.runs.open(&db.engine.cache, id, root);

@@ -17,7 +17,7 @@ impl RemoteStore {
         let device = Arc::new(FileDevice::create(&partial.name)?);
         let copy = self.fork_to(device, Arc::new(Machine::default()), options)?;
         if let Err(e) = partial.finish() {
-            // If the file has its name already, it is a fork, and stays registered.
+            // If the file already has its final name, the fork is complete and stays registered.
             if !path.as_ref().exists() {
                 copy.fork.iter().for_each(|id| self.give_up_fork(*id));
             }

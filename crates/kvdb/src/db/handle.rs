@@ -40,13 +40,14 @@ pub struct Dictionary {
 }
 
 impl Kvdb {
-    /// Returns the dictionary of that name, and makes it with default options if it does not exist.
+    /// Returns the dictionary with this name, and creates it with default options if it does not
+    /// exist.
     pub fn open_dictionary(&self, name: &str) -> Result<Dictionary> {
         self.open_dictionary_with(name, DictionaryOptions::default())
     }
 
-    /// Returns the dictionary of that name, and makes it with `options` if it does not exist. An
-    /// existing one keeps its own options.
+    /// Returns the dictionary with this name, and creates it with `options` if it does not exist.
+    /// An existing dictionary keeps its own options.
     pub fn open_dictionary_with(
         &self,
         name: &str,
@@ -71,17 +72,17 @@ impl Dictionary {
         self.db.commit(batch, Durability::Buffered)
     }
 
-    /// Returns its number, for batches, views and cursors.
+    /// Returns the number of the dictionary, for use in batches, views and cursors.
     pub fn id(&self) -> DictionaryId {
         self.id
     }
 
-    /// Returns the store that it belongs to.
+    /// Returns the store of the dictionary.
     pub fn store(&self) -> &Kvdb {
         &self.db
     }
 
-    /// Returns its name and options, or `None` if it was dropped.
+    /// Returns the name and the options of the dictionary, or `None` if the dictionary was dropped.
     pub fn info(&self) -> Option<DictionaryInfo> {
         self.database().engine.versions.load().trees.get(&self.id).map(|t| t.info().to_info())
     }
@@ -91,12 +92,12 @@ impl Dictionary {
         self.db.get(self.id, key.as_ref())
     }
 
-    /// Returns whether `key` exists. A large value is not read for this.
+    /// Returns whether `key` exists, without reading large values.
     pub fn contains(&self, key: impl AsRef<[u8]>) -> Result<bool> {
         self.db.view().contains(self.id, key)
     }
 
-    /// Puts a value for `key`, whether or not it had one.
+    /// Puts a value under `key`, and replaces the old value if the key has one.
     #[doc(alias = "put")]
     #[doc(alias = "set")]
     pub fn insert(&self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> Result<()> {
@@ -109,8 +110,8 @@ impl Dictionary {
         self.one(|b| b.delete(self.id, key))
     }
 
-    /// Changes the value of `key` without reading it. See [`Update`] for its effect on a missing
-    /// key and on a value that it does not fit.
+    /// Changes the value of `key` without reading it. See [`Update`] for the effect on a missing
+    /// key, and on a value to which the update does not apply.
     ///
     /// ```
     /// # use kvdb::Update;
@@ -127,7 +128,8 @@ impl Dictionary {
         self.one(|b| b.update(self.id, key, update))
     }
 
-    /// Deletes every key of a range. It costs one range tombstone, however many keys it covers.
+    /// Deletes every key of a range. The deletion writes one range tombstone, regardless of the
+    /// number of keys that it covers.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -244,7 +246,7 @@ impl Dictionary {
         self.db.ingest(self.id, tuples)
     }
 
-    /// Begins an ingest tuple by tuple; see [`Kvdb::begin_ingest`].
+    /// Begins an ingest to which the caller pushes tuples one by one; see [`Kvdb::begin_ingest`].
     pub fn begin_ingest(&self) -> Result<Ingest> {
         self.db.begin_ingest(self.id)
     }

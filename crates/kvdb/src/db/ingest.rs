@@ -1,11 +1,11 @@
-//! Bulk ingest: sorted tuples are written once, as a run, without journal and memtables. One edit
-//! of the manifest adds the run to the store, as the newest of its dictionary; later merges stitch
-//! it.
+//! Ingests sorted tuples in bulk. The tuples are written once, as a run, without journal and
+//! memtables. One edit of the manifest adds the run to the store as the newest run of its
+//! dictionary. Later merges stitch the run.
 //!
-//! Its place among the commits: while the tuples arrive, none of them is visible. After the last
-//! one, the memtables are sealed and flushed, so that all earlier commits lie in older runs, and
-//! the new run is put above these. During that step no commit changes a key between its first and
-//! its last one.
+//! An ingest takes its place in the order of commits when it finishes. Its tuples are invisible
+//! until then. After the last tuple, the memtables are sealed and flushed, so that all earlier
+//! commits lie in older runs, and the new run is placed above those runs. During this step no
+//! commit can change a key between the first and the last key of the ingest.
 
 use env::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -29,33 +29,34 @@ use crate::manifest::{Edit, ManifestState};
 use crate::version::generation::Layer;
 use crate::version::version_set::VersionEdit;
 
-/// Ingested bytes after which the free space is checked again.
+/// The number of ingested bytes after which the free space is checked again.
 const LOOK_AT_SPACE: u64 = 4 << 20;
-/// Deleted data is reclaimed first when less space than this is free.
+/// The number of free bytes below which an ingest first reclaims deleted data.
 const SHORT: u64 = 32 << 20;
 
-/// The result of an ingest, in bytes unless said otherwise.
+/// The result of an ingest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IngestStats {
     /// The number of tuples.
     pub tuples: u64,
-    /// The keys and values as given.
+    /// The size of the keys and values as the caller passed them, in bytes.
     pub user_bytes: u64,
-    /// The blocks, values and index as written.
+    /// The size of the blocks, values and index as they were written, in bytes.
     pub written_bytes: u64,
 }
 
 impl Kvdb {
     /// Writes tuples in strictly ascending order of their keys directly into the store. Each byte
     /// is written once, neither to the journal first nor again by later merges, and memory stays
-    /// bounded for any number of tuples. All of them become visible and durable at once when this
-    /// returns; on an error none does, and their space is free again.
+    /// bounded for any number of tuples. All tuples are visible and durable when this returns. If
+    /// an error is returned, none of them is, and their space is free again.
     ///
-    /// They replace all commits to the same keys up to the end of the input. The last step locks
-    /// the keys from the first to the last one: it waits for serializable transactions that have
-    /// locked some of them, and fails with [`Error::Locked`] when that takes too long. Commits to
-    /// these keys wait until the step is done. Open transactions with snapshot isolation that
-    /// change one of the keys find a conflict. An unsorted or repeated key is [`Error::Invalid`].
+    /// The tuples replace all values that were committed under the same keys before the end of the
+    /// input. The last step locks the range of keys from the first to the last. It waits for
+    /// serializable transactions that have locked some of these keys, and fails with
+    /// [`Error::Locked`] if the wait takes too long. Commits to the range wait until the step is
+    /// done. An open transaction with snapshot isolation that changes a key of the range finds a
+    /// conflict. If a key is unsorted or repeated, the ingest fails with [`Error::Invalid`].
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -83,8 +84,8 @@ impl Kvdb {
         ingest.finish()
     }
 
-    /// Begins an ingest tuple by tuple, for a source that may fail: dropping the [`Ingest`] cancels
-    /// it.
+    /// Begins an ingest to which the caller pushes tuples one by one. This form suits a source that
+    /// may fail, because dropping the [`Ingest`] cancels the ingest.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -108,8 +109,8 @@ impl Kvdb {
             db.engine.versions.load().tree(dict)?.info().options.storage(Placement::stitch());
         let choice = db.engine.series.choice(dict, options.compress_values);
         let options = MergeOptions { priority: Priority::User, choice, ..options };
-        // Number 0 is older than every snapshot: no transaction can have read tuples before they
-        // are visible.
+        // The tuples get number 0, which is older than every snapshot. No transaction can have read
+        // the tuples before they are visible.
         let writer = RunWriter::new(&db.engine.cache, 0, &options);
         Ok(Ingest {
             db: self.clone(),
@@ -136,8 +137,8 @@ pub struct Ingest {
 }
 
 impl Ingest {
-    /// Appends a tuple; its key must be above the one before. After an error the ingest can only be
-    /// dropped.
+    /// Appends a tuple, whose key must be greater than the previous key. After an error the ingest
+    /// can only be dropped.
     pub fn push(&mut self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> Result<()> {
         let (key, value) = (key.into(), value.into());
         if key.len() > MAX_KEY {
@@ -167,7 +168,8 @@ impl Ingest {
             let db = &self.db.db;
             db.engine.health.writable()?;
             if db.space().free < SHORT {
-                // A reclaim may free deleted space. Values that are held keep zones reserved.
+                // A reclaim may free the space of deleted data. If it does not, place the held
+                // values, because they keep zones reserved.
                 if !db.admission.want_space() {
                     db.admission.place_held();
                 }
@@ -238,7 +240,7 @@ impl Database {
             .zones
             .sync()
             .map_err(|e| self.engine.health.fail("syncing an ingest", &e.into()))?;
-        // Most of the memtables are flushed here, while other flushes can still run.
+        // Flush most of the memtables here, while other flushes can still run.
         self.flusher.flush_all()?;
         let _alone = self.transactions.lock_alone(dict, range)?;
         // Space can still be reclaimed here, before the locks are taken.
@@ -257,7 +259,7 @@ impl Database {
         if !empty {
             self.commits.seal(number)?;
         }
-        // A pending snapshot, made earlier, must not include this run.
+        // A pending snapshot is older than this run and must not include it.
         let naming = loop {
             self.flusher.flush_sealed_locked()?;
             let naming = self.engine.snapshots.naming.lock();
@@ -266,9 +268,9 @@ impl Database {
             }
         };
         let installed = {
-            // The run has a commit number of its own, so that older transactions find a conflict
-            // with it. The pipeline's lock is held, so no commit happens between the data below it
-            // and the run itself.
+            // The run gets its own commit number, so that older transactions find a conflict with
+            // it. The pipeline's lock is held, so no commit happens between the data below it and
+            // the run itself.
             let entered = self.commits.enter_in_order(Priority::Log)?;
             let changed = Changed::Run(dict, run.clone());
             self.commits.install_commit(entered, changed, |state| self.adding(state, dict, &run))?

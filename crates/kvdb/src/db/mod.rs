@@ -1,5 +1,5 @@
-//! The store as a whole: its parts, and the code that creates, opens, checks, repairs and copies a
-//! store; and the handle that callers hold.
+//! The store as a whole. This module has the parts of a store, the handle that callers hold, and
+//! the code that creates, opens, checks, repairs and copies a store.
 
 pub(crate) mod check;
 pub(crate) mod checkpoint;
@@ -58,7 +58,7 @@ use crate::series::{SeriesCodec, SeriesSource};
 #[derive(Clone)]
 pub struct Kvdb {
     db: Arc<Database>,
-    /// Dropped with the last clone; background threads hold only the database.
+    /// Closes the store when the last clone is dropped. Background threads hold only the database.
     _closer: Arc<Closer>,
 }
 
@@ -73,7 +73,7 @@ impl Drop for Closer {
     }
 }
 
-/// The space of the store, bytes.
+/// The space of the store, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
     /// The size that the store may have on its device.
@@ -106,8 +106,8 @@ impl Kvdb {
         Ok((Self::of(db), recovery))
     }
 
-    /// Makes a store in memory, without background threads: for tests of the floors above, and for
-    /// experiments.
+    /// Makes a store in memory, without background threads. Such a store is meant for tests of the
+    /// floors above, and for experiments.
     ///
     /// # Panics
     /// Panics if there is no memory for the few kilobytes of an empty store.
@@ -124,12 +124,12 @@ impl Kvdb {
             .expect("memory does not fail")
     }
 
-    /// Returns the number of a dictionary of the main branch, if it exists.
+    /// Returns the number of the main branch's dictionary with this name, if the dictionary exists.
     pub fn dictionary(&self, name: &str) -> Option<DictionaryId> {
         self.db.engine.versions.dictionary("", name)
     }
 
-    /// Returns whether the main branch has a dictionary of this number now.
+    /// Returns whether the main branch currently has a dictionary with this number.
     pub fn has_dictionary(&self, dict: DictionaryId) -> bool {
         self.db.engine.versions.load().has_in_main(dict)
     }
@@ -139,8 +139,8 @@ impl Kvdb {
         self.db.engine.versions.load().get(dict).map(|tree| tree.info().to_info())
     }
 
-    /// Returns the dictionary of that name, and makes it if it does not exist (durable before this
-    /// returns).
+    /// Returns the number of the dictionary with this name. If the dictionary does not exist, it is
+    /// created, and is durable before this returns.
     pub fn create_dictionary(
         &self,
         name: &str,
@@ -151,8 +151,8 @@ impl Kvdb {
 
     /// Drops a dictionary with its contents. The drop is durable before this returns, and so are
     /// all earlier commits: tuples that were copied elsewhere are never lost together with the
-    /// original. Existing views still see it. Serializable transactions that have read or changed
-    /// it are aborted.
+    /// original. Existing views still see the dictionary. Serializable transactions that have read
+    /// or changed it are aborted.
     pub fn drop_dictionary(&self, dict: DictionaryId) -> Result<()> {
         self.drop_dictionaries(&[dict])
     }
@@ -165,14 +165,15 @@ impl Kvdb {
     }
 
     /// Changes the stitching threshold of a dictionary (see [`DictionaryOptions::stitch_at`]),
-    /// durably before this returns. A merge under way uses it from its next part on.
+    /// durably before this returns. A merge in progress uses the new threshold from its next part
+    /// on.
     pub fn set_stitch_at(&self, dict: DictionaryId, bytes: u64) -> Result<()> {
         self.db.catalog.set_stitch_at(dict, bytes)
     }
 
-    /// Changes the storage options of a dictionary, durably before this returns. They apply to data
-    /// that is written from now on, by a merge under way from its next part on; existing data stays
-    /// as it is until a merge rewrites it. `reserved` cannot be changed.
+    /// Changes the storage options of a dictionary, durably before this returns. The options apply
+    /// to data that is written from now on; a merge in progress uses them from its next part on.
+    /// Existing data stays as it is until a merge rewrites it. `reserved` cannot be changed.
     pub fn set_dictionary_options(
         &self,
         dict: DictionaryId,
@@ -181,12 +182,12 @@ impl Kvdb {
         self.db.catalog.set_options(dict, options)
     }
 
-    /// Sets the codec of the large values of a dictionary whose keys begin with `series`, for those
-    /// that get their place from now on; `None` stands for the codec of the dictionary again. All
-    /// series of a dictionary have prefixes of one length, at most 128 bytes. This is not stored,
-    /// and only the thousands of series that were set last are remembered: a program sets the codec
-    /// of a series whenever it is about to commit values of it, which costs little. Values keep the
-    /// codec that they have.
+    /// Sets the codec of the large values of a dictionary whose keys begin with `series`. The codec
+    /// applies to values that get their place from now on; values that already have a place keep
+    /// their codec. `None` restores the codec of the dictionary. All series of a dictionary must
+    /// have prefixes of the same length, at most 128 bytes. The setting is not stored, and only the
+    /// few thousand series that were set last are remembered. A program should therefore set the
+    /// codec of a series whenever it is about to commit values of the series, which costs little.
     ///
     /// ```
     /// # use kvdb::{Batch, Compression, Durability, Kvdb, SeriesCodec};
@@ -212,8 +213,8 @@ impl Kvdb {
         self.db.engine.series.set(dict, series, codec)
     }
 
-    /// Sets the source of the codecs of values that [`Kvdb::receive`] takes out of a stream, for as
-    /// long as the store is open. The first one that is set stays.
+    /// Sets the source from which [`Kvdb::receive`] learns the codecs of the values in a stream.
+    /// The first source that is set stays until the store is closed.
     pub fn set_series_source(&self, source: Arc<dyn SeriesSource>) {
         self.db.engine.series.set_source(source);
     }
@@ -223,20 +224,22 @@ impl Kvdb {
         self.db.engine.versions.visible.load(env::sync::atomic::Ordering::Acquire)
     }
 
-    /// Returns all dictionaries of the main branch, by number.
+    /// Returns all dictionaries of the main branch, in the order of their numbers.
     pub fn dictionaries(&self) -> Vec<DictionaryInfo> {
         self.dictionaries_in("")
     }
 
-    /// Returns a view of the store as of the newest commit, which stays the same while it is held.
+    /// Returns a view of the store as of the newest commit. The view does not change while it is
+    /// held.
     pub fn view(&self) -> View {
         self.db.engine.versions.view()
     }
 
-    /// Starts to keep the keys of future commits, the newest ones in `bytes` bytes, and returns the
-    /// position after the newest commit. If commits are kept already, this continues with the
-    /// larger of the sizes. It keeps commits of the main branch to dictionaries that are not
-    /// reserved, for as long as the store is open. [`Kvdb::follow_branch`] does this for a clone.
+    /// Starts to keep the keys of the newest commits from now on, in up to `bytes` bytes of memory,
+    /// and returns the position after the newest commit. If commits are already being kept, the
+    /// larger of the two sizes applies. The store keeps commits of the main branch to dictionaries
+    /// that are not reserved, until it is closed. [`Kvdb::follow_branch`] does the same for a
+    /// clone.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -253,15 +256,15 @@ impl Kvdb {
         self.follow_commits_with(bytes, &[])
     }
 
-    /// Does the same as [`Kvdb::follow_commits`], with some reserved dictionaries included. If they
-    /// were not followed yet, earlier positions cannot be followed any more.
+    /// Does the same as [`Kvdb::follow_commits`], but includes some reserved dictionaries. If these
+    /// dictionaries were not followed before, earlier positions can no longer be followed.
     pub fn follow_commits_with(&self, bytes: usize, reserved: &[DictionaryId]) -> CommitPosition {
         self.db.commits.follow_main(bytes, reserved)
     }
 
     /// Does the same as [`Kvdb::follow_commits_with`] for the commits to a branch. Each followed
-    /// branch has a list of its own; the bytes bound all lists together. The list of a clone ends
-    /// with the clone, and when it is rolled back or replaced.
+    /// branch has its own list; `bytes` bounds the size of all lists together. The list of a clone
+    /// ends when the clone is dropped, rolled back or replaced.
     pub fn follow_branch(
         &self,
         branch: &str,
@@ -272,43 +275,44 @@ impl Kvdb {
         position.ok_or_else(|| Error::NoBranch(branch.into()))
     }
 
-    /// Returns the keys of the commits after a position: whole commits, up to about `most` changes.
-    /// A read of a key then finds the value that the commit has put, or a newer one. Returns `None`
-    /// if some of the commits are not kept: following began too late or is too slow; there was a
-    /// rollback, an ingest, or a transaction larger than memory; a dictionary was dropped; or the
-    /// store was closed or opened again. The caller then has to compare with a snapshot, or read
-    /// everything.
+    /// Returns the keys of the commits after a position: whole commits, with up to about `most`
+    /// changes in total. A later read of a key finds the value that the commit has put, or a newer
+    /// value. Returns `None` if some of the commits are not kept. This happens if following began
+    /// too late or is too slow; after a rollback, an ingest, or a transaction larger than memory;
+    /// after a dictionary was dropped; and after the store was closed or opened again. The caller
+    /// then has to compare with a snapshot, or read everything.
     pub fn commits_since(&self, since: CommitPosition, most: usize) -> Option<RecentKeys> {
         self.db.feed.since(since, most)
     }
 
-    /// Waits until there are commits after a position, or until it is not kept any more, for
-    /// example because the store was closed. Returns `false` after `at_most`.
+    /// Waits until the store has commits after a position, or until the position is no longer kept,
+    /// for example because the store was closed. Returns `false` if neither happens within
+    /// `at_most`.
     pub fn wait_for_commits(&self, since: CommitPosition, at_most: Duration) -> bool {
         self.db.feed.wait(since, at_most)
     }
 
-    /// Returns the time of the store's environment, since 1970; in a simulation it advances on
-    /// request. Snapshots and files are dated by the machine's coarse clock, which lags this one by
-    /// up to a few milliseconds.
+    /// Returns the current time of the store's environment, as the duration since 1970. In a
+    /// simulation, time advances only on request. Snapshots and files are dated by the machine's
+    /// coarse clock, which lags this clock by up to a few milliseconds.
     pub fn wall_clock(&self) -> Duration {
         self.db.engine.env.exact_wall()
     }
 
-    /// Returns a random number of the store's environment; in a simulation it follows from the
-    /// seed.
+    /// Returns a random number from the store's environment. In a simulation the seed determines
+    /// the number.
     pub fn random(&self) -> u64 {
         self.db.engine.env.random()
     }
 
-    /// Returns the newest committed value.
+    /// Returns the newest committed value of `key`.
     pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
         self.db.engine.versions.get(dict, key)
     }
 
     /// Returns the newest committed value of each of `keys`, in their order and all as of one
-    /// commit. Cheaper than single reads: data on the device is read in the order of its place,
-    /// with many requests at a time.
+    /// commit. This is cheaper than single reads, because data on the device is read in the order
+    /// of its place, with many requests at a time.
     pub fn multi_get<K: AsRef<[u8]>>(
         &self,
         dict: DictionaryId,
@@ -317,7 +321,8 @@ impl Kvdb {
         self.db.engine.versions.view().multi_get(dict, keys)
     }
 
-    /// Commits one key and its value: the same as a batch of this put, with less work.
+    /// Commits one key and its value. The effect is the same as that of a batch with this put, but
+    /// the call does less work.
     pub fn put(
         &self,
         dict: DictionaryId,
@@ -337,13 +342,13 @@ impl Kvdb {
         db.commits.commit(&*db.admission, batch, durability)
     }
 
-    /// Commits `batch` atomically if nothing that it changes, and nothing in `reads`, was changed
-    /// after `state`, which the batch was computed from. Updates that commute
-    /// ([`Update::commutes`](crate::Update::commutes)) are in conflict only if the key was read.
-    /// Returns `false` if something was changed, or if that cannot be determined at once; nothing
-    /// is committed then, and the caller reads again. Cheaper than a transaction for changes of a
-    /// few keys that rarely collide; a change that fails repeatedly is better made by a
-    /// transaction.
+    /// Commits `batch` atomically if neither the keys that it changes nor the keys in `reads` have
+    /// changed since `state`, the view from which the batch was computed. Updates that commute
+    /// ([`Update::commutes`](crate::Update::commutes)) conflict only if the key was read. Returns
+    /// `false` if a key has changed, or if the store cannot determine this at once. Nothing is
+    /// committed then, and the caller should read again. The call is cheaper than a transaction for
+    /// changes of a few keys that rarely collide. A change that fails repeatedly should be made by
+    /// a transaction.
     ///
     /// ```
     /// # use kvdb::{Batch, Kvdb, Reads};
@@ -369,9 +374,9 @@ impl Kvdb {
         db.commits.commit_if_unchanged(&*db.admission, batch, state, reads)
     }
 
-    /// Returns an error if the store takes no more writes: it was opened for reading, was closed,
-    /// or has failed. For callers that would otherwise collect changes in memory that can never be
-    /// committed.
+    /// Returns an error if the store takes no more writes, because it was opened for reading, was
+    /// closed, or has failed. Callers use this check so as not to collect changes in memory that
+    /// can never be committed.
     pub fn takes_writes(&self) -> Result<()> {
         self.db.engine.health.writable()
     }
@@ -383,8 +388,8 @@ impl Kvdb {
         self.db.engine.health.stop(|| why.into());
     }
 
-    /// Writes all commits to the device, without waiting until they are durable. All large values
-    /// are placed then.
+    /// Writes all commits to the device, without waiting until they are durable. This places all
+    /// large values.
     pub fn write_out(&self) -> Result<()> {
         self.db.commits.log.write_out().map(drop)
     }
@@ -395,8 +400,8 @@ impl Kvdb {
         db.commits.sync(&*db.admission)
     }
 
-    /// Does the same as `sync`, for work at intervals: no caller waits for it, so it is not taken
-    /// as a sign that syncs should be short.
+    /// Does the same as `sync`, for periodic syncs for which no caller waits. The store does not
+    /// take such a sync as a sign that syncs should be short.
     pub fn sync_at_interval(&self) -> Result<()> {
         let db = &self.db;
         db.commits.sync_at_interval(&*db.admission)
@@ -407,8 +412,8 @@ impl Kvdb {
         self.db.space()
     }
 
-    /// Frees the space of deleted data now, as the background does in time. For callers that find
-    /// `space().free` low. Fast if nothing was deleted since the last call.
+    /// Frees the space of deleted data now instead of later in the background. Callers use this
+    /// when `space().free` is low. The call is fast if nothing was deleted since the last call.
     pub fn reclaim(&self) {
         let admission = &self.db.admission;
         if self.db.engine.health.writable().is_ok() && !admission.want_space() {
@@ -455,21 +460,23 @@ impl Kvdb {
     }
 
     /// Starts a defragmentation in the background, which moves live data out of zones that are
-    /// mostly holes; clients continue. Returns `false` if one is in progress already. In a store
-    /// without threads it is done when this returns. See [`Kvdb::defrag_progress`].
+    /// mostly holes. Clients continue to work. Returns `false` if a defragmentation is already in
+    /// progress. In a store without threads, the defragmentation is complete when this returns. See
+    /// [`Kvdb::defrag_progress`].
     pub fn defragment(&self, options: DefragOptions) -> Result<bool> {
         self.db.engine.health.writable()?;
         self.db.defragmenter.start_defragment(options)
     }
 
     /// Sets the order in which a defragmentation lays large values, for dictionaries whose values
-    /// are read in another order than that of their keys. It replaces the order that was set
-    /// before, and is not stored.
+    /// are not read in the order of their keys. The new order replaces the previous one, and is not
+    /// stored.
     pub fn set_value_order(&self, order: Arc<dyn ValueOrder>) {
         self.db.defragmenter.set_value_order(order);
     }
 
-    /// Returns the progress of the defragmentation, or of the last one.
+    /// Returns the progress of the current defragmentation, or of the last one if none is in
+    /// progress.
     pub fn defrag_progress(&self) -> DefragProgress {
         self.db.defragmenter.progress()
     }
@@ -490,13 +497,13 @@ impl Kvdb {
         self.db.step()
     }
 
-    /// Returns figures on the work of the store since it was opened, and on its contents.
+    /// Returns statistics about the work of the store since it was opened, and about its contents.
     pub fn stats(&self) -> Stats {
         self.db.stats()
     }
 
-    /// Returns the zones of 8 MiB of the store's file, in their order: their use, the purpose of
-    /// their data, and the time since each was taken.
+    /// Returns a description of each 8 MiB zone of the store's file, in their order: the use of the
+    /// zone, the purpose of its data, and the time since it was taken.
     pub fn zone_map(&self) -> Vec<ZoneInfo> {
         self.db.engine.zones.map()
     }
@@ -508,7 +515,7 @@ impl Kvdb {
     }
 }
 
-/// The parts, for their tests.
+/// Access to the parts, for their tests.
 #[cfg(test)]
 impl Kvdb {
     pub(crate) fn version_set(&self) -> &crate::version::version_set::VersionSet {

@@ -1,10 +1,10 @@
 //! Prefetches tuples of a store in object storage that are expected to be read in many places, such
-//! as the names and nodes of a file system. Nothing is prefetched before a read has to wait for a
-//! request. Then small dictionaries are requested as a whole, all at once: reads that depend on one
-//! another, such as those of the names and nodes of a path, wait for one round of requests. Of
-//! larger dictionaries, each read that has to wait doubles the amount that may be prefetched: a
-//! program that walks through all of it waits a few times, and one that reads in a few places
-//! fetches little in vain.
+//! as the names and nodes of a file system. Prefetching starts when a read has to wait for a
+//! request. Small dictionaries are then requested as a whole, all in one round of requests, so that
+//! reads that depend on one another, such as the reads of the names and nodes of a path, wait only
+//! for that round. For larger dictionaries, each read that has to wait doubles the amount that may
+//! be prefetched. A program that walks through a whole dictionary therefore waits only a few times,
+//! and for a program that reads in a few places little is fetched in vain.
 
 use std::cell::Cell;
 use std::collections::{HashSet, VecDeque};
@@ -24,30 +24,32 @@ use crate::ids::RunId;
 use crate::read::view::View;
 use crate::version::Version;
 
-/// The bytes that may be prefetched after the first wait, and the maximum. Each wait multiplies the
-/// amount.
+/// The number of bytes of large dictionaries that may be prefetched after the first wait.
 const FIRST: u64 = 1 << 20;
+/// The maximum number of bytes that may be prefetched, however many reads have waited.
 const MOST: u64 = 64 << 20;
+/// The factor by which each further wait multiplies the amount that may be prefetched.
 const GROWTH: u64 = 2;
-/// The most bytes of dictionaries that are fetched as a whole: names, nodes and places of pages of
-/// about a hundred thousand files.
+/// The maximum total size, in bytes, of dictionaries that are fetched as a whole. The limit
+/// suffices for the names, the nodes and the places of the pages of about a hundred thousand files.
 const WHOLE: u64 = 16 << 20;
-/// The most dictionaries that wait for the first read that waits.
+/// The maximum number of dictionaries that can be announced before a read has to wait.
 const MOST_UNTRIED: usize = 64;
-/// Prefetched data may take this fraction of the local file's cache.
+/// The divisor for the share of the local file's cache that prefetched data may take.
 const SHARE: u64 = 4;
-/// The longest time that a stop waits for a request.
+/// The longest time for which a stop waits for a request.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 thread_local! {
-    /// Set in the thread that prefetches: its own waits do not count.
+    /// Is `true` in the thread that prefetches, whose own waits do not count.
     static FETCHES_AHEAD: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The state of a prefetch.
 pub(super) struct Prefetch {
-    /// See [`Kvdb::warm`].
+    /// The dictionaries that are read in many places. See [`Kvdb::warm`].
     often: Vec<DictionaryId>,
+    /// The dictionaries that are read in some places. See [`Kvdb::warm`].
     seldom: Vec<DictionaryId>,
     most: u64,
     state: Mutex<State>,
@@ -57,39 +59,41 @@ pub(super) struct Prefetch {
 
 #[derive(Default)]
 struct State {
-    /// Counts the states of the store that were shown.
+    /// The number of states of the store that were shown so far.
     shown: u64,
-    /// Dictionaries that are fetched as a whole if there is room for them, until a read waits.
+    /// The dictionaries that are fetched as a whole, if they have room, once a read has to wait.
     untried: Vec<Untried>,
-    /// The bytes of dictionaries that were fetched as a whole.
+    /// The number of bytes of dictionaries that were fetched as a whole.
     whole: u64,
-    /// The walks over runs that still have blocks; they take turns.
+    /// The walks over runs that still have blocks to prefetch. The walks take turns.
     walks: VecDeque<BlockWalk>,
     allowed: u64,
     fetched: u64,
-    /// A thread is prefetching.
+    /// Is `true` while a thread is prefetching.
     is_running: bool,
-    /// The prefetch has stopped, for now or for good.
+    /// Is `true` if the prefetch has stopped, either for now or for good.
     is_stopped: bool,
 }
 
 impl State {
-    /// Returns whether this is what was begun with the number `shown`, and has not stopped. A stop
-    /// does not wait long, so the thread may come back when another state is shown.
+    /// Returns whether the prefetch that was begun with the number `shown` is still current and has
+    /// not stopped. Since a stop does not wait long, the thread may finish a request when another
+    /// state is already shown.
     fn is_of(&self, shown: u64) -> bool {
         !self.is_stopped && self.shown == shown
     }
 }
 
-/// A dictionary, by those of its runs that lie in object storage.
+/// A dictionary that is not prefetched yet.
 struct Untried {
+    /// The runs of the dictionary that lie in object storage.
     runs: Vec<(RunId, Arc<Run>)>,
-    /// It is expected to be read in many places.
+    /// Is `true` if the dictionary is expected to be read in many places.
     is_read_often: bool,
 }
 
 impl Untried {
-    /// Returns these dictionaries of a state, those that are read often first.
+    /// Returns the given dictionaries of a state, beginning with those that are read often.
     fn of(
         zones: &Zones,
         version: &Version,
@@ -112,19 +116,19 @@ impl Untried {
 }
 
 impl Kvdb {
-    /// Announces that tuples of these dictionaries will be read, in many places: calls
+    /// Announces that tuples of these dictionaries will be read in many places. Calls
     /// [`Kvdb::warm`] without other dictionaries.
     pub fn prefetch(&self, dicts: &[DictionaryId]) {
         self.warm(dicts, &[]);
     }
 
     /// Announces that tuples of the dictionaries `often` will be read in many places, and tuples of
-    /// `seldom` in some. In a store in object storage, the first read of the index or of tuples
-    /// that has to wait for a request starts the prefetch. Dictionaries are fetched as a whole, in
-    /// this order, as long as they have room in 16 MiB together. Of other dictionaries that are
-    /// read often, the amount that is prefetched grows with the number of reads that have to wait,
-    /// up to 64 MiB. Neither takes more than a quarter of the local file's cache. For any other
-    /// store, and without background threads ([`crate::OpenOptions::threads`]), this does nothing.
+    /// `seldom` in some places. In a store in object storage, the prefetch starts when a read of
+    /// the index or of tuples first has to wait for a request. Dictionaries are fetched as a whole,
+    /// in this order, while they fit into 16 MiB together. For other dictionaries that are read
+    /// often, the amount that is prefetched grows with the number of reads that have to wait, up to
+    /// 64 MiB. Neither takes more than a quarter of the local file's cache. This does nothing for
+    /// any other store, or without background threads ([`crate::OpenOptions::threads`]).
     pub fn warm(&self, often: &[DictionaryId], seldom: &[DictionaryId]) {
         let db = &self.db;
         let Some(remote) = &db.engine.options.remote else { return };
@@ -149,9 +153,10 @@ impl Kvdb {
         }));
     }
 
-    /// Announces reads like [`Kvdb::warm`], of dictionaries of a view: of a snapshot, or of a
-    /// branch. They come before those that were announced earlier, unless a read has waited since.
-    /// Does nothing if [`Kvdb::warm`] was not called, or did nothing.
+    /// Announces reads as [`Kvdb::warm`] does, for the dictionaries of a view of a snapshot or of a
+    /// branch. These dictionaries are fetched before dictionaries that were announced earlier,
+    /// unless a read has waited since. Does nothing if [`Kvdb::warm`] was not called or did
+    /// nothing.
     pub fn warm_view(&self, view: &View, often: &[DictionaryId], seldom: &[DictionaryId]) {
         let prefetch = self.db.prefetch.lock().clone();
         if let Some(prefetch) = prefetch {
@@ -171,7 +176,7 @@ impl Prefetch {
         *state = State { shown, untried, is_running, ..State::default() };
     }
 
-    /// Adds dictionaries before those that were not tried yet.
+    /// Adds dictionaries before those that still wait to be fetched.
     fn add(&self, mut dicts: Vec<Untried>) {
         let mut state = self.state.lock();
         if state.is_stopped || state.untried.len() + dicts.len() > MOST_UNTRIED {
@@ -180,7 +185,7 @@ impl Prefetch {
         let added: HashSet<RunId> =
             dicts.iter().flat_map(|dict| dict.runs.iter().map(|(id, _)| *id)).collect();
         for mut dict in state.untried.drain(..) {
-            // Runs that states have in common come once.
+            // Keep a run that several states share only once.
             dict.runs.retain(|(id, _)| !added.contains(id));
             if !dict.runs.is_empty() {
                 dicts.push(dict);
@@ -189,8 +194,8 @@ impl Prefetch {
         state.untried = dicts;
     }
 
-    /// Stops the prefetch, since its walks keep the store open, and the places that they know
-    /// belong to one state. It does not wait long for a request that is not answered.
+    /// Stops the prefetch. The walks of a prefetch keep the store open, and the places that they
+    /// know belong to one state. The stop does not wait long for a request that is not answered.
     pub(super) fn stop(&self) {
         let mut state = self.state.lock();
         state.untried.clear();
@@ -260,7 +265,7 @@ impl Prefetch {
                 state.walks.push_back(walk);
             }
             Ok(None) => {}
-            // A read meets the same error, and reports it.
+            // A later read encounters the same error and reports it.
             Err(e) => tracing::debug!("fetching ahead ends for a run: {e}"),
         }
         if state.fetched >= self.most {
@@ -270,15 +275,16 @@ impl Prefetch {
         true
     }
 
-    /// Announces those dictionaries of the state `shown` that fit as a whole, in their order.
-    /// Returns their bytes, and walks over the others that are read often.
+    /// Announces, in their order, the dictionaries of the state `shown` that fit as a whole.
+    /// Returns the number of their bytes, and walks over the other dictionaries that are read
+    /// often.
     fn fetch_whole(&self, untried: Vec<Untried>, most: u64, shown: u64) -> (u64, Vec<BlockWalk>) {
         let goes_on = || self.state.lock().is_of(shown);
         let (mut all, mut walks) = (Units::default(), Vec::new());
         for Untried { runs, is_read_often } in untried {
             let runs: Vec<Arc<Run>> = runs.into_iter().map(|(_, run)| run).collect();
             let units = Units::of(&runs, most, &goes_on).unwrap_or_else(|e| {
-                // A read meets the same error, and reports it.
+                // A later read encounters the same error and reports it.
                 tracing::debug!("a dictionary is not fetched as a whole: {e}");
                 None
             });
@@ -295,7 +301,8 @@ impl Prefetch {
     }
 }
 
-/// Announces the blocks of the next leaf, and returns their bytes; `None` after the last leaf.
+/// Announces the blocks of the next leaf, and returns the number of their bytes, or `None` after
+/// the last leaf.
 fn announce(walk: &mut BlockWalk) -> Result<Option<u64>> {
     let Some(blocks) = walk.next_leaf()? else { return Ok(None) };
     let bytes = blocks.iter().map(|(_, len)| u64::from(*len)).sum();

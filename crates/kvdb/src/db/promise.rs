@@ -1,5 +1,5 @@
-//! Space for data that is not committed yet. A file system completes a write once it is in memory,
-//! and commits it later: the commits of others must not fill the store in the meantime.
+//! Promises space for data that is not committed yet. A file system completes a write once it is in
+//! memory, and commits it later. Other commits must not fill the store before that.
 
 use env::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -9,11 +9,12 @@ use crate::db::database::Database;
 use crate::error::Result;
 
 /// Space that the store keeps free for batches that take promised space
-/// ([`Batch::takes_promised_space`](crate::Batch::takes_promised_space)). The owner checks that
-/// there is enough before it promises more ([`Kvdb::space`]). Dropping it releases the space.
+/// ([`Batch::takes_promised_space`](crate::Batch::takes_promised_space)). The owner checks with
+/// [`Kvdb::space`] that there is enough space before it promises more. Dropping the `PromisedSpace`
+/// releases the space.
 #[derive(Default)]
 pub struct PromisedSpace {
-    /// The store, or `None` for a promise without one, whose data is never committed.
+    /// The store, or `None` if the promised data will never be committed to a store.
     db: Option<Arc<Database>>,
     bytes: AtomicU64,
 }
@@ -26,7 +27,7 @@ impl Kvdb {
 }
 
 impl PromisedSpace {
-    /// Promises `bytes` more.
+    /// Promises another `bytes` bytes.
     pub fn grow(&self, bytes: u64) {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         if let Some(db) = &self.db {
@@ -34,16 +35,17 @@ impl PromisedSpace {
         }
     }
 
-    /// Has the host allocate the space of all promises to the store, so that they are kept even if
-    /// others fill the host. Fails with [`Error::NoSpace`](crate::Error::NoSpace) if the host has
-    /// not enough. Where the host cannot allocate space beforehand, nothing is done.
+    /// Makes the host allocate the space of all promises to the store, so that they are kept even
+    /// if other programs fill the host's disk. Fails with [`Error::NoSpace`](crate::Error::NoSpace)
+    /// if the host does not have enough space. Does nothing if the host cannot allocate space in
+    /// advance.
     pub fn back(&self) -> Result<()> {
         self.db.as_ref().map_or(Ok(()), |db| Ok(db.engine.zones.back_promises()?))
     }
 
-    /// Releases `bytes`: they are committed, or never will be.
+    /// Releases `bytes` bytes that were committed or never will be.
     pub fn shrink(&self, bytes: u64) {
-        // All of it may have been released before.
+        // Another call may already have released all of the space.
         if self
             .bytes
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |had| had.checked_sub(bytes))
@@ -53,7 +55,7 @@ impl PromisedSpace {
         }
     }
 
-    /// Releases everything: none of it will be committed any more.
+    /// Releases all of the promised space, because none of its data will be committed any more.
     pub fn give_back(&self) {
         self.release(self.bytes.swap(0, Ordering::Relaxed));
     }

@@ -1,5 +1,5 @@
 //! Publishes an open store repeatedly. Each publication writes the data that is new since the
-//! previous one, and reads only the zones that were written since.
+//! previous publication, and reads only the zones that were written since then.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -34,9 +34,9 @@ pub struct PushStats {
     pub zones: u64,
     /// The number of objects with zones that were written.
     pub objects: u64,
-    /// The bytes of these objects.
+    /// The total size of these objects, in bytes.
     pub bytes: u64,
-    /// The bytes of the store's live data.
+    /// The size of the store's live data, in bytes.
     pub live_bytes: u64,
 }
 
@@ -45,7 +45,7 @@ pub struct PushStats {
 pub struct Publisher {
     db: Kvdb,
     to: RemoteStore,
-    /// The claim, kept so that the next publication need not request it again.
+    /// The claim, which is kept so that the next publication need not request another one.
     claim: Option<Claim>,
     right: Right,
     /// The note of the local file, if its zones lie in object storage.
@@ -71,7 +71,7 @@ struct Last {
 }
 
 impl Kvdb {
-    /// Returns a publisher of the store to a place in object storage. It makes no request yet.
+    /// Returns a publisher of the store to a place in object storage, without making a request yet.
     pub fn publisher(&self, to: &RemoteStore) -> Result<Publisher> {
         let (db, to) = (self.clone(), to.clone());
         let zones = &db.db.engine.zones;
@@ -96,23 +96,24 @@ impl Kvdb {
 }
 
 impl Publisher {
-    /// Publishes the store. See [`Kvdb::push`]. The first call reads every zone in use, later calls
-    /// those that were written since. After an error, the next call continues where this one
-    /// stopped. The first call takes the right to publish from any other publisher; after another
-    /// publisher has taken it, all calls fail with [`Error::Overtaken`](crate::Error::Overtaken).
-    /// See [`Publisher::take`].
+    /// Publishes the store. See [`Kvdb::push`]. The first call reads every zone in use; later calls
+    /// read only the zones that were written since the previous call. After an error, the next call
+    /// continues where the failed call stopped. The first call takes the right to publish from any
+    /// other publisher. After another publisher has taken the right, all calls fail with
+    /// [`Error::Overtaken`](crate::Error::Overtaken). See [`Publisher::take`].
     pub fn publish(
         &mut self,
         progress: &mut dyn FnMut(PushProgress) -> Result<()>,
     ) -> Result<PushStats> {
         let database = self.db.db.clone();
         let zones = &database.engine.zones;
-        // After an error there is no claim: the new one finds the objects that were written.
+        // After an error no claim is kept. A new claim finds the objects that were written before
+        // the error.
         let mut claim = match self.claim.take() {
             Some(claim) if claim.age().is_some_and(|age| age < LONGEST_CLAIM) => claim,
             _ => self.claim().inspect_err(|e| self.stop_after(e))?,
         };
-        // Taken before the checkpoint: it is not known whether changes during the call are
+        // Take the stamp before the checkpoint, because changes during the call may or may not be
         // published.
         let changes = database.change_stamp();
         let journal = self.journal.clone();
@@ -121,7 +122,7 @@ impl Publisher {
         let checkpoint = database.checkpoint_state()?;
         let first = self.first_reads(&checkpoint);
         let Checkpoint { state, uses, stats: _, held } = checkpoint;
-        // A pending note may have been written by a copy of this store.
+        // A pending note in the head may come from a copy of this store.
         let is_own =
             |last: &&Last| last.name == claim.head().state && claim.head().pending.is_none();
         let last = self.last.as_ref().filter(is_own);
@@ -161,16 +162,16 @@ impl Publisher {
         Ok(PushStats { generation, zones, objects, bytes, live_bytes })
     }
 
-    /// Makes each publication rehearse the first reads of an opening from it, and publish these
-    /// bytes with the state (at most 512 KiB), so that an opening needs no further request for
-    /// them. `rehearse` is called with the state before it is published. Its changes are lost, and
-    /// its reads fail when there is no room for more bytes, or after two seconds.
+    /// Makes each publication rehearse an opening of its state. The bytes that the rehearsal reads,
+    /// at most 512 KiB, are published with the state, so that an opening needs no further request
+    /// for them. `rehearse` is called with the state before the state is published. Its changes are
+    /// lost, and its reads fail once the space for these bytes is used up, or after two seconds.
     pub fn rehearse(&mut self, rehearse: Box<Rehearse>) {
         self.rehearse = Some(rehearse);
     }
 
-    /// Returns the first reads of the state. If the rehearsal fails it returns none, in which case
-    /// an opening takes more requests.
+    /// Returns the first reads of the state. If the rehearsal fails, the result is empty, and an
+    /// opening of the state takes more requests.
     fn first_reads(&self, checkpoint: &Checkpoint) -> FirstReads {
         let Some(rehearse) = &self.rehearse else { return FirstReads::default() };
         self.db.db.rehearse(checkpoint, rehearse).unwrap_or_else(|e| {
@@ -228,11 +229,12 @@ impl Publisher {
         }
     }
 
-    /// Makes syncs wait until the commits are in object storage too, until this is dropped: calls
-    /// of [`Kvdb::sync`], and commits with [`Durability::Synced`](crate::Durability::Synced). If
-    /// the machine is lost, all synced commits are still there, and a file made with
-    /// [`RemoteStore::writer_to`] has them. Syncs call `publish` from any thread, one at a time; it
-    /// must call [`Publisher::publish`]. Fails for a store without a journal.
+    /// Makes syncs also wait until the commits are in object storage, until the publisher is
+    /// dropped. Syncs are calls of [`Kvdb::sync`], and commits with
+    /// [`Durability::Synced`](crate::Durability::Synced). If the machine is lost, all synced
+    /// commits are still in object storage, and a file made with [`RemoteStore::writer_to`] has
+    /// them. Syncs call `publish` from any thread, one call at a time. `publish` must call
+    /// [`Publisher::publish`]. Fails for a store without a journal.
     pub fn sync_remotely(&mut self, publish: Box<Publish>) -> Result<()> {
         let database = &self.db.db;
         if !database.engine.options.journal {
@@ -244,8 +246,8 @@ impl Publisher {
         Ok(())
     }
 
-    /// Makes syncs wait for this machine only, as before [`Publisher::sync_remotely`]; syncs that
-    /// are waiting fail.
+    /// Makes syncs wait for this machine only, as they did before [`Publisher::sync_remotely`].
+    /// Syncs that are waiting fail.
     pub fn sync_here(&mut self) {
         if let Some(journal) = &self.journal {
             self.db.db.commits.log.set_elsewhere(None);
@@ -258,9 +260,10 @@ impl Publisher {
         self.journal.as_ref().is_some_and(|journal| journal.is_open())
     }
 
-    /// Notes in the head that the store is open in this file, from the next claim until
-    /// [`Publisher::close`]. Until then no other file can become the writer of the store at its
-    /// address, unless it takes the store. `label` names the owner; 256 bytes of it are kept.
+    /// Records in the head that the store is open in this file, from the next claim until
+    /// [`Publisher::close`]. During this time no other file can become the writer of the store at
+    /// its address, unless the other file takes the store. `label` names the owner; its first 256
+    /// bytes are kept.
     pub fn stay_open(&mut self, label: &str) {
         let mut label = label.to_owned();
         while label.len() > LONGEST_LABEL {
@@ -269,10 +272,10 @@ impl Publisher {
         (self.claim, self.label) = (None, Some(label));
     }
 
-    /// Notes in the head that the store is no longer open, so that another file may continue with
-    /// the newest state. All commits must have been published, otherwise the error is
-    /// [`Error::Invalid`](crate::Error::Invalid), and no commit may follow. Does nothing for a
-    /// store that was not noted as open.
+    /// Records in the head that the store is no longer open, so that another file may continue with
+    /// the newest state. All commits must have been published; otherwise the call fails with
+    /// [`Error::Invalid`](crate::Error::Invalid). No commit may follow. Does nothing for a store
+    /// that was not recorded as open.
     pub fn close(&mut self) -> Result<()> {
         if !self.is_writer() && self.label.is_none() {
             return Ok(());
@@ -285,17 +288,18 @@ impl Publisher {
             None => self.claim()?,
         };
         if self.is_writer() {
-            // Write the note before another file can continue with the state: it says that this
-            // file has no more changes.
+            // Before another file can continue with the state, write the note that this file has no
+            // more changes.
             let note = ClaimNote { right: self.right.clone(), settled: true };
             self.db.db.write_claim_note(&note)?;
         }
         claim.close()
     }
 
-    /// Returns whether the store is a fork that is registered in the place. Then zones that came
-    /// from the place stay as long as it is registered, as they do for the store itself. For a
-    /// cache, or a fork that was dropped, a collector may delete them.
+    /// Returns whether the store is the writer of its address, or a fork that is registered in the
+    /// place. Zones that came from the place are then kept while the fork is registered, as they
+    /// are for the store itself. If the store is a cache or a dropped fork, a collector may delete
+    /// these zones.
     fn is_registered(&self) -> Result<bool> {
         let Some(copy) = &self.copy else { return Ok(false) };
         if self.is_writer() {
@@ -306,7 +310,7 @@ impl Publisher {
         base.is_registered(&*self.db.db.engine.env, fork)
     }
 
-    /// Fails if a fork that was registered when its publication began is registered no more.
+    /// Fails if a fork that was registered when its publication began is no longer registered.
     fn check_still_registered(&self) -> Result<()> {
         if self.is_registered()? {
             return Ok(());
@@ -316,9 +320,9 @@ impl Publisher {
         Err(Error::Invalid(what.into()))
     }
 
-    /// Lets the next publication take the right to publish from another publisher of the file, or
-    /// of a copy of it. A store that is written at its address can be taken only by
-    /// [`RemoteStore::writer_to`], since this file would lack the commits that others have
+    /// Lets the next publication take the right to publish from another publisher of the file or of
+    /// a copy of the file. A store that is written at its address can be taken only by
+    /// [`RemoteStore::writer_to`], since this file would lack the commits that other writers have
     /// published.
     pub fn take(&mut self) {
         if !self.is_writer() {
@@ -327,14 +331,15 @@ impl Publisher {
     }
 
     /// Does the same as [`Publisher::take`], and also takes the right from a file that writes the
-    /// store at its address: the state that it has published is replaced.
+    /// store at its address. The next publication replaces the state that this other file has
+    /// published.
     pub fn take_from_writer(&mut self) {
         self.take();
         self.takes = true;
     }
 
-    /// Fails if the name in the place belongs to another store, or if this file may not publish it.
-    /// Makes one request.
+    /// Fails if the name in the place belongs to another store, or if this file has no right to
+    /// publish under the name. Makes one request.
     pub fn check(&self) -> Result<()> {
         self.to.head()?.map_or(Ok(()), |head| self.claimant().check(&head, &self.to))
     }
@@ -352,8 +357,8 @@ impl Drop for Publisher {
     }
 }
 
-/// Returns a function that notes the right of a file that writes the store at its address, before
-/// each change of the right.
+/// Returns a function that is called before each change of the right to publish. If the file writes
+/// the store at its address, the function records the new right in the file.
 fn keeper(db: &Kvdb, is_writer: bool) -> impl FnMut(&Right) -> Result<()> + use<> {
     let database = db.db.clone();
     move |right| match is_writer {
@@ -363,7 +368,7 @@ fn keeper(db: &Kvdb, is_writer: bool) -> impl FnMut(&Right) -> Result<()> + use<
 }
 
 impl Database {
-    /// Reads the note of a file that writes the store at its address.
+    /// Reads the note that a file keeps if it writes the store at its address.
     pub(super) fn claim_note(&self) -> Result<ClaimNote> {
         let note = self.engine.zones.claim_note()?;
         note.map_or_else(|| Ok(ClaimNote::default()), |note| ClaimNote::decode(&note))
@@ -373,7 +378,8 @@ impl Database {
         Ok(self.engine.zones.write_claim_note(&note.encode())?)
     }
 
-    /// Returns a number that changes with each change that a publication has to show.
+    /// Returns a number that changes whenever the store changes in a way that a publication has to
+    /// include.
     fn change_stamp(&self) -> u64 {
         let mut all = DefaultHasher::new();
         self.engine.versions.visible.load(Ordering::Acquire).hash(&mut all);
@@ -393,7 +399,8 @@ impl Database {
         }
     }
 
-    /// Returns a number that changes with each change that is not a commit to a dictionary.
+    /// Returns a number that changes whenever the store changes in another way than by a commit to
+    /// a dictionary.
     pub(super) fn shape_stamp(&self) -> u64 {
         let mut all = DefaultHasher::new();
         let version = self.engine.versions.load_full();

@@ -34,15 +34,16 @@ fn span(dict: DictionaryId, range: KeyRange) -> Option<Span> {
 }
 
 impl Kvdb {
-    /// Returns how many keys of the range `within` come before `key` in a view, exactly; `key` need
-    /// not exist.
+    /// Returns the exact number of keys of the range `within` that come before `key` in a view. The
+    /// key `key` need not exist.
     ///
-    /// The first call for a range walks through all of it and counts, and so does a call for a
-    /// state since which the range had more than a few thousand changes. The counts are kept in
-    /// memory (a 32nd of [`OpenOptions::memory`](crate::OpenOptions::memory) for all ranges
-    /// together). Every later call costs a search in the counts, a walk over a few dozen keys, and
-    /// at most a few microseconds for each change of the range since the last call. In a
-    /// transaction each call also examines each of the transaction's own changes of the range.
+    /// The first call for a range walks through the whole range and counts its keys. A later call
+    /// does this again if the range had more than a few thousand changes since the state of the
+    /// view. The counts are kept in memory; all ranges together take a 32nd of
+    /// [`OpenOptions::memory`](crate::OpenOptions::memory). Every other call costs a search in the
+    /// counts, a walk over a few dozen keys, and at most a few microseconds for each change of the
+    /// range since the last call. In a transaction each call also examines each of the
+    /// transaction's own changes of the range.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -68,8 +69,8 @@ impl Kvdb {
         }
     }
 
-    /// Returns the key of the range `within` in a view that `n` other keys come before. It costs as
-    /// much as [`Kvdb::rank`].
+    /// Returns the key of the range `within` in a view that comes after exactly `n` other keys of
+    /// the range. The call costs as much as [`Kvdb::rank`].
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -94,9 +95,9 @@ impl Kvdb {
         }
     }
 
-    /// Returns how many keys a range has in a view, exactly, however many were overwritten and
-    /// deleted. It is the difference of two ranks in the dictionary, so the first call walks
-    /// through all of the dictionary.
+    /// Returns the exact number of keys that a range has in a view, even if keys were overwritten
+    /// or deleted. The number is the difference of two ranks in the dictionary, so the first call
+    /// walks through the whole dictionary.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();

@@ -1,11 +1,12 @@
 //! Receives a snapshot that another store has sent. The stream is applied to a hidden branch,
-//! together with a note of the position reached, so that a stream that was cut off can be resumed.
-//! At the end of the stream, one edit of the manifest replaces the old branch by the hidden one and
+//! together with a record of the progress, so that a stream that was cut off can be resumed. At the
+//! end of the stream, one edit of the manifest replaces the old branch with the hidden branch and
 //! adds the snapshot.
 //!
-//! A stream is sorted, so its tuples are written directly into runs, as in a bulk ingest; a
-//! transaction binds a few megabytes of them, together with the note, and commits. Only the first
-//! megabyte is committed as batches: most streams are short, and runs must be synced.
+//! A stream is sorted, so its tuples are written directly into runs, as in a bulk ingest. A
+//! transaction binds a few megabytes of these runs, together with the record of the progress, and
+//! commits. The first megabyte of a stream is committed as batches, because most streams are short
+//! and runs must be synced.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -23,42 +24,45 @@ use crate::snapshots::stream::{BuildsUpon, Frame, Received, StreamHeader, read_m
 use crate::transactions::{Bulk, Transaction, TransactionOptions};
 use crate::version::snapshot_set::Snapshot;
 
-/// The prefix of the branch of a stream that is being received. Its name continues with the
-/// snapshot's id and, for a stream of changes, the id of its base, since two streams of one
-/// snapshot have different chunks.
+/// The prefix of the name of a branch that receives a stream. The name continues with the
+/// snapshot's id and, for a stream of changes, with the id of the base, since two streams of one
+/// snapshot with different bases have different chunks.
 const PREFIX: &str = ".receive-";
-/// A dictionary of that branch with one key, which holds the progress.
+/// The name of a dictionary of the hidden branch. Its only key holds the progress.
 const PROGRESS: &str = ".progress";
+/// The key in the dictionary [`PROGRESS`].
 const KEY: &[u8] = b"received";
-/// The reason why serializable transactions of the branch end.
+/// The reason that serializable transactions of the replaced branch report when they end.
 const REPLACED: &str =
     "what it has read or changed was replaced by what was received: begin it again";
-/// Number of chunks that are committed one by one before runs are made of later ones.
+/// The number of chunks that are committed one by one, before later chunks are written into runs.
 const FIRST: u64 = 8;
-/// Bytes of a stream that one transaction takes, and so the most that a crash can cost.
+/// The number of bytes of a stream after which a transaction commits. A crash loses at most about
+/// this much progress.
 const TOGETHER: usize = 64 << 20;
-/// Deleted data is reclaimed first when less space than this is free.
+/// The number of free bytes below which deleted data is reclaimed before more is received.
 const SHORT: u64 = 32 << 20;
 
 /// The destination of a received snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReceiveOptions {
-    /// The branch that is replaced by the snapshot's contents; empty for the main one.
+    /// The branch that is replaced by the snapshot's contents, or an empty string for the main
+    /// branch.
     pub branch: String,
-    /// The name of the snapshot in this store, or `None` for its name in the sending store.
+    /// The name of the snapshot in this store, or `None` to keep its name in the sending store.
     pub snapshot: Option<String>,
-    /// Replaces the branch even when it is not the base of the changes that were sent.
+    /// Replaces the branch even if it differs from the base of the changes that were sent.
     pub replace: bool,
 }
 
 /// The result of a receive.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReceiveStats {
-    /// The snapshot's name in this store.
+    /// The name of the snapshot in this store.
     pub snapshot: String,
-    /// Chunks of the stream.
+    /// The number of chunks of the stream.
     pub chunks: u64,
-    /// Tuples, including those received before the stream was cut off.
+    /// The number of tuples, including tuples that were received before the stream was cut off.
     pub tuples: u64,
 }
 
@@ -66,13 +70,13 @@ fn hex(id: &[u8; 16]) -> String {
     id.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Returns the common prefix of all branches that receive the snapshot of this id.
+/// Returns the common prefix of all branches that receive the snapshot with this id.
 fn branches_of(id: &[u8; 16]) -> String {
     PREFIX.to_owned() + &hex(id)
 }
 
-/// Returns the branch that receives a stream. `base` is the id of the snapshot that its changes are
-/// made to.
+/// Returns the name of the branch that receives a stream. `base` is the id of the snapshot to which
+/// the changes of the stream apply.
 fn branch_of(id: &[u8; 16], base: Option<&[u8; 16]>) -> String {
     branches_of(id) + &base.map(|base| format!("-{}", hex(base))).unwrap_or_default()
 }
@@ -83,8 +87,8 @@ fn id_of(branch: &str) -> Option<[u8; 16]> {
     u128::from_str_radix(digits, 16).ok().map(u128::to_be_bytes)
 }
 
-/// Returns the base of the stream that a branch receives. An older version used one branch for all
-/// streams of a snapshot.
+/// Returns the base of the stream that a branch receives. The base is unknown for a branch of an
+/// older version, which used one branch for all streams of a snapshot.
 fn base_of(branch: &str) -> BuildsUpon {
     match branch.strip_prefix(PREFIX).map(|digits| digits.split_at_checked(32)) {
         Some(Some((_, ""))) => BuildsUpon::Nothing,
@@ -97,22 +101,23 @@ fn base_of(branch: &str) -> BuildsUpon {
 }
 
 impl Kvdb {
-    /// Receives a stream of [`Kvdb::send`]. None of it is visible before its end; then the branch
-    /// gets the sent contents and the snapshot is made, durably and atomically. The branch's
-    /// dictionaries have new numbers afterwards. A damaged or incomplete stream is an error, and
-    /// the part before the error stays: the same stream, from its beginning or from that point,
-    /// continues it. Nothing after the stream's end is read, so that another stream may follow.
+    /// Receives a stream of [`Kvdb::send`]. Nothing of the stream is visible before its end. The
+    /// branch then gets the sent contents and the snapshot is made, durably and atomically. The
+    /// branch's dictionaries have new numbers afterwards. A damaged or incomplete stream causes an
+    /// error, and the part before the error is kept. To continue, receive the same stream again,
+    /// from its beginning or from that point. Nothing after the stream's end is read, so that
+    /// another stream may follow.
     ///
-    /// A branch with contents of its own is replaced only if that is asked for: for a whole stream
-    /// it must not exist (the main one must be empty), for a stream of changes it must still be
-    /// equal to the base.
+    /// A branch that has other contents is replaced only if [`ReceiveOptions::replace`] is set.
+    /// Otherwise, for a whole stream, the branch must not exist, or must be empty if it is the main
+    /// branch; for a stream of changes, the branch must still be equal to the base.
     pub fn receive(&self, input: impl Read, options: &ReceiveOptions) -> Result<ReceiveStats> {
         self.receive_within(input, options, |replace| replace())
     }
 
-    /// Does the same as [`Kvdb::receive`], with the last step under the control of `within`: it
-    /// calls its argument at a moment when all data of the branch is in this store only. If
-    /// `within` fails, this returns its error.
+    /// Does the same as [`Kvdb::receive`], but lets `within` control the last step: `within` calls
+    /// its argument at a moment when all data of the branch is in this store only. If `within`
+    /// fails, its error is returned.
     pub fn receive_within<E: From<Error>>(
         &self,
         input: impl Read,
@@ -139,8 +144,7 @@ impl Kvdb {
             check_name("branch", &options.branch)?;
         }
         for known in db.engine.snapshots.list() {
-            // A snapshot exists only once in a store, whatever its name: another name does not make
-            // it another snapshot.
+            // A store can have a snapshot only once, even under another name.
             if known.label.id == header.label.id {
                 return Err(Error::Exists(format!(
                     "the snapshot of this stream, here under the name {},",
@@ -167,11 +171,11 @@ impl Kvdb {
         Ok(Taken { branch, base, label, received })
     }
 
-    /// Replaces a branch by the received one.
+    /// Replaces a branch with the received branch.
     fn replace_by(&self, taken: &Taken, options: &ReceiveOptions) -> Result<()> {
         let db = &self.db;
-        // From here on the branch takes no commits. It is checked again, since it may have changed
-        // while the stream arrived.
+        // From here on the branch takes no commits. Check the branch again, since it may have
+        // changed while the stream arrived.
         let replaced: BTreeSet<DictionaryId> =
             self.dictionaries_in(&options.branch).into_iter().map(|d| d.id).collect();
         let locked = db.transactions.lock_before_all(&replaced, REPLACED)?;
@@ -184,7 +188,7 @@ impl Kvdb {
         if !options.branch.is_empty() {
             db.transactions.branch_gone(&options.branch, &replaced, REPLACED);
         }
-        // Another stream of the same snapshot is no longer needed.
+        // Other incomplete streams of the same snapshot are no longer needed.
         if let Err(e) = self.forget(&taken.received.id) {
             let name = &taken.label.name;
             tracing::warn!("what came of another stream of snapshot {name} stays: {e}");
@@ -218,15 +222,15 @@ impl Kvdb {
         }
         let mut taking = Taking { db: self, progress, received, taken: 0, open: None };
         let outcome = taking.all(input, &dicts);
-        // The part before an error is kept too.
+        // Keep the part before an error, too.
         let kept = taking.commit();
         outcome?;
         kept?;
         Ok(taking.received)
     }
 
-    /// Drops the branch of a stream that was cut off before any of it was received: a clone of the
-    /// base would keep the base's data alive for nothing.
+    /// Drops the branch of a stream that was cut off before any chunk was received, since a clone
+    /// of the base would needlessly keep the base's data alive.
     fn drop_if_nothing_came(&self, branch: &str) {
         let db = &self.db;
         if db.engine.versions.load().has_branch(branch)
@@ -237,8 +241,8 @@ impl Kvdb {
         }
     }
 
-    /// Returns the streams that were cut off, with their progress, which is on disk. The sending
-    /// store needs it for [`Kvdb::send`].
+    /// Returns the streams that were cut off, with their progress, which is made durable first. The
+    /// sending store needs the progress for [`Kvdb::send`].
     pub fn receiving(&self) -> Result<Vec<Received>> {
         self.sync()?;
         let all = self.db.engine.versions.load().branches.clone();
@@ -260,7 +264,8 @@ impl Kvdb {
         }
     }
 
-    /// Drops the branches that receive the snapshot of this id, and returns how many there were.
+    /// Drops the branches that receive the snapshot with this id, and returns the number of these
+    /// branches.
     fn forget(&self, id: &[u8; 16]) -> Result<usize> {
         let all = self.db.engine.versions.load().branches.clone();
         let branches: Vec<&Arc<str>> =
@@ -276,8 +281,8 @@ impl Kvdb {
         self.get(dict, KEY)?.map(|bytes| Received::from_bytes(&bytes)).transpose()
     }
 
-    /// Returns the snapshot that the stream's changes are made to. It is held, since its name may
-    /// belong to another snapshot before the stream ends.
+    /// Returns the snapshot to which the stream's changes apply. The snapshot itself is held rather
+    /// than its name, since the name may belong to another snapshot before the stream ends.
     fn base(&self, header: &StreamHeader) -> Result<Option<Arc<Snapshot>>> {
         let Some((id, name)) = &header.base else { return Ok(None) };
         let found = self.db.engine.snapshots.list().into_iter().find(|s| s.label.id == *id);
@@ -350,7 +355,7 @@ impl Kvdb {
         }
         for info in &header.dictionaries {
             let id = self.create_dictionary_in(branch, &info.name, info.options.clone())?;
-            // A dictionary of the base has its old options.
+            // A dictionary that was cloned from the base still has its old options.
             let had = db.engine.versions.load().tree(id)?.info().options.clone();
             let options = DictionaryOptions { reserved: had.reserved, ..info.options.clone() };
             if options != had {
@@ -375,14 +380,14 @@ struct Taken {
 struct Taking<'a> {
     db: &'a Kvdb,
     progress: DictionaryId,
-    /// The progress: all earlier tuples are committed, or in `open`.
+    /// The progress. All tuples before this point are committed or in `open`.
     received: Received,
-    /// The number of chunks taken in this call.
+    /// The number of chunks that this call has taken.
     taken: u64,
     open: Option<OpenRuns>,
 }
 
-/// The runs that are not committed yet.
+/// The received runs that are not committed yet.
 struct OpenRuns {
     transaction: Transaction,
     run: Option<(DictionaryId, Bulk)>,
@@ -474,7 +479,7 @@ impl Taking<'_> {
             self.db.reclaim();
         }
         if self.open.is_none() {
-            // The branch is not known to other callers, so there can be no conflict.
+            // Other callers do not know the branch, so no conflict can occur.
             let options =
                 TransactionOptions { check_conflicts: false, ..TransactionOptions::default() };
             self.open =
@@ -507,7 +512,7 @@ impl Taking<'_> {
         committed
     }
 
-    /// Returns to the committed progress.
+    /// Discards the open runs and returns to the committed progress.
     fn give_up(&mut self) -> Result<()> {
         self.open = None;
         let committed = self
@@ -521,12 +526,12 @@ impl Taking<'_> {
     }
 }
 
-/// Reads a key of a dictionary.
+/// A function that reads a key of a dictionary.
 type ReadKey<'a> = &'a dyn Fn(DictionaryId, &[u8]) -> Result<Option<Bytes>>;
 
 /// Sets the codecs of the series to which these tuples belong, if the program knows them. `get`
-/// reads a key of what was received before. Where that is damaged, the codecs are not known, which
-/// is no reason to receive nothing.
+/// reads a key from the data that was received before. If that data is damaged, the codecs remain
+/// unknown, and the receive continues without them.
 fn set_codecs(
     db: &Kvdb,
     dict: DictionaryId,

@@ -1,6 +1,6 @@
-//! Values put by reference through a scope: however large they are, only their keys are passed. A
-//! local store refers to the place of a large value ([`Batch::put_stored`]); a server that holds
-//! the store does the same when it gets the keys.
+//! Puts values by reference through a scope. Only the keys of the values are passed, however large
+//! the values are. A local store refers to the place of a large value ([`Batch::put_stored`]). A
+//! server that holds the store does the same when it receives the keys.
 
 use bytes::Bytes;
 
@@ -10,8 +10,8 @@ use crate::db::served::ServedChange;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 
-/// A value by reference: a key gets the value that another one had before the batch, or loses its
-/// own if that one had none.
+/// A value by reference: a key gets the value that another key had before the batch. If the other
+/// key had no value, the key is deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reference {
     /// The dictionary of the key that gets the value.
@@ -23,9 +23,9 @@ pub struct Reference {
 }
 
 impl Scope {
-    /// Applies a batch, and after its changes puts the values of these references, as one change.
-    /// The values are those before the batch. On the mainline the caller must keep others from
-    /// changing them; a serializable transaction locks them.
+    /// Applies, as one change, a batch and then the puts of these references. A reference has the
+    /// value that its key had before the batch. On the mainline, the caller must prevent other
+    /// changes of these keys; a serializable transaction locks them.
     ///
     /// ```
     /// # use kvdb::{Batch, Durability, Kvdb, Reference, Scope};

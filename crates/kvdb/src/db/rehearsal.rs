@@ -1,5 +1,6 @@
-//! Rehearses the opening of a state before it is published, and keeps the bytes that it reads, so
-//! that they are published with the state. Another machine then opens the store with two requests.
+//! Rehearses the opening of a state before the state is published, and keeps the bytes that the
+//! rehearsal reads, so that they are published with the state. Another machine then opens the store
+//! with two requests.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -18,17 +19,18 @@ use crate::options::OpenOptions;
 use crate::read::view::View;
 use crate::version::Version;
 
-/// The memory of the store that is opened for the rehearsal, bytes.
+/// The memory of the store that is opened for the rehearsal, in bytes.
 const MEMORY: usize = 2 << 20;
 
-/// The most bytes of index nodes and filters that are read. A state has room for 512 KiB in all.
+/// The maximum number of bytes of index nodes and filters that are read. A state has room for 512
+/// KiB in total.
 const MOST_INDEX: u64 = 384 << 10;
 
-/// Number of newest snapshots whose indexes are read, too.
+/// The number of newest snapshots whose indexes are read, too.
 const SNAPSHOTS: usize = 4;
 
-/// Reads the data of a store that its users read first. Its changes are lost. See
-/// [`crate::Publisher::rehearse`].
+/// A function that reads the data that users of a store read first. Changes that the function makes
+/// are lost. See [`crate::Publisher::rehearse`].
 pub type Rehearse = dyn Fn(&Kvdb) + Send + Sync;
 
 impl Database {
@@ -61,34 +63,37 @@ impl Database {
             let snapshots: Vec<View> =
                 newest.filter_map(|label| db.open_snapshot(&label.name).ok()).collect();
             let versions = snapshots.iter().map(|view| &*view.version);
-            // It comes last, since there may be no room for it.
+            // Read the indexes last, since there may be no room for them.
             if let Err(e) = read_indexes(std::iter::once(&*opened).chain(versions)) {
                 tracing::debug!("some of the index is not among the first reads: {e}");
             }
             drop((opened, snapshots));
             db.close()
         };
-        // The log messages of this opening are not about the store that is published.
+        // Suppress the log messages of this opening, which do not concern the store that is
+        // published.
         let ended = tracing::subscriber::with_default(NoSubscriber::default(), open_and_read);
-        // The rehearsal fails like this when there is no room for more bytes.
+        // The rehearsal ends with an error when there is no room for more bytes.
         ended.unwrap_or_else(|e| tracing::debug!("a rehearsal ended early: {e}"));
         Ok(device.first_reads())
     }
 }
 
-/// The runs of a dictionary, with the places of what is below the upper nodes of their indexes.
+/// The runs of a dictionary, with the places of the nodes and filters below the upper nodes of
+/// their indexes.
 type Leaves<'a> = Vec<(&'a Run, IndexLeaves)>;
 
-/// Reads of the indexes of the main branch and of snapshots of it what fits, and what saves most
-/// requests for its bytes: first the upper nodes of all, then the leaf index nodes, then the
-/// filters. The last two are read as a whole for a dictionary or not at all, in the order of the
-/// states, and the oldest dictionaries of each first. With its leaf index nodes, the tuples of a
-/// dictionary can be requested at once; without upper nodes, a point read waits for one level of
-/// the index after the other.
+/// Reads as much of the indexes of the main branch and its snapshots as fits, beginning with the
+/// parts that save the most requests for their size: first the upper nodes of all dictionaries,
+/// then the leaf index nodes, then the filters. The leaf index nodes of a dictionary are read
+/// completely or not at all, and so are its filters. They are read in the order of the states, and
+/// for each state in the order of its dictionaries, the oldest first. If the leaf index nodes of a
+/// dictionary are present, all of its tuples can be requested at once. If the upper nodes are
+/// missing, a point read waits for one level of the index after another.
 fn read_indexes<'a>(states: impl Iterator<Item = &'a Version>) -> Result<()> {
     let mut room = MOST_INDEX;
     let mut dicts: Vec<Leaves<'a>> = Vec::new();
-    // States share most of their runs.
+    // States share most of their runs, and each run is read once.
     let mut seen = HashSet::new();
     let trees = states.flat_map(|version| version.trees.values());
     for tree in trees.filter(|tree| tree.info().branch.is_empty()) {
@@ -118,7 +123,7 @@ fn read_indexes<'a>(states: impl Iterator<Item = &'a Version>) -> Result<()> {
     Ok(())
 }
 
-/// Takes `bytes` from `room`, if there are as many.
+/// Subtracts `bytes` from `room` and returns `true` if the room suffices.
 fn take(room: &mut u64, bytes: u64) -> bool {
     let left = room.checked_sub(bytes);
     *room = left.unwrap_or(*room);

@@ -15,15 +15,15 @@ use crate::remote::{LocalCopy, PushProgress, RemoteStore};
 
 impl Kvdb {
     /// Publishes the store as of a moment during the call, with all commits before the call,
-    /// branches and snapshots. Reads and writes continue during the call. Only data that is missing
-    /// there is written, though every zone in use is read to find that out. `progress` is called at
-    /// times; if it returns an error, the call ends. A call that ends early leaves the previous
-    /// state as it was, and the next call continues where it stopped; if the last response was
-    /// lost, the new state may have been published.
+    /// branches and snapshots. Reads and writes continue during the call. Only data that object
+    /// storage lacks is written, although every zone in use is read to find this data. `progress`
+    /// is called repeatedly, and the call ends if `progress` returns an error. A call that ends
+    /// early leaves the previous state as it was, and the next call continues where the earlier
+    /// call stopped. If the last response was lost, the new state may have been published.
     ///
-    /// If another store is published under the name, the error is
-    /// [`Error::Invalid`](crate::Error::Invalid). A later publication of the same store ends this
-    /// one with [`Error::Overtaken`](crate::Error::Overtaken).
+    /// Fails with [`Error::Invalid`](crate::Error::Invalid) if another store is published under the
+    /// name. A later publication of the same store makes this publication fail with
+    /// [`Error::Overtaken`](crate::Error::Overtaken).
     ///
     /// ```
     /// use std::sync::Arc;
@@ -53,8 +53,8 @@ impl Kvdb {
         self.publisher(to)?.publish(progress)
     }
 
-    /// Returns the requests to object storage since the store was opened, or `None` if all its
-    /// zones are local.
+    /// Returns statistics about the requests to object storage since the store was opened, or
+    /// `None` if all zones of the store are local.
     pub fn remote_stats(&self) -> Option<RemoteStats> {
         self.db.engine.zones.remote_stats()
     }

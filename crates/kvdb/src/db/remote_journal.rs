@@ -1,11 +1,11 @@
-//! Syncs that wait until the commits are in object storage too (durability *remote*). The part of
-//! the local journal since the last sync is sent as one object, with the values that it refers to;
-//! callers that wait at the same time share the object.
+//! Makes syncs wait until the commits are in object storage, too (durability *remote*). The part of
+//! the local journal since the last sync is sent as one object, with the values to which it refers.
+//! Callers that wait at the same time share the object.
 //!
-//! Such an object holds commits to dictionaries and nothing else. If there was any other change (a
+//! Such an object holds commits to dictionaries and nothing else. After any other change (a
 //! dictionary, a snapshot or a branch was made, or the runs of a large transaction were added), and
-//! after the store was opened, the store is published instead, and the journal continues after that
-//! state.
+//! at the first sync after the store was opened, the store is published instead, and the journal
+//! continues after the published state.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Weak};
@@ -25,20 +25,24 @@ use crate::journal::record::{self, Op, Ops, Record};
 use crate::log::records::Records;
 use crate::remote::{JournalCommit, JournalPlace, RemoteStore, random_id};
 
-/// The share of the store's memory, within bounds, that limits the bytes of keys and values in one
-/// object, and the bytes of the local journal that wait for it. If there is more, the store is
-/// published.
+/// The divisor for the share of the store's memory that limits the bytes of keys and values in one
+/// object, and the bytes of the local journal that wait to be sent. If there are more bytes, the
+/// store is published.
 const SHARE: usize = 8;
+/// The lower bound of this limit, in bytes.
 const LEAST: usize = 4 << 20;
+/// The upper bound of this limit, in bytes.
 const MOST: usize = 32 << 20;
 
-/// The time for which a sync retries before it fails; the first pause between attempts, and the
-/// longest.
+/// The time for which a sync retries before it fails.
 const TIMEOUT: Duration = Duration::from_secs(300);
+/// The pause after the first failed attempt. Each further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// The longest pause between two attempts.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Publishes the store. See [`Publisher::sync_remotely`](crate::Publisher::sync_remotely).
+/// A function that publishes the store. See
+/// [`Publisher::sync_remotely`](crate::Publisher::sync_remotely).
 pub type Publish = dyn Fn() -> Result<()> + Send + Sync;
 
 /// The journal of an open store in object storage.
@@ -53,34 +57,34 @@ pub(crate) struct RemoteJournal {
 
 #[derive(Default)]
 struct State {
-    /// The thread that sends; other threads wait.
+    /// The thread that is sending. Other threads wait for it to end.
     sender: Option<ThreadId>,
     /// The newest state that was published with a place of this chain.
     base: Option<Base>,
-    /// All commits up to this one are in object storage.
+    /// The number of a commit up to which all commits are in object storage.
     there: Seq,
-    /// The number of the next object.
+    /// The number of the next object in the chain.
     number: u64,
     /// The objects that may hold commits after the base, each with its number and last commit.
     objects: VecDeque<(u64, Seq)>,
-    /// An object that may or may not have been written, and its last commit.
+    /// An object that may or may not have been written, with its place and its last commit.
     in_doubt: Option<(JournalPlace, Bytes, Seq)>,
     /// The part of the tapped stream that was not sent yet.
     reading: Reading,
-    /// Set when another file has taken the store.
+    /// Is `true` if another file has taken the store.
     displaced: bool,
-    /// Set when nothing more is sent.
+    /// Is `true` if the journal sends nothing more.
     closed: bool,
 }
 
-/// A published state.
+/// A published state: its last commit, and its shape stamp.
 #[derive(Clone, Copy)]
 struct Base {
     seq: Seq,
     shape: u64,
 }
 
-/// The records of the tapped stream.
+/// The commits that were read from the tapped stream and not sent yet.
 #[derive(Default)]
 struct Reading {
     records: Records,
@@ -88,12 +92,12 @@ struct Reading {
     next: Seq,
     commits: Vec<JournalCommit>,
     bytes: usize,
-    /// The newest commit whose changes are not all in `commits`.
+    /// The newest commit of which some changes are missing from `commits`.
     unlisted: Seq,
     lost: bool,
 }
 
-/// Keys and ranges of changes, which hide earlier changes.
+/// The keys and ranges of changes that hide earlier changes.
 #[derive(Default)]
 struct Hidden<'a> {
     keys: HashSet<(DictionaryId, &'a [u8])>,
@@ -118,7 +122,7 @@ impl<'a> Hidden<'a> {
 }
 
 impl Reading {
-    /// Adds the bytes of the tap. If they cannot be read, the store is published instead.
+    /// Adds the bytes of the tap. If they cannot be decoded, the store is published instead.
     fn add_if_any(&mut self, tapped: Option<Tapped>) {
         if let Some(Err(e)) = tapped.map(|tapped| self.add(tapped)) {
             tracing::error!("the journal is not read: {e}");
@@ -128,7 +132,7 @@ impl Reading {
 
     fn add(&mut self, tapped: Tapped) -> Result<()> {
         if let Some(begins) = tapped.begins {
-            // Earlier commits may be missing.
+            // The commits before the beginning of the tap may be missing.
             let unlisted = begins.saturating_sub(1);
             *self = Reading { next: begins, unlisted, ..Reading::default() };
         }
@@ -137,7 +141,7 @@ impl Reading {
         records.push(&tapped.bytes.into(), |_, bytes_of_one| {
             let first = *next;
             let changes = match record::decode(&bytes_of_one)? {
-                // A new snapshot shows in the shape stamp.
+                // A new snapshot changes the shape stamp, so the record can be skipped here.
                 Record::Mark | Record::Snapshot { .. } => return Ok(true),
                 Record::Number(number) if number == *next => return Ok(true),
                 Record::Number(number) => {
@@ -152,7 +156,8 @@ impl Reading {
                 Record::Commit(changes) => changes,
             };
             *next += changes.len() as u64;
-            // The record only numbers a commit that is an edit of the manifest.
+            // A change of dictionary 0 stands for a commit that is an edit of the manifest. The
+            // record only numbers it.
             if changes.iter().any(|(dict, _)| *dict == DictionaryId(0)) {
                 *unlisted = *next - 1;
                 return Ok(true);
@@ -165,8 +170,8 @@ impl Reading {
         Ok(())
     }
 
-    /// Takes the commits that can be sent: those before the first one with a discarded value that
-    /// no change among them hides.
+    /// Takes the commits that can be sent. If a commit has a discarded value that no later commit
+    /// among those to be sent hides, this commit and all later ones must wait.
     fn take_whole(&mut self) -> Vec<JournalCommit> {
         let mut count = self.commits.len();
         while let Some(first) = first_unhidden(&self.commits[..count]) {
@@ -235,7 +240,7 @@ impl RemoteJournal {
         self.check_there(wanted)
     }
 
-    /// Sends, and retries until the timeout.
+    /// Calls [`RemoteJournal::send`], and retries until the timeout if object storage fails.
     fn send_patiently(&self, db: &Database) -> Result<()> {
         let (mut waited, mut pause) = (Duration::ZERO, FIRST_PAUSE);
         loop {
@@ -256,7 +261,7 @@ impl RemoteJournal {
         }
     }
 
-    /// Fails if the commits up to `wanted` did not arrive.
+    /// Fails if object storage lacks some of the commits up to `wanted`.
     fn check_there(&self, wanted: Seq) -> Result<()> {
         match self.state.lock().there >= wanted {
             true => Ok(()),
@@ -264,10 +269,10 @@ impl RemoteJournal {
         }
     }
 
-    /// Sends the bytes of the tap, or publishes the store. One thread at a time does this, after
-    /// the local journal was synced.
+    /// Sends the commits that were read from the tap, or publishes the store. Only one thread at a
+    /// time calls this, after the local journal was synced.
     fn send(&self, db: &Database) -> Result<()> {
-        // Commits of other threads may be visible without a local sync.
+        // Write out the journal, since commits of other threads may be visible before a local sync.
         db.commits.log.write_out()?;
         let tapped = db.commits.log.tap.take();
         // Compute the stamp after the tap is read: a dictionary is created before the commits to
@@ -303,7 +308,7 @@ impl RemoteJournal {
         let whole = commits.into_iter().map(|commit| with_values(db, commit));
         let whole = match whole.collect::<Result<Vec<_>>>() {
             Ok(whole) => whole,
-            // The place of a value was reused, since a later commit has replaced the value.
+            // A later commit has replaced a value, and the place of the value was reused.
             Err(e) => {
                 tracing::debug!("the store is published, since a value is gone: {e}");
                 self.state.lock().reading.lost = true;
@@ -328,8 +333,8 @@ impl RemoteJournal {
         Ok(())
     }
 
-    /// Prepares for a publication, before its state is determined: later commits come out of the
-    /// tap. Returns the shape stamp.
+    /// Prepares for a publication before the published state is determined: the tap is opened, so
+    /// that it keeps all later commits. Returns the shape stamp.
     pub(super) fn begin_publication(&self, db: &Database) -> Result<u64> {
         let shape = db.shape_stamp();
         let lost = {
@@ -351,8 +356,8 @@ impl RemoteJournal {
         JournalPlace { chain: self.chain, number }
     }
 
-    /// Notes that a state with all commits up to `seq` was published, with a place of this chain.
-    /// `shape` was returned by [`RemoteJournal::begin_publication`].
+    /// Records that a state with all commits up to `seq` was published, with a place of this chain.
+    /// `shape` is the stamp that [`RemoteJournal::begin_publication`] has returned.
     pub(super) fn published(&self, db: &Database, seq: Seq, shape: u64) {
         let mut state = self.state.lock();
         // Drop the journal up to this state from memory, since the next sync may come late.
@@ -363,7 +368,7 @@ impl RemoteJournal {
         state.objects.retain(|(_, last)| *last > seq);
     }
 
-    /// Notes that another file has taken the store.
+    /// Records that another file has taken the store, and makes waiting syncs fail.
     pub(super) fn is_displaced(&self) {
         self.state.lock().displaced = true;
         self.ended.notify_all();
@@ -373,7 +378,7 @@ impl RemoteJournal {
         !self.state.lock().closed
     }
 
-    /// Stops sending. Syncs that wait fail.
+    /// Stops sending, and makes waiting syncs fail.
     pub(super) fn close(&self) {
         self.state.lock().closed = true;
         self.ended.notify_all();
@@ -389,7 +394,8 @@ impl SyncElsewhere for RemoteJournal {
     }
 }
 
-/// Returns the first commit with a discarded value that none of these commits hides.
+/// Returns the index of the first commit with a discarded value that none of the later changes
+/// hides.
 fn first_unhidden(commits: &[JournalCommit]) -> Option<usize> {
     let (mut later, mut first) = (Hidden::default(), None);
     for (i, commit) in commits.iter().enumerate().rev() {
@@ -408,7 +414,7 @@ fn most(db: &Database) -> usize {
     (db.engine.options.memory / SHARE).clamp(LEAST, MOST)
 }
 
-/// Returns the commit with the values that it refers to inlined.
+/// Returns the commit with the values to which it refers inlined.
 fn with_values(db: &Database, commit: JournalCommit) -> Result<JournalCommit> {
     let mut changes = Ops::with_capacity(commit.changes.len());
     for (dict, op) in commit.changes {
@@ -416,7 +422,8 @@ fn with_values(db: &Database, commit: JournalCommit) -> Result<JournalCommit> {
             Op::Put(key, value @ Value::Extent(_)) => {
                 Op::Put(key, Value::Inline(db.engine.cache.read_value(&value)?))
             }
-            // A later change of the same write hides it.
+            // A later change in the same object hides the discarded value, so a deletion can stand
+            // for it.
             Op::PutDiscarded(key, _) => Op::Delete(key),
             op => op,
         };

@@ -1,14 +1,14 @@
-//! Repair: makes a store with damaged blocks usable again. Runs that cannot be read completely are
-//! rewritten without the unreadable parts; the lost data is deleted and listed. The caller can put
-//! stand-ins in its place ([`Deletion`]), which then exist in everything that shares the run,
-//! branches and snapshots included. The caller can then mend its own structures on top, and
-//! everything takes effect atomically: a new manifest replaces the old runs by the new ones, in
-//! dictionaries, branches and snapshots alike. Until the superblock refers to that manifest, the
-//! store is the old one.
+//! Repairs a store with damaged blocks. Runs that cannot be read completely are rewritten without
+//! the unreadable parts, and the lost data is deleted and listed. The caller can put stand-ins in
+//! place of the lost data ([`Deletion`]). Stand-ins exist in all states that share the run,
+//! including branches and snapshots. The caller can then change other tuples to make its own
+//! structures consistent. The whole repair takes effect atomically: a new manifest replaces the old
+//! runs with the new runs in all dictionaries, branches and snapshots. Until the superblock refers
+//! to the new manifest, the store is unchanged.
 //!
-//! Unreadable copies of the superblock and of the manifest are mended by opening the store for
-//! writing. A store that cannot be opened, because its manifest or journal breaks off, is beyond
-//! repair. See [`crate::Salvage`].
+//! Unreadable copies of the superblock and of the manifest need no repair, since opening the store
+//! for writing restores them. A store that cannot be opened because its manifest or journal is
+//! incomplete cannot be repaired. See [`crate::Salvage`].
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -37,13 +37,13 @@ pub struct RepairReport {
     pub removed: Vec<ScrubFault>,
     /// The number of runs that were rewritten.
     pub runs: u64,
-    /// The number of changes that the caller made on top.
+    /// The number of further changes that the caller has made.
     pub changes: u64,
 }
 
 /// Keys that a repair deletes from a run because their tuples or values cannot be read.
 pub struct Deletion<'a> {
-    /// The keys: those of a block or of a part of the tree, or the one of a large value.
+    /// The deleted keys: the keys of a block or of a part of the tree, or the key of a large value.
     pub keys: &'a FaultKeys,
     /// The states that have the run.
     pub states: &'a [StateOfRun],
@@ -51,19 +51,19 @@ pub struct Deletion<'a> {
 }
 
 impl Deletion<'_> {
-    /// Puts a stand-in into the run: a tuple that takes the place of what was lost, in all states
-    /// that have the run. Newer runs hide it as they hid what was lost. The keys must be among the
-    /// deleted ones and ascend; any other is ignored.
+    /// Puts a stand-in into the run: a tuple that takes the place of a lost tuple in all states
+    /// that have the run. Newer runs hide the stand-in as they hid the lost tuple. The keys must be
+    /// among the deleted keys and must ascend; any other key is ignored.
     pub fn put(&mut self, key: &[u8], value: impl Into<Bytes>) {
         (self.put)(key, value.into());
     }
 }
 
-/// A state that has a damaged run: the newest one of a branch, or a snapshot.
+/// A state that has a damaged run: the newest state of a branch, or a snapshot.
 pub struct StateOfRun {
-    /// The state as it was before the repair: reading what is damaged fails.
+    /// The state as it was before the repair. Reads of damaged data fail.
     pub view: View,
-    /// The branch in that view; empty for the main one, and for a snapshot.
+    /// The branch in `view`. The name is empty for the main branch and for a snapshot.
     branch: Arc<str>,
 }
 
@@ -95,7 +95,7 @@ impl Database {
 
         let mut state = self.engine.versions.manifest()?.state().clone();
         state.replace_runs(&instead);
-        // The view of the repaired store, from which the caller mends its own structures.
+        // Show the caller the repaired store, so that it can make its own structures consistent.
         let view = self.engine.versions.preview(&state, &change)?;
         let batch = mend(&view, &report.removed)?;
         report.changes = batch.len() as u64;
@@ -116,9 +116,9 @@ impl Database {
         Ok(report)
     }
 
-    /// Rewrites each run that cannot be read completely, and adds what it has lost to `report`.
-    /// `change` learns the new runs. Returns the roots of damaged runs, and of the runs that
-    /// replace them; a run of which nothing is left is replaced by none.
+    /// Rewrites each run that cannot be read completely. The lost data is added to `report`, and
+    /// the new runs to `change`. Returns the root of each damaged run with the root of the run that
+    /// replaces it, or with `None` if nothing of the run is left.
     fn rewrite_damaged(
         &self,
         stand_in: &mut dyn FnMut(&mut Deletion<'_>),
@@ -160,7 +160,8 @@ impl Database {
         Ok(instead)
     }
 
-    /// Returns all runs, each once, with a dictionary that has it and its name in messages.
+    /// Returns each run once, with a dictionary that has the run and with the name of the run in
+    /// messages.
     fn all_runs(&self) -> Vec<(Arc<Tree>, Arc<Run>, String)> {
         let mut seen = BTreeSet::new();
         let mut runs = Vec::new();
@@ -212,15 +213,15 @@ impl Database {
         states
     }
 
-    /// Writes the changes of a batch into runs, to lie above all others, each one above those
-    /// before it.
+    /// Writes the changes of a batch into new runs above all existing runs. Each new run is newer
+    /// than the runs before it in the result.
     fn write_above(
         &self,
         version: &Version,
         batch: Batch,
     ) -> Result<Vec<(DictionaryId, Arc<Run>)>> {
-        // A memtable has copies of the values, which may be as many as the data that was lost: one
-        // at a time is filled, and written as a run above those before it.
+        // The values may be as large as the lost data, and a memtable copies them. To bound the
+        // memory, fill one memtable at a time and write it as a run above the earlier runs.
         let mut changes = batch.changes.into_iter().map(op_of).peekable();
         let mut runs = Vec::new();
         while changes.peek().is_some() {
@@ -254,7 +255,7 @@ impl Database {
     }
 }
 
-/// The most bytes of changes that are in memory as a memtable.
+/// The number of bytes of changes that a memtable of [`Database::write_above`] may have.
 const PIECE: usize = 16 << 20;
 
 fn op_of(change: BatchChange) -> (DictionaryId, Op) {
@@ -268,14 +269,14 @@ fn op_of(change: BatchChange) -> (DictionaryId, Op) {
 }
 
 impl crate::Kvdb {
-    /// Makes a store with damaged blocks usable again: unreadable data is deleted and listed in the
-    /// report; everything else stays. `stand_in` is called with each deletion, in the order of the
-    /// report; the tuples that it puts take the place of what was lost, in every branch and
-    /// snapshot that had it. `mend` gets a view of the store without the unreadable data and the
-    /// list of the deletions, and returns the changes that make the structures of the layer above
-    /// consistent again. All of this takes effect atomically; if anything fails, nothing is
-    /// changed. The store must be opened without threads, with no other user, and is best closed
-    /// right afterwards.
+    /// Makes a store with damaged blocks usable again. Unreadable data is deleted and listed in the
+    /// report; all other data is kept. `stand_in` is called with each deletion, in the order of the
+    /// report, and can put tuples in place of the lost data. These tuples then exist in every
+    /// branch and snapshot that had the lost data. `mend` gets a view of the store without the
+    /// unreadable data and the list of deletions, and returns the changes that make the structures
+    /// of the layer above consistent again. The repair takes effect atomically; if any step fails,
+    /// the store is unchanged. The store must be opened without threads and must have no other
+    /// user. It should be closed directly after the repair.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();

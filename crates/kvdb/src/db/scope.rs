@@ -1,6 +1,7 @@
-//! A scope: the target of reads and writes. Code that works on a scope need not know whether it is
-//! the store itself, a transaction or a state that does not change, nor whether that is in this
-//! process. It is the seam between a file system and its store (`docs/decisions/160-the-seam.md`).
+//! Scopes, the targets of reads and writes. Code that works on a scope need not know whether the
+//! scope is the store itself, a transaction or a state that does not change, or whether the store
+//! is in this process or on a server. A scope is the seam between a file system and its store
+//! (`docs/decisions/160-the-seam.md`).
 
 use std::sync::Arc;
 
@@ -24,8 +25,8 @@ pub enum Scope {
     Transaction(Transaction),
     /// A state that does not change.
     Frozen(View),
-    /// A state that is held by the server which has the store open. It does not change, or is
-    /// changed by this process only.
+    /// A state that is held by the server which has the store open. The state does not change, or
+    /// only this process changes it.
     Served(Arc<dyn ServedView>),
 }
 
@@ -39,7 +40,7 @@ enum Place {
 }
 
 impl ScopeCursor {
-    /// Returns this cursor for callers that need keys only. See [`Cursor::keys_only`].
+    /// Converts this cursor for callers that need only keys. See [`Cursor::keys_only`].
     pub fn keys_only(self) -> ScopeCursor {
         ScopeCursor(match self.0 {
             Place::Here(cursor) => Place::Here(cursor.keys_only()),
@@ -68,7 +69,7 @@ impl ScopeCursor {
         }
     }
 
-    /// Moves before the first tuple whose key is at least `key`.
+    /// Moves the cursor before the first tuple whose key is at least `key`.
     pub fn seek(&mut self, key: &[u8]) -> Result<()> {
         match &mut self.0 {
             Place::Here(cursor) => cursor.seek(key),
@@ -79,7 +80,7 @@ impl ScopeCursor {
         }
     }
 
-    /// Moves after the last tuple of the range.
+    /// Moves the cursor after the last tuple of the range.
     pub fn seek_to_end(&mut self) -> Result<()> {
         match &mut self.0 {
             Place::Here(cursor) => cursor.seek_to_end(),
@@ -90,8 +91,8 @@ impl ScopeCursor {
         }
     }
 
-    /// Returns the tuples that the next steps take without a request to a server. A local cursor
-    /// has none, since its reads run ahead by themselves.
+    /// Returns the tuples that the next steps return without a request to a server. A local cursor
+    /// returns none, since it reads ahead by itself.
     pub fn fetched(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         let there = match &self.0 {
             Place::Here(_) => None,
@@ -102,7 +103,7 @@ impl ScopeCursor {
 }
 
 impl Scope {
-    /// Returns the newest value in this scope.
+    /// Returns the newest value of `key` in this scope.
     pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
         match self {
             Scope::Mainline(db) => db.get(dict, key),
@@ -128,7 +129,7 @@ impl Scope {
         }
     }
 
-    /// Returns a cursor over `[start, end)` as it is now; see [`View::cursor`].
+    /// Returns a cursor over the current state of `[start, end)`; see [`View::cursor`].
     pub fn cursor(&self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Result<ScopeCursor> {
         let here = match self {
             Scope::Mainline(db) => db.view().cursor(dict, start, end),
@@ -142,11 +143,11 @@ impl Scope {
         Ok(ScopeCursor(Place::Here(here?)))
     }
 
-    /// Announces that these keys will be read, one by one, or ranges that begin at them. If reads
-    /// take a request to a server, all of them are read with one request. In a store in object
-    /// storage, what is known of their places is requested at once, without waiting for it. Any
-    /// other store reads them when they are wanted, and a transaction does so, too. An error is not
-    /// reported here, since the read meets it again.
+    /// Announces that these keys, or ranges that begin at them, will be read one by one. If reads
+    /// need a request to a server, all keys are read with one request. In a store in object
+    /// storage, the data whose places are known is requested at once, without waiting for the
+    /// answer. For any other store and for transactions, this does nothing. Errors are not reported
+    /// here, since the later read encounters the same error.
     pub fn announce(&self, dict: DictionaryId, keys: &[&[u8]]) {
         let announced = match self {
             Scope::Served(view) => {
@@ -164,9 +165,9 @@ impl Scope {
         }
     }
 
-    /// Returns a view of the current state, which stays the same while it is held. In a
-    /// serializable transaction neither this nor reads of the view lock anything. Fails for a
-    /// served view, since this process cannot walk through it locally.
+    /// Returns a view of the current state. The view does not change while it is held. In a
+    /// serializable transaction, neither this call nor reads of the view lock anything. Fails for a
+    /// served view, since this process cannot walk through that view locally.
     pub fn view(&self) -> Result<View> {
         match self {
             Scope::Mainline(db) => Ok(db.view()),
@@ -179,8 +180,8 @@ impl Scope {
         }
     }
 
-    /// Applies a batch atomically. In a transaction it is visible only there until the transaction
-    /// commits, which `durability` then waits for.
+    /// Applies a batch atomically. If the scope is a transaction, the changes are visible only
+    /// there until the transaction commits, and `durability` has no effect.
     pub fn apply(&self, batch: Batch, durability: Durability) -> Result<()> {
         match self {
             Scope::Mainline(db) => db.commit(batch, durability),
@@ -190,8 +191,9 @@ impl Scope {
         }
     }
 
-    /// Makes everything that was committed in this scope before the call durable. In a transaction
-    /// that is not durable itself, this does nothing: its changes are on disk with its commit.
+    /// Makes everything that was committed in this scope before the call durable. For a transaction
+    /// that is not durable itself, this does nothing, because the changes reach the disk with the
+    /// transaction's commit.
     pub fn sync(&self) -> Result<()> {
         match self {
             Scope::Mainline(db) => db.sync(),
@@ -201,7 +203,7 @@ impl Scope {
         }
     }
 
-    /// Does the same as [`Scope::sync`], for work at intervals. See [`Kvdb::sync_at_interval`].
+    /// Does the same as [`Scope::sync`], for periodic syncs. See [`Kvdb::sync_at_interval`].
     pub fn sync_at_interval(&self) -> Result<()> {
         match self {
             Scope::Mainline(db) => db.sync_at_interval(),
@@ -210,7 +212,7 @@ impl Scope {
         }
     }
 
-    /// Returns `true` if a read may take a request to a server.
+    /// Returns `true` if reads may need a request to a server.
     pub fn is_served(&self) -> bool {
         matches!(self, Scope::Served(_))
     }

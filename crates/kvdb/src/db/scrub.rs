@@ -5,9 +5,9 @@ use crate::scrub::{ScrubFault, ScrubOptions, ScrubProgress};
 
 impl crate::Kvdb {
     /// Starts to read all data of the store and to compare it with its checksums, on a thread of
-    /// low priority; clients continue. Returns `false` if a scrub is in progress already. In a
-    /// store without threads the scrub is done when this returns, without a limit on its rate. See
-    /// [`crate::Kvdb::scrub_progress`].
+    /// low priority. Clients continue to work. Returns `false` if a scrub is already in progress.
+    /// In a store without threads, the scrub is complete when this returns, and its rate is not
+    /// limited. See [`crate::Kvdb::scrub_progress`].
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -23,12 +23,12 @@ impl crate::Kvdb {
         self.db.scrubber.start(options)
     }
 
-    /// Returns the progress of the scrub, or of the last one.
+    /// Returns the progress of the current scrub, or of the last scrub if none is in progress.
     pub fn scrub_progress(&self) -> ScrubProgress {
         self.db.scrubber.progress()
     }
 
-    /// Returns the faults that the current scrub, or the last one, has found: the first thousand.
+    /// Returns the first thousand faults that the current or the last scrub has found.
     pub fn scrub_faults(&self) -> Vec<ScrubFault> {
         self.db.scrubber.faults()
     }

@@ -11,17 +11,17 @@ use crate::read::view::View;
 use crate::snapshots::check_visible;
 use crate::snapshots::stream::{BuildsUpon, Frame, Received, StreamHeader, write_magic};
 
-/// Bytes of tuples after which a chunk ends.
+/// The number of bytes of tuples after which a chunk ends.
 const CHUNK: usize = 128 << 10;
 
 /// The size of a sent stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendStats {
-    /// Number of chunks in the stream.
+    /// The number of chunks in the stream.
     pub chunks: u64,
-    /// Number of tuples in the chunks.
+    /// The number of tuples in the chunks.
     pub tuples: u64,
-    /// Bytes of the stream.
+    /// The number of bytes of the stream.
     pub bytes: u64,
 }
 
@@ -58,7 +58,7 @@ impl Sender<'_> {
 struct Sent {
     label: Label,
     view: View,
-    /// The snapshot that the changes are made to.
+    /// The snapshot to which the changes apply, if the stream has changes only.
     base: Option<(Label, View)>,
 }
 
@@ -77,7 +77,7 @@ impl Kvdb {
     /// Returns the snapshots to be sent, if the stream can continue the received part.
     fn sent(&self, snapshot: &str, base: Option<&str>, from: Option<&Received>) -> Result<Sent> {
         let db = &self.db;
-        // Looked up once: at a second lookup the name may belong to another snapshot.
+        // Look up each name only once, since it may belong to another snapshot later.
         let known = |name: &str| {
             check_visible(name)?;
             let found =
@@ -122,10 +122,11 @@ impl Kvdb {
         Ok(Sent { label, view, base })
     }
 
-    /// Writes a snapshot as a stream of bytes, for [`Kvdb::receive`] of another store: all of it
-    /// or, with `base`, the changes since that snapshot, which the other store must have. `from` is
-    /// the part of the same stream that was received already ([`Kvdb::receiving`]), which is left
-    /// out. The statistics count the part that was left out too, except for its bytes.
+    /// Writes a snapshot as a stream of bytes, which another store reads with [`Kvdb::receive`].
+    /// The stream has the whole snapshot or, if `base` is not `None`, the changes since the
+    /// snapshot `base`, which the other store must have. `from` describes the part of the same
+    /// stream that was already received ([`Kvdb::receiving`]). The stream omits this part. The
+    /// statistics include the chunks and tuples of this part, but not its bytes.
     ///
     /// ```
     /// # let (db, other) = (kvdb::Kvdb::in_memory(), kvdb::Kvdb::in_memory());

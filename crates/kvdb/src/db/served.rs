@@ -1,10 +1,10 @@
-//! A view that a server holds for this process, which does not have the store open. The trait is
-//! the complete interface that the layers above use; its implementations send the requests
-//! (`kvdb-wire` has some). The cursor turns pages of tuples into the position between tuples that a
-//! local cursor is.
+//! Views that a server holds for this process, which does not have the store open. The trait
+//! [`ServedView`] is the complete interface for the layers above. Its implementations send the
+//! requests; `kvdb-wire` has some. [`ServedCursor`] reads pages of tuples and presents them in the
+//! same way as a local cursor: as a position between tuples.
 //!
-//! A view of a snapshot does not change. A view of a transaction changes only by changes that are
-//! applied through it, since no other client writes in the transaction.
+//! A view of a snapshot does not change. A view of a transaction changes only when changes are
+//! applied through the view, since no other client writes in the transaction.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -20,22 +20,22 @@ use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::read::cursor::Tuple;
 
-/// Tuples of the first page that a cursor requests. Each further page has twice as many, so that a
-/// short range costs one request, and a long one few.
+/// The number of tuples of the first page that a cursor requests. Each further page has twice as
+/// many tuples, so that a short range costs one request, and a long range costs few.
 const FIRST_PAGE: u32 = 256;
-/// Tuples of the largest page.
+/// The number of tuples of the largest page.
 const MOST_OF_PAGE: u32 = 4096;
-/// Bytes of keys and values after which a page ends.
+/// The number of bytes of keys and values after which a page ends.
 const PAGE_BYTES: u32 = 1 << 20;
 
-/// A state of a store that a server holds: of a snapshot, of a transaction that only this process
-/// uses, or of the main branch while it is this process that changes it. Data that was read from it
-/// never becomes stale through others, so an implementation may cache all of it.
+/// A state of a store that a server holds for this process: a snapshot, a transaction that only
+/// this process uses, or the main branch while only this process changes it. Other clients never
+/// change this state, so an implementation may cache all data that it has read.
 ///
-/// A call waits for the server. Every request may be sent again after the connection was lost:
-/// reads change nothing, and changes are numbered.
+/// A call waits for the server. Every request can be sent again after the connection was lost,
+/// since reads change nothing and changes are numbered.
 pub trait ServedView: Send + Sync {
-    /// Returns the number of the dictionary of this name, if the view has one.
+    /// Returns the number of the dictionary with this name, if the view has one.
     fn dictionary(&self, name: &str) -> Option<DictionaryId>;
 
     /// Returns the size of the store, and its free space when the view was opened.
@@ -47,12 +47,12 @@ pub trait ServedView: Send + Sync {
     /// Returns a page of the tuples of a range.
     fn page(&self, dict: DictionaryId, page: &PageRequest<'_>) -> Result<TuplePage>;
 
-    /// Announces that these keys will be read, one by one, so that they can be fetched together. An
-    /// error is not reported here, since the read meets it again.
+    /// Announces that these keys will be read one by one, so that they can be fetched together.
+    /// Errors are not reported here, since the later read encounters the same error.
     fn announce(&self, dict: DictionaryId, keys: &[&[u8]]);
 
-    /// Announces that this range is empty, and that only this process puts keys into it, so that
-    /// missing keys in it are known to be missing.
+    /// Announces that this range is empty and that only this process puts keys into the range.
+    /// Reads of missing keys then need no request.
     fn new_range(&self, _dict: DictionaryId, _start: &[u8], _end: &[u8]) {}
 
     /// Returns `true` if changes can be applied.
@@ -70,23 +70,24 @@ pub trait ServedView: Send + Sync {
         false
     }
 
-    /// Applies these changes atomically. They are visible here at once, and may be buffered before
-    /// they are sent.
+    /// Applies these changes atomically. The changes are visible in this view at once, and may be
+    /// buffered before they are sent.
     fn apply(&self, _changes: Vec<ServedChange>) -> Result<()> {
         Err(read_only())
     }
 
-    /// Sends the buffered changes. In a durable transaction they are on disk when this returns.
+    /// Sends the buffered changes. If the transaction is durable, the changes are on disk when this
+    /// returns.
     fn sync(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Sends the buffered changes, and renews the sign that this process is alive.
+    /// Sends the buffered changes, and shows the server that this process is still alive.
     fn sync_at_interval(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Reserves at least `count` inode numbers, which no other view of the store gets.
+    /// Reserves at least `count` inode numbers that no other view of the store will get.
     fn reserve_numbers(&self, _count: u64) -> Result<Range<u64>> {
         Err(read_only())
     }
@@ -96,7 +97,7 @@ fn read_only() -> Error {
     Error::ReadOnly("a view of a snapshot that a server holds cannot be changed".into())
 }
 
-/// A change of a batch, for a server.
+/// A change of a batch in the form that is sent to a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServedChange {
     /// Sets the value of a key.
@@ -105,14 +106,14 @@ pub enum ServedChange {
     Update(DictionaryId, Bytes, Update),
     /// Deletes a key.
     Delete(DictionaryId, Bytes),
-    /// Deletes the keys from the first one up to the second one, which is excluded.
+    /// Deletes the keys from the first key up to the second key, which is excluded.
     DeleteRange(DictionaryId, Bytes, Bytes),
     /// Puts a value by reference.
     Refer(Reference),
 }
 
 impl ServedChange {
-    /// Returns the changes of a batch. Fails for a value that is stored in this process: such a
+    /// Returns the changes of a batch. Fails if the batch puts a value by its place, since such a
     /// value is sent as a [`Reference`].
     pub(crate) fn of(batch: Batch) -> Result<Vec<ServedChange>> {
         let one = |change| match change {
@@ -131,20 +132,21 @@ impl ServedChange {
     }
 }
 
-/// The tuples of `[start, end)` that a request asks for.
+/// The request for a page of the tuples of `[start, end)`.
 #[derive(Clone, Copy, Debug)]
 pub struct PageRequest<'a> {
     /// The lower bound of the keys, inclusive.
     pub start: &'a [u8],
-    /// The exclusive upper bound; empty for the end of the dictionary.
+    /// The exclusive upper bound of the keys, or an empty slice for the end of the dictionary.
     pub end: &'a [u8],
-    /// Asks for the last tuples of the range, the last one first.
+    /// Requests the last tuples of the range, in descending order.
     pub backward: bool,
-    /// Asks for keys only: all values are empty.
+    /// Requests only keys. All values are empty then.
     pub keys_only: bool,
     /// The maximum number of tuples, at least one.
     pub tuples: u32,
-    /// The page ends with the tuple with which its keys and values reach this many bytes.
+    /// The number of bytes of keys and values after which the page ends. The tuple that reaches
+    /// this number is the last one.
     pub bytes: u32,
 }
 
@@ -153,7 +155,7 @@ pub struct PageRequest<'a> {
 pub struct TuplePage {
     /// The keys and values.
     pub tuples: Vec<(Bytes, Bytes)>,
-    /// Set if the range has no further tuples.
+    /// Is `true` if the range has no further tuples.
     pub ended: bool,
 }
 
@@ -162,16 +164,16 @@ pub(crate) struct ServedCursor {
     view: Arc<dyn ServedView>,
     dict: DictionaryId,
     start: Bytes,
-    /// The exclusive upper bound; empty if there is none.
+    /// The exclusive upper bound of the keys, or empty for no bound.
     end: Bytes,
     keys_only: bool,
-    /// The position: before the first tuple whose key is at least this one, or after the last tuple
-    /// if `None`.
+    /// The position of the cursor: before the first tuple whose key is at least this key, or after
+    /// the last tuple if `None`.
     at: Option<Bytes>,
-    /// Tuples from the position on, in the direction of the last step.
+    /// The fetched tuples after the position, in the direction of the last step.
     fetched: VecDeque<(Bytes, Bytes)>,
     forward: bool,
-    /// Set if the last page reached the end of the range.
+    /// Is `true` if the last page reached the end of the range.
     ended: bool,
     page: u32,
 }
@@ -183,7 +185,7 @@ impl ServedCursor {
         start: &[u8],
         end: &[u8],
     ) -> ServedCursor {
-        // An inverted range is empty, like one that ends where it begins.
+        // An inverted range is empty, so it is replaced by a range that ends where it begins.
         let end = if !end.is_empty() && end < start { start } else { end };
         let start = Bytes::copy_from_slice(start);
         ServedCursor {
@@ -205,7 +207,7 @@ impl ServedCursor {
         self.leave();
     }
 
-    /// Drops the fetched tuples, since the position or the direction has changed.
+    /// Drops the fetched tuples after the position or the direction has changed.
     fn leave(&mut self) {
         self.fetched.clear();
         (self.ended, self.page) = (false, FIRST_PAGE);
@@ -237,8 +239,8 @@ impl ServedCursor {
                 return Ok(());
             }
         };
-        // An empty end means no bound in a range; but here it is the position before an empty key,
-        // which nothing precedes.
+        // In a range an empty end means that there is no bound. A backward step from the position
+        // before an empty key also has an empty end, but no tuple precedes that position.
         let is_empty =
             if end.is_empty() { !self.forward && self.at.is_some() } else { start >= end };
         if is_empty {
@@ -260,8 +262,8 @@ impl ServedCursor {
         Ok(())
     }
 
-    /// Returns the tuples that the next steps take, if they continue in the direction of the last
-    /// one.
+    /// Returns the tuples that the next steps return if they continue in the direction of the last
+    /// step.
     pub fn fetched(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         self.fetched.iter().map(|(key, value)| (key.as_ref(), value.as_ref()))
     }
@@ -271,7 +273,7 @@ impl ServedCursor {
             return self.seek_to_end();
         }
         let key = Bytes::copy_from_slice(key.max(&self.start));
-        // A seek often leads to a tuple that was fetched already.
+        // A seek often leads to a tuple that was already fetched.
         if self.forward && self.at.as_ref().is_some_and(|at| key >= at) {
             while self.fetched.front().is_some_and(|(have, _)| have < &key) {
                 self.fetched.pop_front();
@@ -291,10 +293,10 @@ impl ServedCursor {
     }
 }
 
-/// Checks that the tuples of a page that a server has sent are among those requested. Their order
-/// ensures that each request lies beyond the one before, so that a walk ends. A page without tuples
-/// must be the last one: otherwise it would be requested forever, or a walk that ended there would
-/// miss the rest.
+/// Checks that the tuples of a page from a server lie in the requested range and are in order. The
+/// order ensures that each request begins beyond the previous one, so that a walk ends. A page
+/// without tuples must be the last page. Otherwise the same page would be requested forever, or the
+/// walk would end early and miss the remaining tuples.
 fn checked(page: TuplePage, request: &PageRequest<'_>) -> Result<TuplePage> {
     let inside = |key: &Bytes| {
         key.as_ref() >= request.start && (request.end.is_empty() || key.as_ref() < request.end)
@@ -311,7 +313,7 @@ fn checked(page: TuplePage, request: &PageRequest<'_>) -> Result<TuplePage> {
     }
 }
 
-/// Returns the least key above this one.
+/// Returns the smallest key that is greater than `key`.
 fn after(key: &[u8]) -> Bytes {
     let mut next = Vec::with_capacity(key.len() + 1);
     next.extend_from_slice(key);
@@ -319,7 +321,7 @@ fn after(key: &[u8]) -> Bytes {
     next.into()
 }
 
-/// Reads `[start, end)` in pages, up to `limit` tuples.
+/// Reads up to `limit` tuples of `[start, end)`, page by page.
 pub(crate) fn scan(
     view: &dyn ServedView,
     dict: DictionaryId,

@@ -15,19 +15,22 @@ use crate::snapshots::{
 };
 
 /// The branch for data that a layer above keeps about the store as a whole
-/// ([`Kvdb::create_dictionary_of_store`]). It is not listed, and there are no snapshots of it, so
-/// no rollback, clone or stream changes it.
+/// ([`Kvdb::create_dictionary_of_store`]). The branch is not listed and has no snapshots, so no
+/// rollback, clone or stream changes it.
 pub const STORE_BRANCH: &str = ".store";
 
-/// The reasons why serializable transactions end.
+/// The reason that a serializable transaction reports when data that it has read or changed was
+/// rolled back.
 const ROLLED_BACK: &str = "what it has read or changed was rolled back: begin it again";
+/// The reason that a serializable transaction reports when a dictionary that it has read or changed
+/// was dropped.
 pub(super) const DROPPED: &str =
     "a dictionary that it has read or changed was dropped: begin it again";
 
 impl Kvdb {
-    /// Makes a snapshot of the main branch, which keeps all commits before this call until it is
-    /// dropped. It takes the time of a synced commit, whatever the size of the store, and is
-    /// durable when this returns.
+    /// Makes a snapshot of the main branch. The snapshot keeps the result of all commits before
+    /// this call until the snapshot is dropped. The call takes the time of a synced commit,
+    /// whatever the size of the store, and the snapshot is durable when the call returns.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -45,8 +48,8 @@ impl Kvdb {
         self.snapshot_of("", name, Durability::Synced)
     }
 
-    /// Makes a snapshot of any branch. A buffered one is on disk together with the commits before
-    /// it.
+    /// Makes a snapshot of any branch. A buffered snapshot reaches the disk together with the
+    /// commits before it.
     pub fn snapshot_of(&self, branch: &str, name: &str, durability: Durability) -> Result<()> {
         check_name("snapshot", name)?;
         if !branch.is_empty() {
@@ -55,14 +58,15 @@ impl Kvdb {
         self.db.snapshotter.snapshot(branch, name, durability)
     }
 
-    /// Returns all snapshots, the oldest first, with the space that they keep, for display. To look
-    /// up one snapshot use [`Kvdb::snapshot_label`], and for their names [`Kvdb::snapshot_labels`].
+    /// Returns all snapshots, the oldest first, with the space that they keep. The result is meant
+    /// for display. Use [`Kvdb::snapshot_label`] to look up one snapshot, and
+    /// [`Kvdb::snapshot_labels`] to list their names.
     pub fn snapshots(&self) -> Vec<SnapshotInfo> {
         self.db.snapshotter.list().into_iter().filter(|s| !is_own(&s.name)).collect()
     }
 
-    /// Returns the label of the snapshot of this name, if there is one. The cost is one lookup,
-    /// however many snapshots there are.
+    /// Returns the label of the snapshot with this name, if it exists. The call costs one lookup,
+    /// whatever the number of snapshots.
     pub fn snapshot_label(&self, name: &str) -> Option<SnapshotLabel> {
         check_visible(name).ok()?;
         self.db.snapshotter.label_of(name)
@@ -73,24 +77,24 @@ impl Kvdb {
         self.db.snapshotter.labels().filter(|label| !is_own(&label.name)).collect()
     }
 
-    /// Returns the store, or the snapshot's branch of it, as it was when the snapshot was made. The
-    /// view outlives the snapshot. Its dictionaries have their old numbers; see
-    /// [`View::dictionary`].
+    /// Returns a view of the snapshot's branch as the branch was when the snapshot was made. The
+    /// view remains valid after the snapshot is dropped. The dictionaries of the view have their
+    /// old numbers; see [`View::dictionary`].
     pub fn open_snapshot(&self, name: &str) -> Result<View> {
         check_visible(name)?;
         self.db.snapshotter.open_snapshot(name)
     }
 
     /// Drops a snapshot, durably, in a time that does not depend on its size. Clones and views of
-    /// it stay.
+    /// the snapshot remain.
     pub fn drop_snapshot(&self, name: &str) -> Result<()> {
         check_visible(name)?;
         self.db.snapshotter.drop_snapshot(name)
     }
 
-    /// Makes a branch from a snapshot: for each of its dictionaries a new one of the same name,
-    /// options and contents, which shares all data with it and diverges from here on. Durable when
-    /// this returns, and as fast as a snapshot.
+    /// Makes a branch from a snapshot. For each dictionary of the snapshot, the branch gets a new
+    /// dictionary with the same name, options and contents, which at first shares all data with the
+    /// snapshot. The branch is durable when this returns. The call is as fast as making a snapshot.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -110,12 +114,12 @@ impl Kvdb {
         self.db.snapshotter.clone_snapshot(snapshot, branch)
     }
 
-    /// Limits the bytes that a clone may have of its own, durably; `None` removes the limit. Data
-    /// that it shares with the snapshot that it was made of, or with a state that it was merged or
-    /// rebased at, does not count. Data that merges and defragmentation have copied for the clone
-    /// counts, and so does deleted data until it is merged. A commit beyond the limit fails with
-    /// [`Error::CloneOverLimit`], unless it only deletes; a transaction of the clone is bound by
-    /// the limit from its first change on.
+    /// Limits, durably, the number of bytes that a clone may have in addition to the data that it
+    /// shares; `None` removes the limit. Data that the clone shares with the snapshot from which it
+    /// was made, or with a state at which it was merged or rebased, does not count. Data that
+    /// merges and defragmentation have copied for the clone counts, and so does deleted data until
+    /// it is merged. A commit beyond the limit fails with [`Error::CloneOverLimit`], unless it only
+    /// deletes. The limit applies to a transaction of the clone from its first change on.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -135,8 +139,8 @@ impl Kvdb {
         self.db.snapshotter.limit_branch(branch, bytes)
     }
 
-    /// Returns the clone that a dictionary belongs to, and its limit. Returns `None` if there is no
-    /// such limit.
+    /// Returns the clone to which a dictionary belongs, and the limit of the clone, or `None` if
+    /// the dictionary belongs to no clone with a limit.
     pub fn limit_of(&self, dict: DictionaryId) -> Option<(String, BranchLimit)> {
         let snapshotter = &self.db.snapshotter;
         let branch = snapshotter.limited_branch_of(dict)?;
@@ -144,8 +148,9 @@ impl Kvdb {
         Some((branch, limit))
     }
 
-    /// Makes the clone of a dictionary take less space if possible, for a caller who would exceed
-    /// its limit. Returns the limit, with the bytes that are taken afterwards.
+    /// Makes the clone to which a dictionary belongs take less space if possible. Callers use this
+    /// when they would exceed the limit of the clone. Returns the limit, with the number of bytes
+    /// that the clone takes afterwards.
     pub fn make_room_for(&self, dict: DictionaryId) -> Result<Option<BranchLimit>> {
         let snapshotter = &self.db.snapshotter;
         let Some(branch) = snapshotter.limited_branch_of(dict) else { return Ok(None) };
@@ -153,9 +158,9 @@ impl Kvdb {
         Ok(snapshotter.branch_limit(&branch))
     }
 
-    /// Limits the number of files that a clone may have of its own, durably; `None` removes the
-    /// limit. The store itself knows no files: it keeps the limit for the layer above, which counts
-    /// them.
+    /// Limits, durably, the number of files that a clone may have in addition to the files that it
+    /// shares; `None` removes the limit. The store itself has no notion of files. It stores the
+    /// limit for the layer above, which counts the files.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -172,15 +177,16 @@ impl Kvdb {
         self.db.snapshotter.limit_files(branch, files)
     }
 
-    /// Returns the clone that a dictionary belongs to, and the number of files that it may have of
-    /// its own. Returns `None` if there is no such limit.
+    /// Returns the clone to which a dictionary belongs, and the clone's limit on the number of its
+    /// own files, or `None` if the dictionary belongs to no clone with such a limit.
     pub fn limit_of_files(&self, dict: DictionaryId) -> Option<(String, u64)> {
         self.db.snapshotter.limit_of_files(dict)
     }
 
-    /// Returns the states whose data the clone of a dictionary shares: the snapshot that it was
-    /// made of, and those that it was merged or rebased at. The list is empty if its origin is not
-    /// known. Returns `None` if the dictionary does not belong to a clone.
+    /// Returns the states whose data is shared by the clone to which a dictionary belongs: the
+    /// snapshot from which the clone was made, and the states at which it was merged or rebased.
+    /// The list is empty if the origin of the clone is not known. Returns `None` if the dictionary
+    /// does not belong to a clone.
     pub fn states_beneath(&self, dict: DictionaryId) -> Option<Vec<View>> {
         self.db.snapshotter.states_beneath(dict)
     }
@@ -191,12 +197,12 @@ impl Kvdb {
         self.db.snapshotter.create_branch(name)
     }
 
-    /// Returns whether there is a branch of this name; the main one is `""`.
+    /// Returns whether a branch with this name exists. The name of the main branch is `""`.
     pub fn has_branch(&self, name: &str) -> bool {
         !is_own(name) && self.db.engine.versions.load().has_branch(name)
     }
 
-    /// Returns the branches other than the main one, by name.
+    /// Returns all branches except the main branch, in the order of their names.
     pub fn branches(&self) -> Vec<BranchInfo> {
         let version = self.db.engine.versions.load();
         let all = version.branches.iter().filter(|(name, _)| !name.starts_with('.'));
@@ -206,7 +212,7 @@ impl Kvdb {
             Some(shown.to_owned()).filter(|shown| !shown.is_empty() && !another)
         };
         let limit = |name: &str| self.db.snapshotter.branch_limit(name);
-        // The state of a dropped snapshot is kept under an internal name as long as it has clones.
+        // The state of a dropped snapshot is kept under an internal name while it has clones.
         let parent =
             |from: &str| self.db.engine.snapshots.get(from).map(|s| s.label.branch.clone());
         all.map(|(name, from)| BranchInfo {
@@ -219,16 +225,16 @@ impl Kvdb {
         .collect()
     }
 
-    /// Returns the states that a clone has in common with the branch that it was made of. Fails if
-    /// its origin is not known, or if that branch no longer exists.
+    /// Returns the states that a clone has in common with the branch from which it was made. Fails
+    /// if the origin of the clone is not known, or if the branch no longer exists.
     pub fn lineage(&self, clone: &str) -> Result<Lineage> {
         check_name("branch", clone)?;
         self.db.snapshotter.lineage(clone)
     }
 
-    /// Keeps the current state of a branch under a mark, as a state that a clone and its origin
-    /// have in common. The branch is one of the two. It is buffered, as a snapshot is, and ends
-    /// with the clone at the latest.
+    /// Keeps the current state of branch `of` under a mark, as a state that a clone and its origin
+    /// have in common. `of` is either the clone or its origin. The state is buffered like a
+    /// snapshot, and is dropped with the clone at the latest.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -254,20 +260,22 @@ impl Kvdb {
         self.db.snapshotter.common_state(clone, mark)
     }
 
-    /// Drops the common states of a clone, except those in `but` and the one that it was made of.
+    /// Drops the common states of a clone, except the states with marks in `but` and the state from
+    /// which the clone was made.
     pub fn drop_common_states(&self, clone: &str, but: &[u64]) -> Result<()> {
         self.db.snapshotter.drop_common_states(clone, but)
     }
 
-    /// Returns the identity of the store. A copy of its file has the same one, a fork has another.
+    /// Returns the identity of the store. A copy of the store's file has the same identity; a fork
+    /// has another.
     pub fn store_id(&self) -> [u8; 16] {
         self.db.engine.zones.superblock().uuid
     }
 
-    /// Returns the identities of the stores that this one is a fork of
-    /// ([`RemoteStore::fork_to`](crate::RemoteStore::fork_to)), at most four: the last one is the
-    /// store that it was made of, the one before is the store that that one was made of, and so on.
-    /// Returns none if it is not a fork.
+    /// Returns the identities of up to four stores of which this store is a fork
+    /// ([`RemoteStore::fork_to`](crate::RemoteStore::fork_to)). The last identity is the store from
+    /// which this store was made, the identity before it is the store from which that store was
+    /// made, and so on. The list is empty if this store is not a fork.
     pub fn fork_origins(&self) -> Vec<[u8; 16]> {
         self.db.snapshotter.fork_origins()
     }
@@ -278,8 +286,9 @@ impl Kvdb {
         self.db.snapshotter.fork_base(store)
     }
 
-    /// Drops a branch and its dictionaries, durably, as [`Kvdb::drop_dictionary`] does. Its
-    /// snapshots stay; its open transactions are aborted, and its commits can no longer be undone.
+    /// Drops a branch and its dictionaries, durably, as [`Kvdb::drop_dictionary`] does. The
+    /// snapshots of the branch remain. Its open transactions are aborted, and its commits can no
+    /// longer be undone.
     pub fn drop_branch(&self, name: &str) -> Result<()> {
         check_name("branch", name)?;
         let db = &self.db;
@@ -292,10 +301,11 @@ impl Kvdb {
         Ok(())
     }
 
-    /// Returns the snapshot's branch to the state of the snapshot, durably and atomically: later
-    /// commits to it are undone, later dictionaries are dropped, and dictionaries dropped since are
-    /// restored. Dictionaries keep their numbers. Views and other snapshots stay, including newer
-    /// ones; transactions that began before cannot commit to data that was rolled back.
+    /// Rolls the snapshot's branch back to the state of the snapshot, durably and atomically. Later
+    /// commits to the branch are undone, later dictionaries are dropped, and dictionaries that were
+    /// dropped since the snapshot are restored. Dictionaries keep their numbers. Views and other
+    /// snapshots remain, even newer snapshots. Transactions that began before the rollback cannot
+    /// commit to data that was rolled back.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -314,13 +324,13 @@ impl Kvdb {
             .roll_back(snapshot, |dicts| db.transactions.lock_before_all(dicts, ROLLED_BACK))
     }
 
-    /// Returns the dictionary of that name in a branch.
+    /// Returns the number of the dictionary with this name in a branch, if the dictionary exists.
     pub fn dictionary_in(&self, branch: &str, name: &str) -> Option<DictionaryId> {
         self.db.engine.versions.dictionary(branch, name)
     }
 
-    /// Returns the dictionary of that name in a branch, and makes it if it does not exist (durable
-    /// before this returns).
+    /// Returns the number of the dictionary with this name in a branch. If the dictionary does not
+    /// exist, it is created, and is durable before this returns.
     pub fn create_dictionary_in(
         &self,
         branch: &str,
@@ -330,8 +340,8 @@ impl Kvdb {
         self.db.catalog.create(branch, name, options)
     }
 
-    /// Returns the dictionary of that name in [`STORE_BRANCH`], and makes it if it does not exist
-    /// (durable before this returns).
+    /// Returns the number of the dictionary with this name in [`STORE_BRANCH`]. If the dictionary
+    /// does not exist, it is created, and is durable before this returns.
     pub fn create_dictionary_of_store(
         &self,
         name: &str,
@@ -347,14 +357,14 @@ impl Kvdb {
         db.catalog.create(STORE_BRANCH, name, options)
     }
 
-    /// Returns a handle of the dictionary of that name in a branch, which is made with default
-    /// options if it does not exist.
+    /// Returns a handle of the dictionary with this name in a branch. If the dictionary does not
+    /// exist, it is created with default options.
     pub fn open_dictionary_in(&self, branch: &str, name: &str) -> Result<Dictionary> {
         let id = self.create_dictionary_in(branch, name, DictionaryOptions::default())?;
         Ok(Dictionary::of(self, id))
     }
 
-    /// Returns the dictionaries of a branch, by number.
+    /// Returns the dictionaries of a branch, in the order of their numbers.
     pub fn dictionaries_in(&self, branch: &str) -> Vec<DictionaryInfo> {
         let of_branch = self.db.engine.versions.load().entries.of_branch(branch);
         of_branch.values().map(|d| d.info.to_info()).collect()
@@ -372,9 +382,9 @@ mod tests {
     use super::*;
     use crate::{CreateOptions, OpenOptions};
 
-    /// A snapshot waits for a flush that will not happen, since the journal before it could not be
-    /// written. Callers that wait for the snapshot, and began to do so while the store still took
-    /// writes, must get an error.
+    /// A snapshot waits for a flush that will never happen, since the journal before it could not
+    /// be written. Callers that began to wait for the snapshot while the store still took writes
+    /// must get an error.
     #[test]
     fn what_waits_for_a_snapshot_ends_when_that_can_not_be_written() {
         let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));

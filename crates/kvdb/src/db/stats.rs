@@ -1,4 +1,4 @@
-//! The statistics of a store: its work, and its contents.
+//! Statistics about the work and the contents of a store.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,85 +16,90 @@ use crate::version::generation::Layer;
 use crate::version::snapshot_set::Snapshots;
 use crate::version::tree::Tree;
 
-/// The statistics of a store. Values are bytes unless said otherwise; counts begin at its opening.
+/// The statistics of a store. Sizes are in bytes. Counts begin when the store is opened.
 #[derive(Clone, Debug)]
 pub struct Stats {
     /// The space of the store.
     pub space: Space,
-    /// The kind of device that it was made for.
+    /// The kind of device for which the store was made.
     pub profile: Profile,
-    /// The assumed cost of a seek: bytes that the device reads in the same time.
+    /// The assumed cost of a seek: the number of bytes that the device reads in the same time.
     pub seek_bytes: u64,
     /// The dictionaries of all branches, except the unchanged ones of clones.
     pub dictionaries: Vec<DictionaryStats>,
-    /// The number of the others: dictionaries of clones that have exactly the runs that they have
-    /// in the snapshot that the clone was made of, and nothing in memory.
+    /// The number of unchanged dictionaries of clones. Such a dictionary has exactly the runs that
+    /// it has in the snapshot from which the clone was made, and nothing in memory.
     pub unchanged_dictionaries: u64,
-    /// Memory of all memtables.
+    /// The memory of all memtables.
     pub memtable_bytes: u64,
-    /// Memory of the block cache.
+    /// The memory of the block cache.
     pub cache_bytes: u64,
     /// The memory budget.
     pub memory: u64,
-    /// Bytes that the journal takes on the device.
+    /// The number of bytes that the journal takes on the device.
     pub journal_bytes: u64,
-    /// Bytes and operations by purpose.
+    /// The numbers of bytes and operations of the device, by purpose.
     pub io: IoStats,
-    /// Commits.
+    /// The number of commits.
     pub commits: u64,
-    /// Syncs of the journal. Synced commits that share a sync count once.
+    /// The number of syncs of the journal. Synced commits that share a sync count once.
     pub syncs: u64,
-    /// Keys and values as committed.
+    /// The size of the keys and values that were committed.
     pub user_bytes: u64,
-    /// The part of `user_bytes` that was written once, directly to its place: large values.
+    /// The part of `user_bytes` that was written once, directly to its place, because the values
+    /// are large.
     pub bound_bytes: u64,
-    /// Values that were overwritten or deleted before they were placed, and so were never written.
+    /// The size of the values that were overwritten or deleted before they got a place, and so were
+    /// never written.
     pub discarded_bytes: u64,
-    /// Flushes.
+    /// The number of flushes.
     pub flushes: u64,
-    /// Compactions.
+    /// The number of compactions.
     pub compactions: u64,
-    /// Compactions that were split into subcompactions for several threads.
+    /// The number of compactions that were split into subcompactions for several threads.
     pub split_merges: u64,
-    /// Bytes that merges stitched, and so did not copy.
+    /// The number of bytes that merges stitched instead of copying them.
     pub stitched_bytes: u64,
-    /// Bytes that flushes and merges wrote.
+    /// The number of bytes that flushes and merges wrote.
     pub merged_bytes: u64,
-    /// Commits that were slowed down because merges could not keep up.
+    /// The number of commits that were slowed down because merges could not keep up.
     pub delays: u64,
-    /// The total delay of commits, microseconds.
+    /// The total delay of commits, in microseconds.
     pub delayed_micros: u64,
-    /// Commits that had to wait for memory.
+    /// The number of commits that had to wait for memory.
     pub stops: u64,
-    /// Zones of 8 MiB that runs keep.
+    /// The number of 8 MiB zones that runs keep.
     pub zones_held: u64,
-    /// The part of these zones that would be free if the others were full.
+    /// The number of these zones that would be free if the live data filled the other zones
+    /// completely.
     pub zones_reclaimable: u64,
-    /// Bytes in runs that newer versions hide, in percent of the live bytes, by a sample.
+    /// The estimated number of bytes in runs that newer versions hide, in percent of the live
+    /// bytes.
     pub dead_percent: u64,
-    /// The progress of the defragmentation, or of the last one.
+    /// The progress of the current or the last defragmentation.
     pub defrag: DefragProgress,
-    /// The progress of the scrub, or of the last one.
+    /// The progress of the current or the last scrub.
     pub scrub: ScrubProgress,
-    /// Set if the background has no work left until the next commit.
+    /// Is `true` if the background has no work left until the next commit.
     pub at_rest: bool,
-    /// The reason why the store takes no more writes, if it does not.
+    /// The reason why the store takes no more writes, or `None` if it takes writes.
     pub failed: Option<String>,
 }
 
 /// The statistics of a dictionary.
 #[derive(Clone, Debug)]
 pub struct DictionaryStats {
-    /// Its name and options.
+    /// The name and the options of the dictionary.
     pub info: DictionaryInfo,
-    /// Memory of its memtables.
+    /// The memory of the dictionary's memtables.
     pub memtable_bytes: u64,
-    /// Runs by level, each newest first.
+    /// The runs by level. The runs of each level are ordered from the newest to the oldest.
     pub levels: Vec<Vec<RunStats>>,
 }
 
 impl Stats {
-    /// Returns the bytes written to the device for each byte committed; 0 if nothing was committed.
+    /// Returns the number of bytes that were written to the device for each committed byte, or 0 if
+    /// nothing was committed.
     pub fn write_amplification(&self) -> f64 {
         if self.user_bytes == 0 {
             0.0
@@ -104,17 +109,17 @@ impl Stats {
     }
 }
 
-/// The snapshots that clones were made of.
+/// The snapshots from which clones were made.
 struct Origins<'a> {
     snapshots: &'a Snapshots,
-    /// Their versions by name, or `None` for those that do not exist.
+    /// The versions of snapshots by name, or `None` for a snapshot that does not exist.
     known: HashMap<String, Option<Arc<Version>>>,
 }
 
 impl Origins<'_> {
-    /// Returns whether a dictionary belongs to a clone and equals that of the snapshot from which
-    /// the clone was made. A store may have thousands of such dictionaries, which are of no
-    /// interest.
+    /// Returns whether a dictionary belongs to a clone and equals the dictionary in the snapshot
+    /// from which the clone was made. A store may have thousands of such dictionaries, which the
+    /// statistics only count.
     fn have(&mut self, version: &Version, tree: &Tree) -> bool {
         let Some(origin) = version.branches.get(&tree.info().branch) else { return false };
         if !tree.layers.iter().all(Layer::is_empty) {

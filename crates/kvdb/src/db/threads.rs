@@ -1,6 +1,7 @@
-//! Background work: done by threads for the clock, the journal, flushes, merges and
-//! defragmentation, or, without threads, by [`Database::step`], which does one bounded unit of it.
-//! The parts decide themselves which work is due, so a thread and a step do the same.
+//! Runs background work. Threads do this work for the clock, the journal, flushes, merges and
+//! defragmentation. In a store without threads, each call of [`Database::step`] does one bounded
+//! unit of the work. The parts of the store decide which work is due, so a thread and a step do the
+//! same.
 
 use env::sync::atomic::{AtomicU64, Ordering};
 use env::thread::JoinHandle;
@@ -16,8 +17,9 @@ use crate::signals::Signals;
 
 /// The maximum number of zones that are returned to the host at an interval under load.
 const GIVE_BACK: usize = 16;
-/// The longest time after which transactions are ended that were idle for longer than their limit.
-/// They may hold locks for which others wait, so a long flush interval must not keep them open.
+/// The longest interval between two checks for transactions that were idle for longer than their
+/// limit. Such transactions may hold locks for which others wait, so a long flush interval must not
+/// keep them open.
 const LOOK_FOR_IDLE: Duration = Duration::from_secs(1);
 
 /// The threads of a store.
@@ -45,14 +47,15 @@ impl Threads {
 }
 
 impl Database {
-    /// Starts the threads, if this store has any. After an error there are none: each thread would
-    /// keep the store open, and with it the device and its lock, though no caller has the store.
+    /// Starts the threads, if this store has any. After an error no thread is left running, since a
+    /// thread would keep the store, the device and its lock open although no caller has the store.
     pub(crate) fn start_threads(self: &Arc<Self>) -> Result<()> {
         if self.engine.inline || self.engine.options.read_only {
             return Ok(());
         }
         self.spawn_threads()
-            // Prepares a segment, so that the first synced commits find their space allocated too.
+            // Prepare a segment, so that the space for the first synced commits is already
+            // allocated.
             .and_then(|()| self.commits.log.prepare_segment())
             .inspect_err(|_| self.stop_threads())
     }
@@ -81,7 +84,8 @@ impl Database {
             let run = move || {
                 let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&db)));
                 if outcome.is_err() {
-                    // A bug in the program: no caller may wait for this thread's work any longer.
+                    // A panic is a bug in the program. No caller may wait any longer for the work
+                    // of this thread.
                     db.engine
                         .health
                         .fail("background work", &Error::Invalid(format!("{name} has panicked")));
@@ -168,8 +172,8 @@ impl Database {
         }
     }
 
-    /// Does work soon that is put off until the store is quiet: the caller has flushed explicitly,
-    /// and so expects no commits for a while.
+    /// Makes deferred work run soon instead of when the store is quiet. A caller that has flushed
+    /// explicitly expects no commits for a while.
     pub(crate) fn tidy_soon(&self) {
         if !self.engine.inline {
             self.activity.expect_none();
@@ -177,7 +181,7 @@ impl Database {
         }
     }
 
-    /// Does the work that is due at intervals.
+    /// Does the periodic work.
     pub(crate) fn tick(&self) -> Result<()> {
         let now = self.engine.env.monotonic();
         self.threads.last_tick.store(now.as_nanos() as u64, Ordering::Relaxed);
@@ -190,7 +194,7 @@ impl Database {
         self.transactions.sweep_logs()?;
         self.transactions.sweep_undoable()?;
         match self.commits.log.prepare_segment() {
-            // If they must, commits take one from the reserve.
+            // Commits can take a segment from the reserve if they must.
             Ok(()) | Err(Error::NoSpace) => {}
             Err(e) => return Err(e),
         }
@@ -200,8 +204,8 @@ impl Database {
             self.defragmenter.look_for_aging();
         }
         self.flusher.seal_what_holds_much(true)?;
-        // Return zones that a burst of work took and that are not needed any more, a few at once,
-        // since the writers wait for the same device.
+        // Return zones that a burst of work took and that are no longer needed. Return only a few
+        // at a time, since writers wait for the same device.
         self.engine.zones.give_back_idle(GIVE_BACK)?;
         if idle {
             self.engine.signals.compaction_wanted();
@@ -253,7 +257,7 @@ mod tests {
     };
 
     fn options() -> CreateOptions {
-        // The store's clock does nothing for the duration of a test.
+        // Use an interval so long that the clock does nothing during a test.
         let open = OpenOptions {
             memory: 64 << 20,
             zero_journal: false,
@@ -309,7 +313,7 @@ mod tests {
         assert!(!signals.blocked());
     }
 
-    /// Whichever write fails, the device and its lock must be released.
+    /// The device and its lock must be released, whichever write fails.
     #[test]
     fn a_store_that_cannot_be_opened_is_not_held() {
         let mut failed = 0;

@@ -12,7 +12,7 @@ use crate::transactions::{
 };
 
 impl Kvdb {
-    /// Begins a transaction that ends with its last handle at the latest.
+    /// Begins a transaction, which ends at the latest when its last handle is dropped.
     pub fn begin(&self, isolation: Isolation) -> Result<Transaction> {
         self.begin_with(TransactionOptions { isolation, ..TransactionOptions::default() })
     }
@@ -27,8 +27,9 @@ impl Kvdb {
         self.db.transactions.join(id).ok_or(Error::NoTransaction(id))
     }
 
-    /// Returns the reason why a transaction was aborted for an older one, if that was recent: it
-    /// may be begun again. For callers that learn only at its end that it was aborted.
+    /// Returns the error of a transaction that was recently aborted in favor of an older
+    /// transaction, and that may be begun again. Callers use this if they learn only at the end of
+    /// the transaction that it was aborted.
     pub fn lost_to_another(&self, id: TransactionId) -> Option<Error> {
         self.db.transactions.lost(id)
     }
@@ -38,13 +39,14 @@ impl Kvdb {
         self.db.transactions.list()
     }
 
-    /// Sets the routine that joins the changes of transactions and others at the same keys of a
-    /// dictionary, for as long as the store is open.
+    /// Sets the routine that joins the changes of a transaction with other changes of the same keys
+    /// of a dictionary. The routine stays set until the store is closed.
     pub fn set_merge(&self, dict: DictionaryId, routine: Arc<dyn MergeRoutine>) {
         self.db.transactions.set_routine(dict, routine);
     }
 
-    /// Returns whether a commit of `key` would have to wait for a serializable transaction now.
+    /// Returns whether a commit of `key` would currently have to wait for a serializable
+    /// transaction.
     pub fn is_locked(&self, dict: DictionaryId, key: &[u8]) -> bool {
         self.db.transactions.is_locked(dict, key)
     }
@@ -55,13 +57,14 @@ impl Kvdb {
         self.db.transactions.undoable_commits()
     }
 
-    /// Returns the same commits, each with the bytes that are freed when it can no longer be
-    /// undone, as far as is known without reading. This examines all snapshots.
+    /// Returns the commits that can be undone. Each is returned with the number of bytes that are
+    /// freed when the commit can no longer be undone, as far as this is known without reads. This
+    /// examines all snapshots.
     pub fn undoable_commits_and_bytes(&self) -> Vec<(UndoableCommit, u64)> {
         self.db.transactions.undoable_commits_and_bytes()
     }
 
-    /// Returns the states right before and right after a commit that can be undone.
+    /// Returns the states directly before and directly after a commit that can be undone.
     pub fn states_around(&self, number: u64) -> Result<(View, View)> {
         self.db.transactions.states_around(number)
     }

@@ -1,6 +1,6 @@
-//! Finds the bytes that small dictionaries take in object storage, so that they are requested all
-//! at once. What lies between their blocks within a unit of [`FETCHED`] bytes is fetched in any
-//! case; so dictionaries are measured in units, and share those that both lie in.
+//! Finds the bytes that small dictionaries take in object storage, so that these bytes can be
+//! requested all at once. Data is always fetched in whole units of [`FETCHED`] bytes, so the size
+//! of a dictionary is measured in units. A unit in which several dictionaries lie counts once.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,20 +11,21 @@ use zones::{Purpose, Zones};
 
 use crate::error::Result;
 
-/// Units of [`FETCHED`] bytes, by their numbers.
+/// A set of units of [`FETCHED`] bytes, identified by their numbers.
 #[derive(Default)]
 pub(super) struct Units {
     tuples: BTreeSet<u64>,
-    /// The units of filters. The nodes of the index are read to find the tuples.
+    /// The units of filters. The units of index nodes are not needed, since these nodes are read to
+    /// find the tuples.
     filters: BTreeSet<u64>,
 }
 
 impl Units {
-    /// Returns the units of the tuples and filters of these runs, which lie in object storage, or
-    /// `None` if they take more than `most` bytes, or `goes_on` returns `false`.
+    /// Returns the units of the tuples and filters of these runs, which lie in object storage.
+    /// Returns `None` if the units take more than `most` bytes, or if `goes_on` returns `false`.
     pub fn of(runs: &[Arc<Run>], most: u64, goes_on: &dyn Fn() -> bool) -> Result<Option<Units>> {
         let mut units = Units::default();
-        // Without this, the index of a large dictionary would be read in vain.
+        // Check the size first, so that the index of a large dictionary is not read in vain.
         if runs.iter().map(|run| run.stats().block_bytes).sum::<u64>() > most {
             return Ok(None);
         }
@@ -41,13 +42,13 @@ impl Units {
         Ok(Some(units))
     }
 
-    /// Returns the bytes of the units.
+    /// Returns the total number of bytes of the units.
     pub fn bytes(&self) -> u64 {
         (self.tuples.len() + self.filters.len()) as u64 * FETCHED
     }
 
-    /// Adds `more`, and returns those of them that are new here. If there would be more than `most`
-    /// bytes, it returns `None` and adds nothing.
+    /// Adds `more`, and returns the units that are new. If the result would exceed `most` bytes,
+    /// returns `None` and adds nothing.
     pub fn add(&mut self, more: &Units, most: u64) -> Option<Units> {
         let new = Units {
             tuples: more.tuples.difference(&self.tuples).copied().collect(),
@@ -61,7 +62,8 @@ impl Units {
         Some(new)
     }
 
-    /// Announces the units that are not here, neighbours together.
+    /// Announces reads of the units that are not in the local file. Adjacent units are announced
+    /// together.
     pub fn announce(&self, zones: &Zones) {
         for (purpose, units) in [(Purpose::Index, &self.filters), (Purpose::Tuples, &self.tuples)] {
             let missing = |unit: &u64| !zones.is_here(unit * FETCHED, FETCHED);
@@ -74,8 +76,9 @@ impl Units {
     }
 }
 
-/// Adds the units in which these places lie, given by address and length. Returns `false` as soon
-/// as there would be more than `most` bytes: the places in a damaged index have any length.
+/// Adds the units in which these places lie. A place is an address and a length. Returns `false` as
+/// soon as the units would exceed `most` bytes, since the places in a damaged index may have any
+/// length.
 fn add(units: &mut BTreeSet<u64>, places: &[(u64, u32)], most: u64) -> bool {
     let most = most / FETCHED;
     places.iter().all(|&(addr, len)| {

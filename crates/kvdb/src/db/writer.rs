@@ -1,8 +1,10 @@
-//! Makes the local file that writes a store in object storage at its address, on any machine: the
-//! store itself continues, without a fork. One such file is open at a time.
+//! Makes the local file through which a store in object storage is written at its address, on any
+//! machine. The file continues the store itself; it is not a fork. Only one such file is open at a
+//! time.
 //!
-//! The file is claimed first. After that no other file can publish, so the newest state is the last
-//! one, and commits on top of it are published as the next one.
+//! The store is claimed first. No other file can publish after the claim, so the newest state
+//! cannot be replaced by another file, and the commits on top of it become the next published
+//! state.
 
 use std::sync::Arc;
 
@@ -25,7 +27,7 @@ use crate::remote::{
 /// Options for opening a store for writing at its address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WriterOptions {
-    /// Says where the store is open; at most 256 bytes.
+    /// A description, of at most 256 bytes, of where the store is open.
     pub label: String,
     /// Takes the store from a file that has it open. Commits that the other file has not published
     /// stay in that file only.
@@ -33,14 +35,14 @@ pub struct WriterOptions {
 }
 
 impl RemoteStore {
-    /// Makes the file on `device` the writer of the store. If it was the writer before, and no
-    /// other file has been since, it continues with all of its data. If another file has been the
-    /// writer since, and all commits of this one were published, it becomes a file of the newest
-    /// state; so does a cache, or a device that holds no store.
+    /// Makes the file on `device` the writer of the store. If the file was the last writer, it
+    /// continues with all of its data. If another file has been the writer since, and all commits
+    /// of this file were published, the file is replaced with a file of the newest state. The same
+    /// happens to a cache, and to a device that holds no store.
     ///
-    /// Fails with [`Error::OpenElsewhere`] if another file is open for writing, with
-    /// [`Error::Unpublished`] if another file has been the writer since and this one has commits
-    /// that were never published, and with [`Error::Invalid`] if the device holds another store.
+    /// Fails with [`Error::OpenElsewhere`] if another file is open for writing. Fails with
+    /// [`Error::Unpublished`] if another file has been the writer since, and this file has commits
+    /// that were never published. Fails with [`Error::Invalid`] if the device holds another store.
     ///
     /// The store is opened with [`OpenOptions::remote`](crate::OpenOptions::remote), published by
     /// [`Kvdb::publisher`](crate::Kvdb::publisher), and closed by
@@ -90,7 +92,7 @@ impl RemoteStore {
             Some(tail) => self.copy_with_journal(&claim, (id, &right), tail, device, env),
         };
         made.inspect_err(|_| {
-            // The claim has written nothing, so the previous owner is restored as if it had closed
+            // The new owner has written nothing, so restore the previous owner as if it had closed
             // the store.
             if let Err(e) = claim.give_back(head.owner) {
                 tracing::warn!("{} stays open for writing: {e}", self.place());
@@ -101,7 +103,8 @@ impl RemoteStore {
 
 impl RemoteStore {
     /// Makes the file of a writer, with the commits that the journal has after the newest state.
-    /// The file has no right until it is complete, so after a crash it is made again.
+    /// The file gets the right to publish only when it is complete, so after a crash it is made
+    /// again.
     fn copy_with_journal(
         &self,
         claim: &Claim,
@@ -127,7 +130,8 @@ impl RemoteStore {
         Ok(copy)
     }
 
-    /// Replays the journal's commits between two places into `db`, which has the newest state.
+    /// Replays the commits between two places of the journal in object storage into `db`, which has
+    /// the newest state.
     fn replay_journal(&self, db: &Kvdb, from: JournalPlace, to: JournalPlace) -> Result<()> {
         let lacks = || {
             Error::Corrupt(format!("the journal of {} lacks commits before others", self.place()))
@@ -157,8 +161,8 @@ impl RemoteStore {
         Ok(())
     }
 
-    /// Returns the note of the file on `device` and its identity if it is a writer, or `None` if
-    /// nothing on the device would be lost.
+    /// If the file on `device` is a writer, returns its note and its identity. Returns `None` if
+    /// overwriting the device would lose nothing.
     fn written_by(&self, device: &dyn Device) -> Result<Option<(LocalCopy, [u8; 16])>> {
         let is_empty = device.len()? < ZONE_SIZE;
         if is_empty || matches!(Zones::is_remote(device), Err(zones::Error::NotAStore)) {
@@ -175,7 +179,7 @@ impl RemoteStore {
     }
 }
 
-/// Converts a change of the journal into one of a batch.
+/// Converts a change of the journal into a change of a batch.
 fn batched((dict, op): (DictionaryId, Op)) -> Option<BatchChange> {
     Some(match op {
         Op::Put(key, Value::Inline(value)) => BatchChange::Put(dict, key, value),
@@ -191,7 +195,7 @@ fn write_note(device: &dyn Device, right: &Right) -> Result<()> {
     Ok(write_claim(device, &note.encode())?)
 }
 
-/// Notes that a file may get commits that are not published.
+/// Records in the file of a writer that the file may get commits that are not published.
 pub(crate) fn unsettle(zones: &Zones) -> Result<()> {
     let Some(note) = zones.claim_note()? else { return Ok(()) };
     let note = ClaimNote::decode(&note)?;

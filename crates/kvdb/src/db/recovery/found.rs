@@ -16,7 +16,7 @@ use crate::version::Version;
 use crate::version::generation::Generation;
 use crate::version::snapshot_set::Snapshots;
 
-/// The contents of the manifest, pinned; nothing was changed.
+/// The contents of the manifest, with their zones pinned. The store is unchanged.
 pub(crate) struct Found {
     pub loaded: manifest::Loaded,
     pub manifest_pin: ZonePin,
@@ -59,14 +59,14 @@ impl Found {
     }
 }
 
-/// Fails if the runs of a version claim to hold more than any store can.
+/// Fails if the runs of a version claim to hold more data than any store can.
 pub(crate) fn check_sums(version: &Version) -> Result<()> {
     let all = version.trees.values().flat_map(|tree| tree.runs());
     bounded(0, all.map(|numbered| &*numbered.run)).map(drop)
 }
 
-/// Opened runs by their encoded roots: a run that several dictionaries and snapshots share is
-/// opened once.
+/// Opened runs, keyed by their encoded roots, so that a run that several dictionaries and snapshots
+/// share is opened once.
 #[derive(Default)]
 pub(crate) struct Runs {
     known: HashMap<Bytes, Arc<Run>>,
@@ -108,9 +108,9 @@ impl Runs {
     }
 }
 
-/// Adds up the sizes that runs claim, beginning with `before`. The sum is added to others in many
-/// places, so it must stay far below the largest number. It is an error if it does not, which can
-/// occur in a store that another program has made.
+/// Adds the sizes that runs claim to `before`. Other code adds such sums in many places, so the sum
+/// must stay far below the largest `u64`. Returns an error if the sum is too large, which can occur
+/// in a store that another program has made.
 pub(super) fn bounded<'a>(before: u64, mut runs: impl Iterator<Item = &'a Run>) -> Result<u64> {
     let sum = runs.try_fold(before, |sum, run| {
         let s = run.stats();
@@ -124,7 +124,7 @@ pub(super) fn bounded<'a>(before: u64, mut runs: impl Iterator<Item = &'a Run>) 
     })
 }
 
-/// Decodes the run whose root is `bytes`; `what` names the root for an error.
+/// Decodes the run whose root is `bytes`. `what` returns the name of the root for error messages.
 pub(super) fn decode_run(
     cache: &Arc<BlockCache>,
     bytes: &Bytes,

@@ -25,13 +25,13 @@ pub(crate) struct Journal {
     pub end: u64,
     pub last_seq: u64,
     pub records: u64,
-    /// The segments that hold part of the stream, with their ends.
+    /// The segments that hold a part of the stream, with their ends.
     pub used: Vec<Segment>,
     /// The places of bound values.
     pub bound: ZoneUse,
     /// The runs that commits have bound, in order.
     pub runs: VecDeque<BoundRuns>,
-    /// The sum of the sizes that these runs claim.
+    /// The sum of the sizes that the runs in `runs` claim.
     weight: u64,
 }
 
@@ -41,12 +41,12 @@ impl Journal {
     }
 }
 
-/// Returns the offset in the first segment at which the stream begins.
+/// Returns the offset in the first segment at which the journal's stream begins.
 pub(super) fn offset_in(segments: &[Segment], start: &JournalStart) -> u64 {
     segments.first().filter(|first| first.number == start.segment).map_or(0, |_| start.offset)
 }
 
-/// The runs of one commit in the journal, pinned.
+/// The runs that one commit in the journal has bound, opened.
 pub(crate) struct BoundRuns {
     places: Vec<u64>,
     /// The runs of each dictionary, the newest first.
@@ -62,7 +62,7 @@ impl BoundRuns {
     ) -> Result<BoundRuns> {
         let mut runs = Vec::new();
         for (dict, roots) in &bound.runs {
-            // Data that was bound for a dropped dictionary may be gone too.
+            // The data of a dropped dictionary may already be gone.
             if state.takes(*dict, seq) {
                 let decoded: Result<Vec<_>> = roots
                     .iter()
@@ -76,8 +76,8 @@ impl BoundRuns {
         Ok(BoundRuns { places: bound.places.clone(), runs })
     }
 
-    /// Tells the zones where the runs end, so that open zones continue after them. Must be called
-    /// before allocation begins.
+    /// Reports to `zones` where the runs end, so that writes to open zones continue after the runs.
+    /// Must be called before allocation begins.
     pub(super) fn saw(&self, zones: &Zones) {
         for (zone, _) in
             self.runs.iter().flat_map(|(_, runs)| runs).flat_map(|run| run.uses().iter())
@@ -128,20 +128,22 @@ impl Numbers {
     }
 }
 
-/// A record that may not have been durable, and the values that it binds.
+/// A record that may not have been durable before the crash, with the values that it binds.
 struct Unsynced {
     begin: u64,
     end: u64,
-    /// The number of its last change, or `None` if it is not a commit.
+    /// The number of the record's last change, or `None` if the record is not a commit.
     last_seq: Option<u64>,
     extents: Vec<ExtentRef>,
-    /// The position that the journal must reach to hide the record's discarded values.
+    /// The position that the journal must reach so that later changes hide the record's discarded
+    /// values.
     until: u64,
     bound: Option<Bound>,
 }
 
 impl Unsynced {
-    /// Decodes the record that lies from `begin` to `end` in the journal, and numbers its changes.
+    /// Decodes the record at the positions from `begin` to `end` of the journal, and numbers its
+    /// changes.
     fn decode(
         bytes: &Bytes,
         (begin, end): (u64, u64),
@@ -156,7 +158,7 @@ impl Unsynced {
             Some((first, Content::Ops(changes))) => {
                 until = changes.iter().map(|(_, op)| op.hidden_before()).max().unwrap_or(0);
                 extents.extend((first..).zip(&changes).filter_map(|(seq, (dict, op))| match op {
-                    // Data that was bound for a dropped dictionary may be gone too.
+                    // The data of a dropped dictionary may already be gone.
                     Op::Put(_, Value::Extent(e)) if state.takes(*dict, seq) => Some(*e),
                     _ => None,
                 }));
@@ -167,9 +169,8 @@ impl Unsynced {
     }
 }
 
-/// Returns how many of these records, which may not have been durable, are valid: those before the
-/// first for which `missing` holds, and before the first that needs more of the journal than
-/// remains then.
+/// Returns the number of leading records in `unsynced` that are valid. A record for which `missing`
+/// holds ends the valid part, and so does a record that needs more of the journal than this leaves.
 fn countable(unsynced: &VecDeque<Unsynced>, missing: impl Fn(&Unsynced) -> bool) -> usize {
     let mut count = unsynced.iter().position(missing).unwrap_or(unsynced.len());
     loop {
@@ -184,8 +185,9 @@ fn countable(unsynced: &VecDeque<Unsynced>, missing: impl Fn(&Unsynced) -> bool)
     }
 }
 
-/// Returns how many of the last records of a journal are valid. It ends at `end`, and is durable up
-/// to `synced`: an invalid record before that is damage.
+/// Returns the number of records in `unsynced`, the last records of a journal, that are valid. The
+/// journal ends at `end` and is known to be durable up to `synced`. An invalid record before
+/// `synced` is damage.
 fn valid(
     unsynced: &VecDeque<Unsynced>,
     cache: &BlockCache,
@@ -193,7 +195,8 @@ fn valid(
     end: u64,
 ) -> Result<usize> {
     let count = countable(unsynced, |record| {
-        // The record exists but a value that it binds does not: both were being written.
+        // If the record exists but a value that it binds does not, both were being written when the
+        // store crashed.
         record.end > synced
             && record.extents.iter().any(|e| cache.read_value(&Value::Extent(*e)).is_err())
     });
@@ -233,7 +236,7 @@ pub(crate) fn read_journal(
     );
     let mut records = Records::new(start.position);
     let mut journal = Journal::beginning_at(start.position);
-    // The position at which each part's share of the stream ends.
+    // `ends[i]` is the position at which the share of part `i` in the stream ends.
     let mut ends: Vec<u64> = Vec::new();
     let mut unsynced: VecDeque<Unsynced> = VecDeque::new();
     let mut numbers = Numbers { next: start.seq + 1 };
@@ -269,8 +272,9 @@ pub(crate) fn read_journal(
     Ok(journal)
 }
 
-/// Returns the segments in which the journal may lie. A close has noted the end of the stream. The
-/// segments after it are empty, and need not be searched for data that a crash has left.
+/// Returns the segments in which the journal may lie. If the store was closed properly, the end of
+/// the stream is recorded, and the segments after it are empty and need not be searched for data
+/// that a crash has left.
 fn segments_of(state: &ManifestState) -> Vec<Segment> {
     let first = state.start.segment;
     state
@@ -295,8 +299,8 @@ impl Journal {
         }
     }
 
-    /// Notes the segments that hold part of the stream. The share of the first one begins at
-    /// `from`, and that of segment `i` ends at `ends[i]`.
+    /// Records the segments that hold a part of the stream. The share of the first segment begins
+    /// at `from`, and the share of segment `i` ends at `ends[i]`.
     fn note_segments(&mut self, mut from: u64, segments: &[Segment], ends: &[u64]) {
         for (segment, &to) in segments.iter().zip(ends) {
             if from < self.end {
@@ -306,7 +310,7 @@ impl Journal {
         }
     }
 
-    /// Takes the next record, which is valid.
+    /// Adds the next valid record to the result.
     fn take(
         &mut self,
         cache: &Arc<BlockCache>,

@@ -1,7 +1,7 @@
-//! The last phase of opening a store: the commits that only the mirror of a killed process has.
-//! They follow the end of the journal, are committed again with their old numbers, and are on the
-//! device before the mirror starts empty. If this process is killed as well, the next one does the
-//! same with those that are still missing.
+//! The last phase of opening a store: recovers the commits that only the mirror of a killed process
+//! has. These commits follow the end of the journal. They are committed again with their old
+//! numbers, and are on the device before the mirror is emptied. If this process is killed as well,
+//! the next process does the same with the commits that are still missing.
 
 use std::sync::Arc;
 
@@ -14,7 +14,8 @@ use crate::ids::TransactionId;
 use crate::journal::record::{self, Op, Ops, Record};
 use crate::mirror::Mirror;
 
-/// Returns the commits that follow those of the journal, whose next change has the number `next`.
+/// Returns the commits of the mirror that the journal lacks. `next` is the number of the change
+/// that would follow the journal's last change.
 pub(super) fn behind(
     zones: &Zones,
     mirror: &Arc<Mirror>,
@@ -48,8 +49,8 @@ pub(super) fn behind(
     Ok(commits)
 }
 
-/// Adds the places of the commits' values to `bound`, before anything else can be written there.
-/// Each extent is passed to `saw`.
+/// Adds the places of the commits' values to `bound`, so that nothing else is written there. Each
+/// extent is passed to `saw`.
 pub(super) fn keep_places(
     commits: &[(Seq, Ops)],
     bound: &mut ZoneUse,
@@ -63,14 +64,15 @@ pub(super) fn keep_places(
     }
 }
 
-/// Commits them, and mirrors commits from then on.
+/// Commits the recovered commits again, and mirrors all commits from then on.
 pub(super) fn replay(db: &Database, commits: &[(Seq, Ops)]) -> Result<()> {
     let Some(mirror) = &db.engine.options.mirror else { return Ok(()) };
     for (first, changes) in commits {
         db.commits.replay_mirrored(&*db.admission, *first, changes)?;
     }
     db.commits.log.begin_mirror(mirror)?;
-    // Clients may still know transactions by their old numbers.
+    // Do not use the old transaction numbers again, since clients may still know transactions by
+    // them.
     db.transactions.number_used(TransactionId(mirror.first_transaction()));
     Ok(())
 }

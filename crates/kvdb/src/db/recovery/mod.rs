@@ -1,14 +1,14 @@
-//! Creates a store, or opens one in these phases:
+//! Creates stores, and opens stores in these phases:
 //!
-//! 1. `found`: the superblock refers to the manifest, which lists all runs.
-//! 2. `journal`: the first pass over the journal finds its end and marks the data that it binds.
-//!    Records hold the places of large values that no run lists yet, and their zones must not be
-//!    taken. A record that may not have been synced is valid only if the values that it binds
-//!    exist; they were written before it, but without a sync the device may have kept one and lost
-//!    the other.
-//! 3. `resume`: allocation begins, and a fresh manifest notes the end of the journal.
-//! 4. `replay`: the second pass over the journal applies its commits to the new database.
-//! 5. `mirrored`: commits that are in a mirror and did not reach the journal are committed again.
+//! 1. `found` reads the manifest, to which the superblock refers and which lists all runs.
+//! 2. `journal` makes a first pass over the journal, which finds its end and marks the data that it
+//!    binds. Records hold the places of large values that no run lists yet, and the zones of these
+//!    values must not be reused. A record that may not have been synced is valid only if the values
+//!    that it binds exist. The values were written before the record, but without a sync the device
+//!    may have kept the record and lost the values.
+//! 3. `resume` begins allocation, and writes a new manifest that records the end of the journal.
+//! 4. `replay` makes a second pass over the journal, which applies its commits to the new database.
+//! 5. `mirrored` commits again the commits that are in a mirror and did not reach the journal.
 
 mod found;
 mod journal;
@@ -44,21 +44,21 @@ use crate::version::snapshot_set::Snapshots;
 pub struct Recovery {
     /// `true` if the store was closed properly.
     pub clean: bool,
-    /// Number of edits of the manifest.
+    /// The number of edits of the manifest.
     pub edits: u64,
-    /// Number of runs in the manifest, each counted once.
+    /// The number of runs in the manifest. Each run counts once.
     pub runs: u64,
-    /// Number of commits replayed from the journal.
+    /// The number of commits that were replayed from the journal.
     pub records: u64,
-    /// Bytes of these commits in the journal.
+    /// The number of bytes of these commits in the journal.
     pub bytes: u64,
-    /// Bytes of their large values that were placed already.
+    /// The number of bytes of their large values that already had a place.
     pub bound_bytes: u64,
-    /// Bytes after the journal's end, from unfinished writes.
+    /// The number of bytes of unfinished writes after the journal's end.
     pub torn_bytes: u64,
-    /// Number of commits that only the mirror had ([`OpenOptions::mirror`]).
+    /// The number of commits that only the mirror had ([`OpenOptions::mirror`]).
     pub mirrored: u64,
-    /// The time that the opening took.
+    /// The duration of the opening.
     pub duration: Duration,
 }
 
@@ -121,8 +121,8 @@ pub(in crate::db) fn open(
     let found = Found::read(&zones, &cache)?;
     let mut recovery = found.recovery;
     let state = &found.loaded.state;
-    // Open zones continue after the data that commits have bound since the manifest noted their
-    // positions.
+    // Writes to open zones continue after the data that commits have bound since the manifest
+    // recorded the positions of these zones.
     let mut bound = |e: &ExtentRef| zones.saw_extent(e.addr, u64::from(e.stored));
     let mut journal = read_journal(&zones, &cache, state, &mut recovery, &mut bound)?;
     let next = journal.last_seq.max(state.start.seq) + 1;
@@ -131,7 +131,7 @@ pub(in crate::db) fn open(
     mirrored::keep_places(&mirrored, &mut journal.bound, &mut bound);
     recovery.mirrored = mirrored.len() as u64;
     journal.runs.iter().for_each(|runs| runs.saw(&zones));
-    // Pinned before allocation begins.
+    // Pin the bound data before allocation begins.
     let bound = zones.pin(&journal.bound)?;
 
     let mut version = found.version;

@@ -17,9 +17,9 @@ use crate::log::stream::StreamReader;
 use crate::manifest::JournalStart;
 use crate::options::Shares;
 
-/// Applies the commits of `journal` from `start` on, except changes that rollbacks made void, which
-/// are those up to the numbers in `since`. `bound` has the places of all data that the journal
-/// binds.
+/// Applies the commits of `journal` from `start` on. Changes of a dictionary up to its number in
+/// `since` are skipped, because a rollback made them void. `bound` has the places of all data that
+/// the journal binds.
 pub(super) fn replay_journal(
     db: &Database,
     mut journal: Journal,
@@ -39,7 +39,7 @@ pub(super) fn replay_journal(
             if end > journal.end {
                 return Ok(false);
             }
-            // A journal may begin only at the start of a chunk.
+            // The journal may begin only at the start of a chunk.
             let ends_chunk = end == at + piece.len() as u64;
             let start_after = |seq| {
                 let (segment, offset) = (journal.used[reader.part()].number, reader.offset());
@@ -79,8 +79,8 @@ pub(super) fn replay_journal(
     Ok(())
 }
 
-/// Applies a commit whose first change has number `first`. `runs` has the runs that the commits
-/// from here on have bound.
+/// Applies a commit whose first change has number `first`. `runs` has the runs that this and later
+/// commits have bound.
 fn apply(
     db: &Database,
     first: Seq,
@@ -107,7 +107,8 @@ fn apply(
 }
 
 /// Flushes the memtables when their memory is full. The journal then begins at `start`, after all
-/// of their commits, since an update must not be replayed over a run that contains it.
+/// commits in these memtables, since an update must not be replayed over a run that already
+/// contains it.
 fn flush_when_full(
     db: &Database,
     start: JournalStart,
@@ -120,8 +121,8 @@ fn flush_when_full(
     db.commits.seal_replayed(start, db.engine.zones.pin(bound)?);
     match db.flusher.flush_sealed() {
         Ok(_) => Ok(()),
-        // A full store is opened all the same: these memtables stay in memory, until there is space
-        // for them or they have doubled.
+        // A full store is opened nevertheless. These memtables stay in memory until there is space
+        // for them, or until their size has doubled.
         Err(Error::NoSpace) => {
             *flush_at = db.commits.sealed_bytes();
             Ok(())
@@ -150,8 +151,8 @@ fn void(first: Seq, changes: &mut Ops, since: &BTreeMap<DictionaryId, Seq>) {
     }
 }
 
-/// Makes a snapshot again whose generation was not flushed. It is flushed by `replay`, or in the
-/// background.
+/// Makes a snapshot again whose generation was not flushed before the crash. The generation is
+/// flushed during the replay or in the background.
 fn snapshot_again(
     db: &Database,
     label: Label,

@@ -1,5 +1,5 @@
-//! The third phase of opening a store for writing: allocation begins, and a fresh manifest notes
-//! the end of the journal.
+//! The third phase of opening a store for writing: begins allocation, and writes a new manifest
+//! that records the end of the journal.
 
 use std::sync::Arc;
 
@@ -12,8 +12,9 @@ use crate::health::Health;
 use crate::journal::{Owned, Segment, Writer};
 use crate::manifest::{self, Edit, Manifest};
 
-/// Returns the manifest that notes the journal's end, and the writer that continues after it.
-/// `segments` are those in the loaded manifest. `next_seq` is the number of the next commit.
+/// Returns the manifest that records the journal's end, and the writer that continues after this
+/// end. `segments` are the segments in the loaded manifest. `next_seq` is the number of the next
+/// commit.
 pub(super) fn resume(
     zones: &Arc<Zones>,
     env: &Arc<dyn Env>,
@@ -35,8 +36,8 @@ pub(super) fn resume(
     let Divided { mut edits, old, fresh } =
         divide(segments.collect(), &journal.used, state.next_segment, &**env);
     zones.start();
-    // A rollback can be durable before the end of the journal that it makes void. If that end was
-    // lost, its numbers are used again, and the new commits must not be void.
+    // A rollback can become durable before the last part of the journal that it makes void. If that
+    // part was lost, its commit numbers are used again, and the new commits must not be void.
     let last = next_seq - 1;
     edits.extend(
         state
@@ -59,7 +60,8 @@ pub(super) fn resume(
     let mut writer = Writer::new(zones.clone(), journal.end);
     writer.keep_old(old);
     for segment in fresh {
-        // The numbers ascend from above the old ones, so the writer takes every segment.
+        // The numbers ascend and are above the numbers of the old segments, so the writer takes
+        // every segment.
         let _ = writer.add(segment);
     }
     Ok((manifest, writer))
@@ -76,18 +78,18 @@ fn again(zones: &Zones, segment: Segment, pin: ZonePin, closed: bool) -> Owned {
     }
 }
 
-/// The journal's segments after a crash.
+/// The segments of the journal, divided by their use after a crash.
 struct Divided {
     edits: Vec<Edit>,
     /// The segments that hold a part of the stream.
     old: Vec<Owned>,
-    /// Some of the other zones, as new segments.
+    /// New segments in some of the other zones.
     fresh: Vec<Owned>,
 }
 
-/// Divides the segments. Those that hold a part of the stream stay, with their ends noted. The
-/// others become new segments, numbered from `number` on, since data that a crash has left in them
-/// could be mistaken for a part of the following stream.
+/// Divides the segments. Segments that hold a part of the stream are kept, and their ends are
+/// recorded. Some of the other segments become new segments, numbered from `number` on, since data
+/// that a crash has left in a segment could be mistaken for a part of the following stream.
 fn divide(segments: Vec<Owned>, used: &[Segment], mut number: u64, env: &dyn Env) -> Divided {
     let (mut edits, mut old, mut fresh) = (Vec::new(), Vec::new(), Vec::new());
     for owned in segments {
