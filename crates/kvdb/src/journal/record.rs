@@ -1,7 +1,8 @@
-//! The records of the journal: one for each commit; numbers, which give the number of the next
-//! change; and marks, which exist only so that their chunk says that everything before it was
-//! synced. In the stream a record is a length (varint) and that many bytes; it may span chunks and
-//! segments. A record is valid only if it is complete, and so a commit is atomic.
+//! The records of the journal. Each commit is one record. A number is a record with the number of
+//! the next change. A mark is a record without content, which is written so that the header of its
+//! chunk can state that everything before the chunk was synced. In the stream a record is a length
+//! (varint), followed by that many bytes. A record may span chunks and segments. Only a complete
+//! record is valid, so a commit is atomic.
 //!
 //! ```text
 //! u8  kind: 1, a number:   u64 sequence number of the change that follows
@@ -25,19 +26,22 @@
 //!         op 6, update of a value: the update (see the VT-tree's `update`), framed as a value is
 //! ```
 //!
-//! A record of bound runs is the commit of a large transaction and has one number: varint number of
-//! places, then each: varint address at which a stream continued after the runs; varint number of
-//! dictionaries, then each: varint dictionary, varint number of runs, then each, the newest first:
-//! bytes run. The runs are durable before the record is written, and lie above all earlier data.
+//! A record of bound runs is the commit of a large transaction, and takes one sequence number. It
+//! consists of a varint number of places, and for each place the varint address at which a stream
+//! continued after the runs; then of a varint number of dictionaries, and for each dictionary a
+//! varint dictionary, a varint number of runs, and the `bytes` of each run, the newest run first.
+//! The runs are durable before the record is written, and lie above all earlier data.
 //!
-//! (`bytes`: a varint length, then the bytes.) Changes are numbered one by one in the order of the
-//! stream, from the start of the journal in the manifest. A write to the device begins with a
-//! number, which must agree with the count, unless it continues where the last write was cut off.
+//! `bytes` stands for a varint length and then that many bytes. Changes are numbered consecutively
+//! in the order of the stream, beginning with the number that the manifest has for the start of the
+//! journal. Each write to the device begins with a number record, which must agree with this count,
+//! unless the write continues a record in the middle of which the last write ended.
 //!
-//! The record of a value that is not placed yet has space for the reference, which is filled in
+//! The record of a value that has no place yet has space for the reference, which is filled in
 //! before the record is written (BetrFS 0.2, §3: the journal is late-binding). A reference to a
-//! value of zero bytes says that the value was discarded: a later change, before the position in
-//! place of the address, hides it.
+//! value of zero bytes means that the value was discarded because a later change hides it. The
+//! reference then has a position instead of the address, and the later change lies before that
+//! position.
 
 use std::sync::Arc;
 
@@ -63,13 +67,13 @@ const DELETE_RANGE: u8 = 4;
 const PUT_PACKED: u8 = 5;
 const UPDATE: u8 = 6;
 
-/// Bytes of a reference to an extent.
+/// The size of a reference to an extent, in bytes.
 const REFERENCE: usize = 16;
-/// Bytes of a reference to a value that may be compressed.
+/// The size of a reference to a value that may be compressed, in bytes.
 const PACKED_REFERENCE: usize = 21;
 
-/// Returns the size of a reference to a value that is stored with this codec if that makes it
-/// smaller.
+/// Returns the size of a reference to a value that is compressed with `codec` if this makes the
+/// value smaller.
 pub(crate) fn reference_len(codec: Compression) -> usize {
     if codec == Compression::None { REFERENCE } else { PACKED_REFERENCE }
 }
@@ -78,18 +82,19 @@ pub(crate) fn reference_len(codec: Compression) -> usize {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Put(Bytes, Value),
-    /// A large value that is placed when its record is written, compressed if that makes it
-    /// smaller. It shares its buffer with other values. No journal has it.
+    /// The put of a large value, which gets its place when its record is written, and is compressed
+    /// if this makes the value smaller. The value shares its buffer with other values. This form
+    /// never occurs in a journal.
     PutDeferred(Bytes, Bytes, Compression),
-    /// The put of a discarded value, which a change before this position of the journal's stream
-    /// hides. It only comes from a journal.
+    /// The put of a discarded value, which is hidden by a change before this position of the
+    /// journal's stream. This form occurs only in records that were read from a journal.
     PutDiscarded(Bytes, u64),
     Update(Bytes, Update),
     Delete(Bytes),
     DeleteRange(Bytes, Bytes),
 }
 
-/// A commit's changes, in order.
+/// The changes of a commit, in order.
 pub(crate) type Ops = Vec<(DictionaryId, Op)>;
 
 impl Op {
@@ -118,7 +123,7 @@ impl Op {
         }
     }
 
-    /// Returns the size of the keys and the value as given, bytes.
+    /// Returns the size of the keys and the value as passed by the caller, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Op::Put(k, v) => k.len() + v.len(),
@@ -129,7 +134,8 @@ impl Op {
         }
     }
 
-    /// Returns the position that the journal must reach for this change to be valid; 0 for any.
+    /// Returns the position that the journal must reach for this change to be valid, or 0 if the
+    /// change is valid in any case.
     pub(crate) fn hidden_before(&self) -> u64 {
         match self {
             Op::PutDiscarded(_, until) => *until,
@@ -150,7 +156,7 @@ impl Op {
         }
     }
 
-    /// Returns the size of the reference in the record, bytes.
+    /// Returns the size of the reference in the record, in bytes.
     fn reference_len(&self) -> usize {
         match self {
             Op::Put(_, Value::Extent(ExtentRef { codec, .. })) | Op::PutDeferred(_, _, codec) => {
@@ -161,8 +167,8 @@ impl Op {
         }
     }
 
-    /// Returns the size of the change in the record after its code, bytes. `alone` says that the
-    /// record holds no other change.
+    /// Returns the size in bytes that the change takes in the record after its code. `alone` is
+    /// `true` if the record holds no other change.
     fn size(&self, dict: DictionaryId, alone: bool) -> usize {
         let framed = |len: usize| varint_len(len as u64) + len;
         let payload = self.payload().map_or(0, |p| if alone { p.len() } else { framed(p.len()) });
@@ -201,7 +207,8 @@ fn put_extent(codec: Compression) -> u8 {
     if codec == Compression::None { PUT_EXTENT } else { PUT_PACKED }
 }
 
-/// Encodes a reference. Without compression, its first [`REFERENCE`] bytes are complete.
+/// Encodes a reference. The first [`REFERENCE`] bytes are a complete reference to an uncompressed
+/// value.
 fn reference(e: &ExtentRef) -> [u8; PACKED_REFERENCE] {
     let mut out = [0; PACKED_REFERENCE];
     out[..8].copy_from_slice(&e.addr.to_le_bytes());
@@ -212,26 +219,28 @@ fn reference(e: &ExtentRef) -> [u8; PACKED_REFERENCE] {
     out
 }
 
-/// Fills in the reference of a value that has been placed, at `at` in `stream`. See [`encode`].
-/// `codec` is the one for the value, even if it did not make it smaller.
+/// Fills in, at `at` in `stream`, the reference of a value that has got its place. See [`encode`].
+/// `codec` is the codec that was chosen for the value, even if the value is stored uncompressed
+/// because compression did not make it smaller.
 pub(crate) fn place(stream: &mut [u8], at: usize, e: &ExtentRef, codec: Compression) {
     let len = reference_len(codec);
     stream[at..at + len].copy_from_slice(&reference(e)[..len]);
 }
 
-/// Marks a value as discarded, whose reference would be at `at` in `stream`: a change before
-/// position `until` of the stream hides it. The rest of the reference is zeros.
+/// Marks the value whose reference is at `at` in `stream` as discarded: a change before position
+/// `until` of the stream hides the value. The rest of the reference is zeros.
 pub(crate) fn hide(stream: &mut [u8], at: usize, until: u64) {
     stream[at..at + 8].copy_from_slice(&until.to_le_bytes());
 }
 
-/// Returns the size of the record of `changes`, its length included, bytes.
+/// Returns the size of the record of `changes` in bytes, including the length in front of the
+/// record.
 pub(crate) fn size(changes: &[(DictionaryId, Op)]) -> usize {
     let inside = inside(changes);
     varint_len(inside as u64) + inside
 }
 
-/// Returns the size of the record of `changes`, without its length, bytes.
+/// Returns the size of the record of `changes` in bytes, without the length in front of the record.
 fn inside(changes: &[(DictionaryId, Op)]) -> usize {
     match changes {
         [(dict, op)] => 1 + op.size(*dict, true),
@@ -273,7 +282,8 @@ pub(crate) fn encode(
 #[derive(Clone, Copy)]
 pub(crate) enum PutValue<'a> {
     Inline(&'a [u8]),
-    /// An unplaced value: the last [`reference_len`] bytes of the record are for its reference.
+    /// A value without a place. The last [`reference_len`] bytes of the record are space for its
+    /// reference.
     Deferred(Compression),
 }
 
@@ -293,19 +303,21 @@ impl PutValue<'_> {
     }
 }
 
-/// Returns the size of the record of a single put, without its length, bytes.
+/// Returns the size of the record of a single put in bytes, without the length in front of the
+/// record.
 fn put_inside(dict: DictionaryId, key: usize, value: PutValue) -> usize {
     1 + varint_len(u64::from(dict.0)) + varint_len(key as u64) + key + value.bytes().len()
 }
 
-/// Returns the size of the record of a single put, its length included, bytes.
+/// Returns the size of the record of a single put in bytes, including the length in front of the
+/// record.
 pub(crate) fn put_size(dict: DictionaryId, key: usize, value: PutValue) -> usize {
     let inside = put_inside(dict, key, value);
     varint_len(inside as u64) + inside
 }
 
-/// Appends the record of a single put, preceded by its length, to `out`, with the same bytes as
-/// [`encode`].
+/// Appends the record of a single put, preceded by its length, to `out`. Its bytes are the same as
+/// those that [`encode`] appends.
 pub(crate) fn encode_put(dict: DictionaryId, key: &[u8], value: PutValue, out: &mut Vec<u8>) {
     put_varint(out, put_inside(dict, key.len(), value) as u64);
     out.push(SINGLE + value.code());
@@ -319,7 +331,7 @@ pub(crate) fn mark() -> [u8; 2] {
     [1, MARK]
 }
 
-/// Bytes of a number record, its length included.
+/// The size of a number record in bytes, including its length.
 pub(crate) const NUMBER_SIZE: usize = 10;
 
 /// Returns the record with the number of the next change, preceded by its length.
@@ -331,7 +343,7 @@ pub(crate) fn number(next: Seq) -> [u8; NUMBER_SIZE] {
 }
 
 /// Returns the record that binds runs of dictionaries, preceded by its length. `places` are the
-/// positions at which the streams continue.
+/// addresses at which the streams continue after the runs.
 pub(crate) fn bind(places: &[(Purpose, u64)], runs: &[(DictionaryId, Vec<Arc<Run>>)]) -> Vec<u8> {
     let mut inside = vec![BIND];
     put_varint(&mut inside, places.len() as u64);
@@ -352,12 +364,12 @@ pub(crate) fn bind(places: &[(Purpose, u64)], runs: &[(DictionaryId, Vec<Arc<Run
     out
 }
 
-/// The runs that a transaction's commit has bound.
+/// The runs that the commit of a large transaction has bound.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Bound {
     /// The addresses at which streams continued after the runs.
     pub places: Vec<u64>,
-    /// The roots of the runs of each dictionary, newest first.
+    /// The roots of the runs of each dictionary, the newest first.
     pub runs: Vec<(DictionaryId, Vec<Bytes>)>,
 }
 
@@ -378,14 +390,15 @@ pub(crate) enum Record {
     Mark,
     Commit(Ops),
     Bind(Bound),
-    /// A snapshot of everything before it, in dictionaries with numbers less than `below`.
+    /// A snapshot of all changes before this record, in dictionaries with numbers less than
+    /// `below`.
     Snapshot {
         label: Label,
         below: u32,
     },
 }
 
-/// Decodes the part of a record after the length. Keys and values share the record's memory.
+/// Decodes a record, which is passed without its length. Keys and values share the record's memory.
 pub(crate) fn decode(record: &Bytes) -> Result<Record> {
     let mut r = Decoder::new(record, "a journal record");
     let kind = r.u8()?;
@@ -499,7 +512,7 @@ mod tests {
         ]
     }
 
-    /// Returns the record without its length, which is checked.
+    /// Returns the encoded record without its length, after checking the length.
     fn encoded(changes: &[(DictionaryId, Op)]) -> Bytes {
         let mut bytes = Vec::new();
         encode(changes, &mut bytes, |_| {});

@@ -1,5 +1,6 @@
-//! Writes the journal's stream: cuts the pending bytes into chunks and writes them into segments.
-//! It never writes a sector twice: the rest of a sector that a write did not fill stays empty.
+//! Writes the journal's stream. The writer cuts the pending bytes into chunks and writes the chunks
+//! into segments. It never writes a sector twice, so the rest of a sector that a write did not fill
+//! stays empty.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,15 +15,15 @@ use crate::log::chunk::{self, HEADER, Kind, MAX_PIECE};
 pub(crate) struct Owned {
     pub segment: Segment,
     pub pin: ZonePin,
-    /// The offset up to which the host has allocated and written space for the segment, so that a
-    /// sync of a write there does not wait for the host's own journal.
+    /// The offset up to which the host has allocated and written the space of the segment. A sync
+    /// of a write before this offset does not wait for the host's own journal.
     pub settled: u64,
-    /// Set if its zone can become a segment again without an allocation.
+    /// Is `true` if the zone can become a segment again without an allocation.
     pub reusable: bool,
 }
 
 impl Owned {
-    /// Returns a segment in a zone that was just taken.
+    /// Returns a segment in a newly taken zone.
     pub(crate) fn new(segment: Segment, pin: ZonePin) -> Owned {
         Owned { segment, pin, settled: 0, reusable: true }
     }
@@ -33,31 +34,34 @@ impl Owned {
     }
 }
 
-/// While syncs are expected, this many bytes ahead of the stream are filled with zeros at once, in
-/// a segment that was not prepared. Then only one sync in hundreds waits for the host.
+/// The number of bytes ahead of the stream that one write fills with zeros, in a segment that was
+/// not prepared, while syncs are expected. With this, only one sync in hundreds waits for the host.
 const SETTLE: u64 = 1 << 20;
 
 pub(crate) struct Writer {
     zones: Arc<Zones>,
-    /// Segments that hold parts of the stream, oldest first; the last one is being written.
+    /// The segments that hold parts of the stream, the oldest first. The last segment is being
+    /// written.
     used: VecDeque<Owned>,
-    /// Segments that the manifest lists and that are still empty.
+    /// The segments that the manifest lists and that are still empty.
     ready: VecDeque<Owned>,
-    /// Number of empty segments that a thread prepares or lists while the writer is not locked.
+    /// The number of empty segments that threads are preparing or listing while the writer is not
+    /// locked.
     coming: usize,
-    /// Offset of the next chunk in the last used segment.
+    /// The offset of the next chunk in the last used segment.
     offset: u64,
-    /// Position of the next chunk in the stream.
+    /// The position of the next chunk in the stream.
     position: u64,
-    /// Position after the last write that did not end in the middle of a record.
+    /// The position after the last write that ended with a complete record.
     whole: u64,
-    /// Zones for deferred values, which are written to the device together with the stream.
+    /// The zones for deferred values, which are written to the device together with the stream.
     pub reserved: Vec<ZonePin>,
-    /// Set while syncs are expected. See [`SETTLE`].
+    /// Is `true` while syncs are expected. See [`SETTLE`].
     pub settle: bool,
 }
 
-/// The writer's position: segment, offset in it, and position of the stream.
+/// The position of the writer: the segment, the offset in the segment, and the position in the
+/// stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Written {
     pub segment: u64,
@@ -66,8 +70,8 @@ pub(crate) struct Written {
 }
 
 impl Writer {
-    /// Returns a writer that continues at `position`, in the first of the segments that are added
-    /// to it.
+    /// Returns a writer that continues at `position`. It writes into the first segment that is
+    /// added.
     pub(crate) fn new(zones: Arc<Zones>, position: u64) -> Writer {
         Writer {
             zones,
@@ -82,14 +86,16 @@ impl Writer {
         }
     }
 
-    /// Adds segments from before the opening, which are kept until the runs hold their commits.
+    /// Adds segments that were written before the opening. These segments are kept until the runs
+    /// hold their commits.
     pub(crate) fn keep_old(&mut self, old: Vec<Owned>) {
         debug_assert!(self.used.is_empty());
         self.used.extend(old);
     }
 
-    /// Adds an empty segment that is already durable in the manifest. Returns it if a later one was
-    /// added before, since the stream passes through segments in the order of their numbers.
+    /// Adds an empty segment that is already durable in the manifest. Returns the segment if a
+    /// segment with a higher number was added before, since the stream passes through segments in
+    /// the order of their numbers.
     #[must_use]
     pub(crate) fn add(&mut self, segment: Owned) -> Option<Owned> {
         let newest = self.ready.back().or(self.used.back()).map(|s| s.segment.number);
@@ -100,10 +106,11 @@ impl Writer {
         None
     }
 
-    /// Announces segments that will be added, at most `most`, and no more than bring the empty ones
-    /// to `stock`; returns their number. The caller calls [`Writer::arrived`] with that number
-    /// after it has added them, or has failed to. Otherwise two threads would each see a segment
-    /// missing, and a nearly full store would keep one zone more for the journal than it should.
+    /// Announces that up to `most` segments will be added, but not more than are needed for `stock`
+    /// empty segments. Returns the number of announced segments. The caller must call
+    /// [`Writer::arrived`] with this number after it has added the segments or has failed to add
+    /// them. Without the announcement, two threads could add the same missing segment, and a nearly
+    /// full store would keep one zone more for the journal than it should.
     pub(crate) fn announce(&mut self, stock: usize, most: usize) -> usize {
         let count = stock.saturating_sub(self.ready.len() + self.coming).min(most);
         self.coming += count;
@@ -114,13 +121,13 @@ impl Writer {
         self.coming -= count;
     }
 
-    /// Returns how many bytes the segments in use take on the device.
+    /// Returns the number of bytes that the segments in use take on the device.
     pub(crate) fn bytes(&self) -> u64 {
         self.used.len() as u64 * SEGMENT_SIZE
     }
 
-    /// Returns how many bytes of stream are sure to fit into the segments at hand, when written at
-    /// once.
+    /// Returns the number of bytes of the stream that are certain to fit into the available
+    /// segments in one write.
     pub(crate) fn room(&self) -> usize {
         let left = room_in(SEGMENT_SIZE - self.offset);
         (left + self.ready.len() as u64 * room_in(SEGMENT_SIZE)) as usize
@@ -135,19 +142,20 @@ impl Writer {
         Written { segment, offset, position: self.position }
     }
 
-    /// Notes that the stream ends with a complete record.
+    /// Records that the stream currently ends with a complete record.
     pub(crate) fn is_whole(&mut self) {
         self.whole = self.position;
     }
 
-    /// Returns how many bytes of stream follow the last write that ended with a complete record.
+    /// Returns the number of bytes of the stream after the last write that ended with a complete
+    /// record.
     pub(crate) fn since_whole(&self) -> u64 {
         self.position - self.whole
     }
 
     /// Writes `buffer`, which has `HEADER` arbitrary bytes and then the next bytes of the stream.
-    /// The caller has made sure that they fit ([`Writer::room`]). For `synced` see [`chunk`]. Does
-    /// not sync.
+    /// The caller must ensure that the bytes fit ([`Writer::room`]). See [`chunk`] for `synced`.
+    /// Does not sync.
     pub(crate) fn write(&mut self, buffer: &mut Vec<u8>, synced: u64) -> Result<()> {
         let total = buffer.len() - HEADER;
         let room = SEGMENT_SIZE - self.offset;
@@ -209,15 +217,15 @@ impl Writer {
         self.used.drain(..count).collect()
     }
 
-    /// Undoes a [`Writer::release`].
+    /// Takes back segments that [`Writer::release`] has returned.
     pub(crate) fn take_back(&mut self, released: Vec<Owned>) {
         for segment in released.into_iter().rev() {
             self.used.push_front(segment);
         }
     }
 
-    /// Returns the address ranges of its segments that are not needed once the store is closed.
-    /// `flushed` says that no part of the stream is needed.
+    /// Returns the address ranges of the segments that are not needed once the store is closed.
+    /// `flushed` is `true` if no part of the stream is needed.
     pub(crate) fn unneeded(&self, flushed: bool) -> Vec<(u64, u64)> {
         let whole = |owned: &Owned| (owned.segment.zone.start(), owned.segment.zone.end());
         let used = match (flushed, self.used.back()) {
@@ -229,20 +237,20 @@ impl Writer {
         ranges.filter(|(start, end)| start < end).collect()
     }
 
-    /// Returns the segment that was last written to, and the position of the stream.
+    /// Returns the number of the segment that is being written, and the position of the stream.
     pub(crate) fn last_used(&self) -> Option<(u64, u64)> {
         self.used.back().map(|s| (s.segment.number, self.position))
     }
 }
 
-/// Returns how many bytes of stream fit into `bytes` of a segment: every chunk may waste a header
-/// and most of a sector, and each chunk but the one at a segment's end is as long as a whole
-/// buffer.
+/// Returns the number of bytes of the stream that fit into `bytes` bytes of a segment. Every chunk
+/// may waste a header and most of a sector, and each chunk except the last of a segment is as long
+/// as a whole buffer.
 fn room_in(bytes: u64) -> u64 {
     bytes.saturating_sub(bytes / (1 << 17) * 64 + 3 * SECTOR)
 }
 
-/// Returns the most that a write of `len` bytes takes of [`Writer::room`].
+/// Returns the maximum number of bytes of [`Writer::room`] that a write of `len` bytes takes.
 pub(crate) fn cost(len: usize) -> usize {
     len + len / (1 << 16) * 64 + 3 * SECTOR as usize
 }

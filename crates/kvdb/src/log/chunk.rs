@@ -1,10 +1,10 @@
-//! Chunks: the layout of the journal and the manifest on the device.
+//! Chunks, which are the layout of the journal and the manifest on the device.
 //!
-//! Both are streams of bytes that only grow; a byte's place in its stream is its *position* (u64,
-//! never used twice in one part of the stream). A chunk is written at once: a header, a piece of
-//! the stream, and zeros up to the next sector. It fills whole sectors, so that no later write
-//! touches a sector that was synced. The header has a checksum of its own, so that it can be found
-//! without reading the piece.
+//! The journal and the manifest are streams of bytes that only grow. The place of a byte in its
+//! stream is its *position* (u64, never used twice in one part of the stream). A chunk is one
+//! write: a header, a piece of the stream, and zeros up to the next sector. A chunk fills whole
+//! sectors, so that no later write touches a sector that was synced. The header has its own
+//! checksum, so that a header can be found without reading the piece.
 //!
 //! ```text
 //!  0  u32  magic: "KVJC" journal, "KVMC" manifest
@@ -20,12 +20,12 @@
 
 use zones::{SECTOR, crc32c};
 
-/// Bytes of a chunk before its piece.
+/// The number of bytes of a chunk before its piece.
 pub(crate) const HEADER: usize = 40;
-/// The longest piece of one chunk.
+/// The maximum length of the piece of one chunk, in bytes.
 pub(crate) const MAX_PIECE: usize = (1 << 20) - HEADER;
 
-/// The stream that a chunk belongs to.
+/// The stream to which a chunk belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Journal,
@@ -41,7 +41,7 @@ impl Kind {
     }
 }
 
-/// A chunk's header, after its own checksum was verified.
+/// The header of a chunk, whose checksum was verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub len: u32,
@@ -51,13 +51,13 @@ pub(crate) struct Header {
     pub crc: u32,
 }
 
-/// Returns how many bytes a chunk with a piece of `len` bytes takes on the device.
+/// Returns the number of bytes that a chunk with a piece of `len` bytes takes on the device.
 pub(crate) fn size(len: usize) -> u64 {
     ((HEADER + len) as u64).next_multiple_of(SECTOR)
 }
 
-/// Completes a chunk from `chunk`, which holds `HEADER` arbitrary bytes and then the piece: fills
-/// in the header and adds the padding.
+/// Completes `chunk`, which holds `HEADER` arbitrary bytes and then the piece, by filling in the
+/// header and adding the padding.
 pub(crate) fn seal(kind: Kind, chunk: &mut Vec<u8>, epoch: u64, position: u64, synced: u64) {
     debug_assert!(chunk.len() > HEADER && chunk.len() <= HEADER + MAX_PIECE);
     let len = chunk.len() - HEADER;
@@ -74,8 +74,8 @@ pub(crate) fn seal(kind: Kind, chunk: &mut Vec<u8>, epoch: u64, position: u64, s
 }
 
 impl Header {
-    /// Returns the header at the start of `bytes`, or `None` if there is none; `bytes` may be
-    /// anything.
+    /// Returns the header at the start of `bytes`, or `None` if no valid header is there. Any
+    /// `bytes` are allowed.
     pub(crate) fn read(kind: Kind, bytes: &[u8]) -> Option<Header> {
         let u32_at = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
         let u64_at = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
@@ -95,12 +95,12 @@ impl Header {
         .then_some(h)
     }
 
-    /// Returns the size of the whole chunk on the device, bytes.
+    /// Returns the size of the whole chunk on the device, in bytes.
     pub(crate) fn size(&self) -> u64 {
         size(self.len as usize)
     }
 
-    /// Returns the piece of the chunk `bytes`, if its checksum is right.
+    /// Returns the piece of the chunk in `bytes`, if the checksum matches.
     pub(crate) fn piece<'a>(&self, bytes: &'a [u8]) -> Option<&'a [u8]> {
         let chunk = bytes.get(..self.size() as usize)?;
         (crc32c(&chunk[HEADER..]) == self.crc).then(|| &chunk[HEADER..HEADER + self.len as usize])

@@ -1,16 +1,16 @@
 //! Encodes and decodes the few types of which journal records and manifest edits consist: fixed
 //! integers (little-endian), varints, and byte strings after a varint length. The decoder accepts
-//! any bytes: invalid ones are an error.
+//! any bytes, and returns an error for invalid bytes.
 
 pub(crate) use zones::varint::{put_bytes, put_u64 as put_varint};
 
 use crate::error::{Error, Result};
 
-/// A position in bytes that came from a device.
+/// Decodes fields from bytes that were read from a device, one after another.
 #[derive(Clone, Copy)]
 pub(crate) struct Decoder<'a> {
     rest: &'a [u8],
-    /// The name of the decoded data, for errors.
+    /// The name of the decoded data in error messages.
     what: &'static str,
 }
 
@@ -59,8 +59,8 @@ impl<'a> Decoder<'a> {
     pub(crate) fn varint_u32(&mut self) -> Result<u32> {
         u32::try_from(self.varint()?).map_err(|_| self.corrupt("a number is too large"))
     }
-    /// Decodes a count of items that take at least `each` bytes. The count is bounded by the
-    /// remaining bytes, so that it is safe to allocate for.
+    /// Decodes a count of items that each take at least `each` bytes. The remaining bytes bound the
+    /// count, so memory for that many items can be allocated safely.
     pub(crate) fn count(&mut self, each: usize) -> Result<usize> {
         let n = self.varint()?;
         if n > (self.rest.len() / each.max(1)) as u64 {

@@ -1,5 +1,5 @@
-//! The layer that the journal and the manifest are built on: chunks with their checksums, the
-//! reader of their streams and of the records in them, and the encoding of their fields.
+//! The layer below the journal and the manifest. It has the chunks with their checksums, the
+//! readers of streams and of the records in them, and the encoding of fields.
 
 pub(crate) mod chunk;
 pub(crate) mod codec;

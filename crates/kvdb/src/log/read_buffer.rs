@@ -1,16 +1,17 @@
-//! Reads the zones of a stream ahead.
+//! Reads the zones of a stream in large pieces.
 
 use zones::{Purpose, ZoneId, Zones};
 
 use crate::error::Result;
 
-/// Bytes that were read ahead, so that many small chunks cost few reads.
+/// A buffer of bytes that were read ahead, so that many small chunks cost few reads.
 #[derive(Default)]
 pub(super) struct ReadBuffer {
     addr: u64,
     bytes: Vec<u8>,
 }
 
+/// The minimum number of bytes that one read requests, if the zone has that many.
 const READ_AHEAD: u64 = 256 << 10;
 
 impl ReadBuffer {

@@ -4,15 +4,16 @@ use bytes::Bytes;
 
 use crate::error::{Error, Result};
 
-/// Bytes of the longest length before a record.
+/// The maximum size of the length in front of a record, in bytes.
 const LONGEST_LENGTH: usize = 10;
 
-/// Assembles pieces into the records that they carry: a length (varint), then that many bytes.
+/// Assembles the pieces of a stream into its records. A record is a length (varint), followed by
+/// that many bytes.
 #[derive(Default)]
 pub(crate) struct Records {
-    /// Bytes of the incomplete record.
+    /// The bytes of the incomplete record.
     open: Vec<u8>,
-    /// Position of the first byte of `open`.
+    /// The position of the first byte of `open`.
     at: u64,
 }
 
@@ -26,13 +27,14 @@ impl Records {
         self.at
     }
 
-    /// Returns the size of the incomplete record, bytes.
+    /// Returns the size of the incomplete record, in bytes.
     pub(crate) fn unfinished(&self) -> u64 {
         self.open.len() as u64
     }
 
-    /// Adds the next piece, and calls `each` with each record that is complete now and the position
-    /// after it. If `each` returns `false`, this stops, and the position stays before that record.
+    /// Adds the next piece, and calls `each` with each record that is now complete and the position
+    /// after the record. If `each` returns `false`, this stops and returns `false`, and the
+    /// position stays before that record.
     pub(crate) fn push(
         &mut self,
         piece: &Bytes,
@@ -68,8 +70,8 @@ impl Records {
             all = all.slice(next..);
             self.at = end;
         }
-        // A unique `Bytes` is converted without a copy, so that a record over many chunks is not
-        // copied once for each of them.
+        // Convert a unique `Bytes` without a copy, so that a record that spans many chunks is not
+        // copied once for each chunk.
         self.open = match all.try_into_mut() {
             Ok(unique) => unique.into(),
             Err(shared) => shared.to_vec(),

@@ -1,12 +1,12 @@
-//! Reads a stream of chunks (journal or manifest) back from its zones, and distinguishes three
-//! ends: the stream stops at the given end; it stops in a torn tail, as after a power cut; or a
-//! part is missing in its middle, which is corruption. The last two differ by evidence: if any
-//! later chunk says that everything before a position was synced, the missing part before that
-//! position was durable once.
+//! Reads a stream of chunks (journal or manifest) back from its zones. A stream can end in three
+//! ways: at a given end; in a torn tail, as after a power cut; or before a missing part in its
+//! middle, which is corruption. A later chunk distinguishes the last two cases. If it states that
+//! everything before a position was synced, a missing part before that position was durable once,
+//! and its loss is corruption.
 //!
-//! The manifest's chunks are written twice, one after the other: no later chunk vouches for its
-//! last edit, and losing that edit to a flipped bit would restore a state whose journal no longer
-//! exists.
+//! Two copies of each chunk of the manifest are written, one after the other. No later chunk states
+//! that the last edit was durable, so a flipped bit could otherwise remove that edit unnoticed and
+//! restore a state whose journal no longer exists.
 
 use bytes::Bytes;
 use zones::{Purpose, SECTOR, ZONE_SIZE, ZoneId, Zones};
@@ -15,13 +15,13 @@ use crate::error::{Error, Result};
 use crate::log::chunk::{Header, Kind};
 use crate::log::read_buffer::ReadBuffer;
 
-/// One zone's part of a stream.
+/// The part of a stream in one zone.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StreamPart {
     pub zone: ZoneId,
     pub epoch: u64,
-    /// The position at which the stream stops in this zone, whatever else the zone holds.
-    /// Everything before it must exist.
+    /// The position at which the stream stops in this zone, even if the zone holds further chunks.
+    /// Everything before this position must exist.
     pub end: Option<u64>,
 }
 
@@ -32,50 +32,51 @@ pub(crate) struct Tail {
     pub position: u64,
     /// The position before which everything is known to have been durable.
     pub synced: u64,
-    /// Bytes of chunks after the end, which the reader ignores.
+    /// The number of bytes of chunks after the end. The reader ignores these chunks.
     pub torn: u64,
 }
 
-/// Walks the pieces of a stream in order.
+/// Reads the pieces of a stream in order.
 pub(crate) struct StreamReader<'a> {
     zones: &'a Zones,
     kind: Kind,
     parts: &'a [StreamPart],
     part: usize,
-    /// Offset of the next chunk in the zone of the current part.
+    /// The offset of the next chunk in the zone of the current part.
     offset: u64,
-    /// Position of the next byte to read.
+    /// The position of the next byte to read.
     position: u64,
-    /// Set before the first chunk, which may begin before the requested position.
+    /// Is `true` until the first chunk is read. The first chunk may begin before the requested
+    /// position.
     first: bool,
     synced: u64,
     buffer: ReadBuffer,
-    /// Chunks with one unreadable copy: the device address of that copy, and the position of the
-    /// chunk.
+    /// The chunks with one unreadable copy: the device address of this copy, and the position of
+    /// the chunk.
     damaged: Vec<(u64, u64)>,
-    /// Position of the last chunk that was read.
+    /// The position of the last chunk that was read.
     last: u64,
-    /// Set if reads bypass the host's cache and go to the medium.
+    /// Is `true` if reads bypass the host's cache and go to the medium.
     medium: bool,
-    /// The rest of a part in which the next chunk was searched for without success.
+    /// The result of an unsuccessful search for the next chunk in the rest of a part.
     searched: Option<Searched>,
-    /// Set if no further chunk is expected.
+    /// Is `true` if no further chunk is expected.
     closed: bool,
 }
 
-/// The headers of a part's epoch that an unsuccessful search has passed, so that
-/// [`StreamReader::tail`] need not read them again.
+/// The headers with the epoch of a part that an unsuccessful search has found. They are kept so
+/// that [`StreamReader::tail`] need not read them again.
 struct Searched {
     part: usize,
-    /// The start of the search, which continued to the end of the zone.
+    /// The offset at which the search started. The search continued to the end of the zone.
     offset: u64,
-    /// Device addresses and headers, in order.
+    /// The headers and their device addresses, in order.
     headers: Vec<(u64, Header)>,
 }
 
 impl<'a> StreamReader<'a> {
-    /// Returns a reader from `position`, which lies in the chunk at `offset` of the first part or,
-    /// if there is none, in a later part.
+    /// Returns a reader that begins at `position`. This position lies in the chunk at `offset` of
+    /// the first part or, if no chunk is there, in a later part.
     pub(crate) fn new(
         zones: &'a Zones,
         kind: Kind,
@@ -103,7 +104,7 @@ impl<'a> StreamReader<'a> {
         }
     }
 
-    /// Returns a reader for a scrub, which bypasses caches.
+    /// Returns a reader that bypasses caches, for a scrub.
     pub(crate) fn on_medium(
         zones: &'a Zones,
         kind: Kind,
@@ -114,23 +115,24 @@ impl<'a> StreamReader<'a> {
         StreamReader { medium: true, ..StreamReader::new(zones, kind, parts, offset, position) }
     }
 
-    /// Sets whether everything has been read, as far as is known. A chunk that follows nevertheless
-    /// is read, but none is searched for.
+    /// Sets whether the stream is known to be read completely. If it is, the reader still returns a
+    /// chunk that follows directly, but does not search for one.
     pub(crate) fn set_closed(&mut self, closed: bool) {
         self.closed = closed;
     }
 
-    /// Returns the index of the part that the last piece came from.
+    /// Returns the index of the part from which the last piece came.
     pub(crate) fn part(&self) -> usize {
         self.part
     }
 
-    /// Returns the offset after the last piece in that part's zone.
+    /// Returns the offset after the last piece in the zone of its part.
     pub(crate) fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Returns the position before which everything was durable, as far as is known yet.
+    /// Returns the position before which everything is known to have been durable, judging by the
+    /// chunks read so far.
     pub(crate) fn synced(&self) -> u64 {
         self.synced
     }
@@ -142,8 +144,8 @@ impl<'a> StreamReader<'a> {
         }
     }
 
-    /// Returns the next piece, or `None` at the end, whose kind [`StreamReader::tail`] then
-    /// returns.
+    /// Returns the next piece and its position, or `None` at the end. [`StreamReader::tail`] then
+    /// determines the kind of the end.
     pub(crate) fn next(&mut self) -> Result<Option<(u64, Bytes)>> {
         while let Some(&part) = self.parts.get(self.part) {
             let ended = part.end.is_some_and(|end| end <= self.position);
@@ -189,15 +191,16 @@ impl<'a> StreamReader<'a> {
         Ok(self.header(part, 0)?.is_some_and(|h| self.fits(&h)))
     }
 
-    /// Returns `true` if the chunk holds the requested position: at its start, or anywhere in it if
-    /// it is the first chunk read.
+    /// Returns `true` if the chunk begins at the requested position or, if no chunk was read yet,
+    /// contains this position.
     fn fits(&self, h: &Header) -> bool {
         let end = h.position + u64::from(h.len);
         h.position == self.position
             || (self.first && h.position <= self.position && self.position < end)
     }
 
-    /// Returns the requested chunk, if it is the next one in this part, and moves after it.
+    /// Returns the requested chunk if it is the next chunk in this part, and advances past the
+    /// chunk.
     fn chunk(&mut self, part: StreamPart) -> Result<Option<(Header, Bytes)>> {
         if self.kind == Kind::Journal {
             let found = self.chunk_here(part)?;
@@ -205,8 +208,8 @@ impl<'a> StreamReader<'a> {
             return Ok(found);
         }
         let expected = self.offset;
-        // If a read fails, the other copy may be readable. If neither is, the end of the manifest
-        // is not known, so this is an error and not an end.
+        // If a read fails, the other copy may be readable. If neither copy is readable, the end of
+        // the manifest is not known, so return an error instead of an end.
         let mut failed = None;
         let mut or_failed = |read: Result<Option<(Header, Bytes)>>| {
             read.unwrap_or_else(|e| {
@@ -250,7 +253,7 @@ impl<'a> StreamReader<'a> {
         Ok(None)
     }
 
-    /// Returns the header at `offset` of a part, if a header of the part's epoch is there.
+    /// Returns the header at `offset` of a part, if a header with the part's epoch is there.
     fn header(&mut self, part: StreamPart, offset: u64) -> Result<Option<Header>> {
         let (kind, purpose, addr) = (self.kind, self.purpose(), part.zone.start() + offset);
         let sector = self.buffer.get(self.zones, self.medium, purpose, part.zone, addr, SECTOR)?;
@@ -258,7 +261,8 @@ impl<'a> StreamReader<'a> {
     }
 
     /// Returns the device addresses of unreadable copies of chunks whose other copy was read, for a
-    /// check. `closed` includes the last chunk, which a crash can leave like that.
+    /// check. The last chunk is included only if `closed` is `true`, because a crash can leave one
+    /// copy of it unreadable.
     pub(crate) fn damaged(&self, closed: bool) -> Vec<u64> {
         self.damaged
             .iter()
@@ -290,8 +294,8 @@ impl<'a> StreamReader<'a> {
         ))
     }
 
-    /// Distinguishes a torn tail from a hole in the middle, which is an error. To be called at the
-    /// end.
+    /// Returns the end of the stream, or an error if the stream has a hole in the middle instead of
+    /// a torn tail. This must be called after [`StreamReader::next`] has returned `None`.
     pub(crate) fn tail(&mut self) -> Result<Tail> {
         let parts = self.parts;
         let mut torn = 0;
@@ -314,8 +318,9 @@ impl<'a> StreamReader<'a> {
         Ok(Tail { position: self.position, synced: self.synced, torn })
     }
 
-    /// Returns the headers of a part's epoch in all sectors from `offset` to the end of its zone:
-    /// the sectors that a header covers may have been torn, and hold other, older chunks.
+    /// Returns the headers with the part's epoch in all sectors from `offset` to the end of the
+    /// zone. Sectors that a header covers are searched, too, because the write of the chunk may
+    /// have been torn, so that these sectors still hold older chunks.
     fn headers_from(&mut self, i: usize, offset: u64) -> Result<Vec<(u64, Header)>> {
         if let Some(searched) = self.searched.take_if(|s| (s.part, s.offset) == (i, offset)) {
             return Ok(searched.headers);
@@ -399,7 +404,7 @@ mod tests {
         }
     }
 
-    /// Commits rely on this invariant: a write takes no more of `room` than its `cost`.
+    /// A write takes no more of `room` than its `cost`. Commits rely on this invariant.
     #[test]
     fn what_has_room_can_be_written_and_reads_back_over_any_number_of_segments() {
         for seed in 0..20 {

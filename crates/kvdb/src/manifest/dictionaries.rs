@@ -1,4 +1,4 @@
-//! The encodings of dictionaries, and of the labels of snapshots, in edits. See `docs/format.md`,
+//! Encodes and decodes dictionaries and the labels of snapshots in edits. See `docs/format.md`,
 //! section "Manifest".
 
 use std::time::Duration;
@@ -12,8 +12,9 @@ use crate::error::Result;
 use crate::ids::Label;
 use crate::log::codec::{Decoder, put_bytes, put_varint};
 
-/// Replaces an adaptive `separate_at` while short values may lie outside. No value is this long, so
-/// programs that do not know the number leave all values in their blocks.
+/// The stored `separate_at` of a dictionary with adaptive separation whose short values may
+/// currently lie outside of their blocks. No value is this long, so a program that does not know
+/// this number leaves all values in their blocks.
 const SHORT_VALUES_OUTSIDE: u32 = ADAPTIVE_SEPARATION - 1;
 
 pub(crate) fn put_dictionary(out: &mut Vec<u8>, d: &DictionaryInfo) {

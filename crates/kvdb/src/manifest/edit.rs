@@ -1,7 +1,8 @@
-//! Edits: the contents of the manifest's records. A record is a length (varint) and that many bytes
-//! of edits; all edits of a record take effect together. A checkpoint is one record of edits that
-//! build the whole state from nothing. The edits of kept runs, dictionaries and snapshots occur in
-//! checkpoints only, where data that several snapshots and branches share is written once.
+//! Edits, the contents of the manifest's records. A record is a length (varint), followed by that
+//! many bytes of edits. All edits of a record take effect together. A checkpoint is one record of
+//! edits that build the whole state from nothing. The edits of kept runs, dictionaries and
+//! snapshots occur only in checkpoints, where they allow data that several snapshots and branches
+//! share to be written once.
 //!
 //! The bytes of each edit are specified in `docs/format.md`, section "Manifest".
 
@@ -16,16 +17,17 @@ use crate::ids::{Label, RunId};
 use crate::journal::Segment;
 use crate::log::codec::{Decoder, put_bytes, put_varint};
 
-/// The start of the part of the journal that runs do not hold yet.
+/// The start of the part of the journal whose commits are not in runs yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct JournalStart {
-    /// The number of the segment, and the offset of a chunk in its zone. The chunk may instead be
-    /// the first one of a later segment.
+    /// The number of the segment in which the part begins. The part may also begin in the first
+    /// chunk of a later segment.
     pub segment: u64,
+    /// The offset of the first chunk in the zone of the segment.
     pub offset: u64,
-    /// The stream's position of the first valid record.
+    /// The position of the first valid record in the stream.
     pub position: u64,
-    /// Commits up to this sequence number are in runs.
+    /// The sequence number up to which commits are in runs.
     pub seq: Seq,
 }
 
@@ -55,12 +57,12 @@ pub(crate) enum Edit {
     DropSegments {
         before: u64,
     },
-    /// The positions of the streams: all data that runs refer to lies before them, or in other
-    /// zones.
+    /// Sets the positions of the streams. All data to which runs refer lies before these positions,
+    /// or in other zones.
     Streams(Vec<(Purpose, u64)>),
-    /// The store was closed properly, and nothing follows.
+    /// Records that the store was closed properly and that nothing follows.
     Closed,
-    /// The segment holds no part of the stream.
+    /// Removes a segment that holds no part of the stream.
     ForgetSegment {
         number: u64,
     },
@@ -69,50 +71,53 @@ pub(crate) enum Edit {
         dict: DictionaryId,
         stitch_at: u64,
     },
-    /// Replaces a dictionary's options; its name stays.
+    /// Replaces a dictionary's options, but not its name.
     Options(DictionaryInfo),
     NextIds {
         dictionary: u32,
         run: u64,
         segment: u64,
     },
-    /// Makes a snapshot of the branch's dictionaries with numbers less than `below`, as they are at
-    /// this point.
+    /// Makes a snapshot of the current state of the branch's dictionaries with numbers less than
+    /// `below`.
     Snapshot {
         label: Label,
         below: u32,
     },
     DropSnapshot(String),
-    /// Renames a snapshot; clones of it become clones of the new name.
+    /// Renames a snapshot. Its clones become clones of the new name.
     RenameSnapshot {
         from: String,
         to: String,
     },
-    /// Makes a branch of new dictionaries, numbered from `first` on, with the contents of the
-    /// snapshot's.
+    /// Makes a branch with a copy of each dictionary of the snapshot. The new dictionaries are
+    /// numbered from `first` on.
     Clone {
         snapshot: String,
         branch: String,
         first: u32,
     },
-    /// Makes a branch without dictionaries. `of` is the snapshot that it was cloned from, if any.
+    /// Makes a branch without dictionaries. `of` is the snapshot from which the branch was cloned,
+    /// or an empty string.
     Branch {
         name: String,
         of: String,
     },
     DropBranch(String),
-    /// Limits the bytes that a branch may have of its own; 0 means no limit.
+    /// Limits the number of bytes that a branch may have in addition to shared data; 0 means no
+    /// limit.
     Limit {
         branch: String,
         bytes: u64,
     },
-    /// Limits the files that a branch may have of its own to fewer than `below`; 0 means no limit.
+    /// Limits the files that a branch may have in addition to shared files to fewer than `below`; 0
+    /// means no limit.
     LimitFiles {
         branch: String,
         below: u64,
     },
-    /// Replaces the dictionaries of the snapshot's branch by those of the snapshot. Commits to it
-    /// up to `seq` become void.
+    /// Replaces the dictionaries of the snapshot's branch with the dictionaries of the snapshot.
+    /// Commits to the branch up to `seq` become void.
     RollBack {
         snapshot: String,
         seq: Seq,
@@ -121,7 +126,7 @@ pub(crate) enum Edit {
         dict: DictionaryId,
         seq: Seq,
     },
-    /// Replaces the dictionaries of `to` by those of `from`, and drops `from`.
+    /// Replaces the dictionaries of `to` with the dictionaries of `from`, and drops `from`.
     Adopt {
         from: String,
         to: String,
@@ -213,7 +218,7 @@ impl Edit {
         }
     }
 
-    /// Encodes the edits of snapshots and branches.
+    /// Encodes an edit of snapshots and branches.
     fn encode_branching(&self, out: &mut Vec<u8>) {
         match self {
             Edit::Snapshot { label, below } => {
@@ -292,7 +297,7 @@ impl Edit {
                 put_varint(out, u64::from(dict.0));
                 put_kept(out, kept);
             }
-            // `encode` handles the others.
+            // `encode` handles all other edits.
             _ => {}
         }
     }
@@ -371,14 +376,15 @@ impl Edit {
         })
     }
 
-    /// Decodes the edits of one record, without its length, one by one, up to the first error.
+    /// Decodes the edits of one record one by one, up to the first error. The record is passed
+    /// without its length.
     pub(crate) fn each(record: &Bytes) -> impl Iterator<Item = Result<Edit>> {
         let mut r = Decoder::new(record, "a manifest record");
-        // The caller takes nothing after an error.
+        // The caller stops after an error.
         std::iter::from_fn(move || (!r.is_empty()).then(|| Edit::decode(record, &mut r)))
     }
 
-    /// Decodes the edits of one record, without its length.
+    /// Decodes all edits of one record, which is passed without its length.
     pub(crate) fn decode_all(record: &Bytes) -> Result<Vec<Edit>> {
         Edit::each(record).collect()
     }

@@ -1,7 +1,7 @@
-//! The states that a fork has in common with the stores that it comes from: the state that it began
-//! as and, for the fork of a fork, those that the earlier ones began as. They are snapshots of the
-//! store's own, made with the fork's file and published with it, so that each opening of a fork has
-//! both its base and its current state.
+//! Keeps the states that a fork has in common with the stores from which it comes: the state with
+//! which the fork began and, for the fork of a fork, the states with which the earlier forks began.
+//! These states are internal snapshots of the fork. They are made with the fork's file and
+//! published with the fork, so that each opening of a fork has both the base and the current state.
 
 use std::time::Duration;
 
@@ -9,10 +9,12 @@ use super::{Edit, ManifestState};
 use crate::error::Result;
 use crate::ids::Label;
 
-/// The prefix of the name of a fork's base; the identity of the store that it came from follows.
+/// The prefix of the name of a fork's base. The identity of the store from which the fork came
+/// follows.
 const FORK: &str = ".fork-";
 
-/// The maximum number of origins that a fork keeps, since each of them keeps a state.
+/// The maximum number of origins whose bases a fork keeps. The number is limited because each base
+/// keeps a state.
 const MOST: usize = 4;
 
 /// Returns the name of the snapshot that is the base of a fork of this store.
@@ -26,7 +28,8 @@ fn store_of(name: &str) -> Option<[u8; 16]> {
     (name_of(&id) == name).then_some(id)
 }
 
-/// Returns the stores to which the bases in a state belong, the newest last.
+/// Returns the stores to which the bases in a state belong, in the order from the oldest to the
+/// newest base.
 pub(crate) fn stores_in<'a>(labels: impl Iterator<Item = &'a Label>) -> Vec<[u8; 16]> {
     let mut all: Vec<_> = labels
         .filter_map(|label| Some((label.created, label.seq, store_of(&label.name)?)))
@@ -37,18 +40,18 @@ pub(crate) fn stores_in<'a>(labels: impl Iterator<Item = &'a Label>) -> Vec<[u8;
 
 /// The base of a fork that is about to be made.
 pub(crate) struct NewBase<'a> {
-    /// The identity of the store that it comes from.
+    /// The identity of the store from which the fork comes.
     pub store: [u8; 16],
     /// The time when that store published the state, since 1970.
     pub published: Duration,
-    /// The id of the new snapshot, unique among all snapshots.
+    /// The id of the new snapshot, which is unique among all snapshots.
     pub id: [u8; 16],
     /// The snapshot to which the fork will be rolled back before its first write.
     pub snapshot: Option<&'a str>,
 }
 
-/// Keeps the state that a fork begins as: the main branch of a published state, or a snapshot of
-/// it.
+/// Keeps the state with which a fork begins: the main branch of a published state, or a snapshot of
+/// the main branch.
 pub(crate) fn keep_base(state: &mut ManifestState, new: &NewBase<'_>) -> Result<()> {
     let name = name_of(&new.store);
     let of_main = |name: &str| {

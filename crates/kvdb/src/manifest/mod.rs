@@ -1,10 +1,11 @@
-//! The manifest: a log of edits to the store's structure, in zones of its own, which begins with a
-//! checkpoint; the superblock's root lists the zones. Each commit is one chunk, written twice (see
-//! `stream`) and synced before it takes effect. When its zone is full, and at every opening, the
-//! manifest is rewritten elsewhere as a checkpoint, and the root moves there; the old manifest
-//! stays intact until then. If less was appended since the last checkpoint than the checkpoint's
-//! size, another zone is added instead. So the bytes that checkpoints write are bounded by those of
-//! the edits, however large the state is.
+//! The manifest: a log of edits to the store's structure. The manifest begins with a checkpoint and
+//! has its own zones, which the superblock's root lists. Each commit is one chunk, which is written
+//! twice (see `stream`) and synced before it takes effect. When the last zone is full, and at every
+//! opening, the manifest is rewritten in other zones as a checkpoint. The root then moves to the
+//! new manifest; until then, the old manifest stays intact. If fewer bytes were appended since the
+//! last checkpoint than the checkpoint takes, another zone is added instead of a rewrite. The bytes
+//! that checkpoints write are therefore bounded by the bytes of the edits, whatever the size of the
+//! state.
 
 mod dictionaries;
 mod edit;
@@ -30,7 +31,7 @@ use crate::log::codec::{Decoder, put_varint};
 use crate::log::records::Records;
 use crate::log::stream::{StreamPart, StreamReader};
 
-/// Version of the format of everything that is reachable from the root.
+/// The version of the format of all data that is reachable from the root.
 const FORMAT: u8 = 1;
 
 /// The root in the superblock.
@@ -44,7 +45,7 @@ pub(crate) struct Root {
     pub number: u64,
     pub epoch: u64,
     /// The position up to which the manifest was durable when the root was written. If the edit
-    /// that ends there is a close, nothing follows.
+    /// that ends at this position is a close, nothing follows.
     pub durable: u64,
     pub zones: Vec<ZoneId>,
 }
@@ -88,17 +89,17 @@ impl Root {
     }
 }
 
-/// A manifest as found on the device.
+/// A manifest that was read from the device.
 pub(crate) struct Loaded {
     pub root: Root,
     pub state: ManifestState,
     pub records: u64,
-    /// Device addresses of unreadable copies of chunks; the other copy was read.
+    /// The device addresses of unreadable copies of chunks whose other copy was read.
     pub damaged: Vec<u64>,
     /// The offset of the next chunk in the last zone.
     pub offset: u64,
     pub position: u64,
-    /// Bytes of an edit that was being written when the store stopped.
+    /// The number of bytes of an edit that was being written when the store stopped.
     pub torn: u64,
 }
 
@@ -116,8 +117,8 @@ pub(crate) fn load(zones: &Zones, root: &[u8]) -> Result<Loaded> {
             state.apply_record(&record)?;
             Ok(true)
         })?;
-        // After a close nothing follows: the rest of the zone need not be searched, which may take
-        // a disk longer than all other steps of an opening.
+        // Nothing follows a close, so the rest of the zone need not be searched. On a disk, the
+        // search may take longer than all other steps of an opening.
         reader.set_closed(state.closed && records.position() == root.durable);
     }
     let tail = reader.tail()?;
@@ -143,20 +144,21 @@ pub(crate) struct Manifest {
     root: Root,
     /// Pins the zones of `root`.
     pins: Vec<ZonePin>,
-    /// Offset of the next chunk in the last zone.
+    /// The offset of the next chunk in the last zone.
     offset: u64,
-    /// Position of the next chunk in the stream.
+    /// The position of the next chunk in the stream.
     position: u64,
-    /// Set while an append is in progress: if it fails, it may still be on the device and be valid.
+    /// Is `true` while an append is in progress. An append that fails may still be on the device
+    /// and be valid.
     stained: bool,
-    /// Bytes that the checkpoint at its beginning takes in its zones. 0 if that is not known; then
-    /// no zone is added.
+    /// The number of bytes that the checkpoint at the beginning of the manifest takes in its zones,
+    /// or 0 if this is not known. No zone is added if it is 0.
     checkpoint: u64,
 }
 
 impl Manifest {
-    /// Writes `state` as a new manifest with the number after `number`, and moves the root there.
-    /// Zones must have been started.
+    /// Writes `state` as a new manifest with the number after `number`, and moves the root to the
+    /// new manifest. `zones` must have been started.
     pub(crate) fn begin(
         zones: Arc<Zones>,
         env: Arc<dyn Env>,
@@ -181,8 +183,9 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Continues at the end of a loaded manifest, when there is no zone to begin another one. The
-    /// rest of a torn edit there is overwritten; it was incomplete, and stays invalid.
+    /// Continues at the end of a loaded manifest if the store has no free zone to begin another
+    /// manifest. The remains of a torn edit at the end are overwritten. Such an edit was incomplete
+    /// and stays invalid.
     pub(crate) fn resume(
         zones: Arc<Zones>,
         env: Arc<dyn Env>,
@@ -190,7 +193,7 @@ impl Manifest {
         loaded: &Loaded,
         edits: Vec<Edit>,
     ) -> Result<Manifest> {
-        // The edits that were read may not be durable yet.
+        // Sync first, since the edits that were read may not be durable yet.
         zones.sync()?;
         let pins = vec![zones.pin(&loaded.root.uses())?];
         let (root, state) = (loaded.root.clone(), loaded.state.clone());
@@ -209,14 +212,15 @@ impl Manifest {
             checkpoint,
         };
         if manifest.root.durable == position {
-            // The root vouches for this end since a close, but edits will follow it.
+            // Since the last close, the root states that the manifest ends here, but edits will
+            // follow.
             manifest.vouch_for(position - 1)?;
         }
         manifest.commit(edits)?;
         Ok(manifest)
     }
 
-    /// Returns the address range of the unused rest of the manifest's last zone.
+    /// Returns the address range of the unused part of the manifest's last zone.
     pub(crate) fn unused(&self) -> Option<(u64, u64)> {
         let zone = self.root.zones.last()?;
         (self.offset < ZONE_SIZE).then(|| (zone.start() + self.offset, zone.end()))
@@ -231,8 +235,8 @@ impl Manifest {
         &self.state
     }
 
-    /// Makes `edits` durable, all or none. `NoSpace` leaves everything as it was; any other failure
-    /// stops the store, because it is unknown whether the edits are on the device.
+    /// Makes `edits` durable atomically. After `NoSpace`, the manifest is unchanged. Any other
+    /// error stops the store, because it is unknown whether the edits are on the device.
     pub(crate) fn commit(&mut self, edits: Vec<Edit>) -> Result<()> {
         self.health.check()?;
         let mut next = self.state.clone();
@@ -252,8 +256,8 @@ impl Manifest {
             Ok(()) => Ok(()),
             Err(Error::NoSpace) => {
                 self.state = before;
-                // The host lacks space that it had promised. A part of the edit may be on the
-                // device nevertheless, and would be valid. A new checkpoint leaves it out.
+                // The host lacks space that it had promised. The edit may nevertheless be on the
+                // device and be valid. Write a new checkpoint, which leaves out the edit.
                 if std::mem::take(&mut self.stained) {
                     self.rewrite().map_err(|e| self.health.fail("writing the manifest", &e))?;
                 }
@@ -263,7 +267,8 @@ impl Manifest {
         }
     }
 
-    /// Replaces the state by another one, atomically: in a new manifest, to which the root moves.
+    /// Replaces the state with another one atomically, by writing a new manifest and moving the
+    /// root to it.
     pub(crate) fn replace(&mut self, state: ManifestState) -> Result<()> {
         self.health.check()?;
         let before = std::mem::replace(&mut self.state, state);
@@ -277,12 +282,12 @@ impl Manifest {
         }
     }
 
-    /// Returns how many bytes the manifest takes in its zones.
+    /// Returns the number of bytes that the manifest takes in its zones.
     fn bytes(&self) -> u64 {
         self.root.zones.len().saturating_sub(1) as u64 * ZONE_SIZE + self.offset
     }
 
-    /// Returns the next chunk, twice.
+    /// Returns two copies of the next chunk, which has `record`.
     fn chunk(&self, record: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; HEADER];
         bytes.extend_from_slice(record);
@@ -291,8 +296,8 @@ impl Manifest {
         bytes
     }
 
-    /// Appends a chunk that does not fit into the last zone. It becomes valid when the root lists
-    /// its zone.
+    /// Appends a chunk that does not fit into the last zone. The chunk becomes valid when the root
+    /// lists its zone.
     fn append_in_next_zone(&mut self, record: Vec<u8>) -> Result<()> {
         let bytes = self.chunk(&record);
         let (zone, pin) = self.zones.take_zone(Purpose::Manifest, Priority::Last)?;
@@ -317,8 +322,8 @@ impl Manifest {
         Ok(())
     }
 
-    /// Notes in the root that the manifest is complete up to its end: from here on, an unreadable
-    /// part is damage and not a torn write.
+    /// Records in the root that the manifest is complete up to its current end. After this, an
+    /// unreadable part before the end is damage and not a torn write.
     pub(crate) fn vouch(&mut self) -> Result<()> {
         self.vouch_for(self.position)
     }
@@ -330,8 +335,8 @@ impl Manifest {
             .map_err(|e| self.health.fail("writing the superblock", &e.into()))
     }
 
-    /// Writes the state as a checkpoint into fresh zones and moves the root there. The old zones
-    /// are released afterwards.
+    /// Writes the state as a checkpoint into new zones, and moves the root to the checkpoint. The
+    /// old zones are released afterwards.
     fn rewrite(&mut self) -> Result<()> {
         let record = Edit::with_length(&self.state.checkpoint_record());
         let epoch = self.env.random();
@@ -350,7 +355,7 @@ impl Manifest {
             let piece = (record.len() - done).min(MAX_PIECE).min(room as usize - HEADER);
             let mut bytes = vec![0; HEADER];
             bytes.extend_from_slice(&record[done..done + piece]);
-            // The first chunk begins a stream; only the root vouches for the chunks after it.
+            // No chunk of a checkpoint states that earlier chunks are durable. Only the root does.
             chunk::seal(Kind::Manifest, &mut bytes, epoch, done as u64, 0);
             bytes.extend_from_within(..);
             self.zones.write(
@@ -401,7 +406,7 @@ mod tests {
         let full = ZONE_SIZE / 2 - 4 * SECTOR;
         let mut more = names(2000);
         while size(&state) + 2100 < full {
-            // In steps, since computing the size is expensive.
+            // Add dictionaries in large steps, since computing the size is expensive.
             for edit in more.by_ref().take(((full - size(&state)) / 2100) as usize) {
                 state.apply(edit).expect("applied");
             }
@@ -431,7 +436,8 @@ mod tests {
         let loaded = load(&zones, &manifest.root.encode()).expect("loaded");
         assert_eq!(loaded.state.dictionaries, manifest.state.dictionaries);
         assert_eq!((loaded.offset, loaded.position), (manifest.offset, manifest.position));
-        // Load from the root that does not list the second zone yet, as after a power cut.
+        // Load the manifest from the root that does not list the second zone yet, as after a power
+        // cut.
         let before = load(&zones, &root).expect("what the first zone has");
         assert!(before.position < loaded.position && before.state.next_dictionary > first);
     }

@@ -1,8 +1,9 @@
-//! The dictionaries of all branches by number, and those of each branch by number and by name. A
-//! snapshot of a branch shares the branch's maps. A clone has no maps: the numbers of its
-//! dictionaries follow each other, until a dictionary is created or dropped in it. The dictionaries
-//! of the main branch are kept apart from those of the clones: most names are looked up there, with
-//! each command of a client, and the search must not take longer in a store with many clones.
+//! Maps of dictionaries: one map has the dictionaries of all branches by number, and each branch
+//! can have maps of its dictionaries by number and by name. A snapshot of a branch shares the
+//! branch's maps. A clone needs no maps while the numbers of its dictionaries are consecutive, that
+//! is, until a dictionary is created or dropped in the clone. The maps of the main branch are
+//! separate from the maps of clones. Each command of a client looks up names in the main branch,
+//! and this must not take longer in a store with many clones.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -11,20 +12,21 @@ use super::{Dictionaries, DictionaryState};
 use crate::dictionary::DictionaryId;
 use crate::persistent_map::PersistentMap;
 
-/// The number of dictionaries up to which a name is looked up without an index. Most branches have
-/// no more, and without an index an idle clone takes half of the memory.
+/// The number of dictionaries up to which a branch looks up names without an index. Most branches
+/// have at most this number of dictionaries, and an idle clone takes half of the memory without an
+/// index.
 const FEW: usize = 16;
 
-/// The dictionaries of one branch, or of a snapshot of it. Dereferences to a map by number.
+/// The dictionaries of one branch or of one snapshot. Dereferences to a map by number.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OfBranch {
     dictionaries: Dictionaries,
-    /// The index by name. It is empty while there are few dictionaries.
+    /// The index by name, which is empty while the branch has few dictionaries.
     names: PersistentMap<String, DictionaryId>,
 }
 
 impl PartialEq for OfBranch {
-    /// Compares the dictionaries only, from which the index follows.
+    /// Compares only the dictionaries, since the index follows from them.
     fn eq(&self, other: &OfBranch) -> bool {
         self.dictionaries == other.dictionaries
     }
@@ -41,7 +43,7 @@ impl Deref for OfBranch {
 }
 
 impl OfBranch {
-    /// Adds a dictionary, or replaces the one with its number.
+    /// Adds a dictionary, or replaces the dictionary with the same number.
     pub(crate) fn insert(&mut self, state: Arc<DictionaryState>) {
         let info = &state.info;
         if self.dictionaries.get(&info.id).is_some_and(|there| there.info.name != info.name) {
@@ -52,7 +54,8 @@ impl OfBranch {
         if self.names.is_empty() {
             self.index_if_many();
         } else if !self.names.contains_key(&name) {
-            // If damaged bytes give two dictionaries one name, the first one is found.
+            // Two dictionaries can have the same name only in a damaged manifest. The index then
+            // refers to the first one.
             self.names.insert(name, id);
         }
     }
@@ -67,7 +70,7 @@ impl OfBranch {
         }
     }
 
-    /// Returns the dictionary of that name.
+    /// Returns the dictionary with this name.
     pub(super) fn named(&self, name: &str) -> Option<&Arc<DictionaryState>> {
         if !self.names.is_empty() {
             return self.dictionaries.get(self.names.get(name)?);
@@ -83,7 +86,7 @@ impl OfBranch {
         }
     }
 
-    /// Removes the dictionaries with numbers from `below` on, which were made later.
+    /// Removes the dictionaries whose numbers are at least `below`, which were made later.
     pub(crate) fn remove_from(&mut self, below: u32) {
         while let Some((&id, _)) = self.dictionaries.last_key_value()
             && id.0 >= below
@@ -110,7 +113,7 @@ impl<'a> IntoIterator for &'a OfBranch {
     }
 }
 
-/// Numbers of dictionaries that follow each other.
+/// A range of consecutive dictionary numbers.
 #[derive(Clone, Copy, Debug)]
 struct Numbers {
     first: u32,
@@ -122,7 +125,7 @@ impl Numbers {
         Numbers { first: id.0, count: 1 }
     }
 
-    /// Returns the numbers with another one, if that is the next one and they remain few.
+    /// Returns the range extended by `id`, if `id` is the next number and the range stays small.
     fn with(self, id: DictionaryId) -> Option<Numbers> {
         let is_next = self.first.checked_add(self.count) == Some(id.0);
         let few = (self.count as usize) < FEW;
@@ -133,7 +136,7 @@ impl Numbers {
         (0..self.count).map(move |n| DictionaryId(self.first + n))
     }
 
-    /// Returns those of `all` that have these numbers.
+    /// Returns the dictionaries in `all` that have these numbers.
     fn of_all(self, all: &Dictionaries) -> OfBranch {
         self.iter().filter_map(|id| all.get(&id).cloned()).collect()
     }
@@ -153,12 +156,12 @@ pub(crate) struct BranchedDictionaries {
     all: Dictionaries,
     /// The dictionaries of the main branch, which its snapshots share.
     main: OfBranch,
-    /// The dictionaries of each clone by its name; no entry is empty.
+    /// The dictionaries of each clone, by the clone's name. No entry is empty.
     clones: PersistentMap<Arc<str>, Members>,
 }
 
 impl PartialEq for BranchedDictionaries {
-    /// Compares the dictionaries only, from which the branches follow.
+    /// Compares only the dictionaries, since the branches follow from them.
     fn eq(&self, other: &BranchedDictionaries) -> bool {
         self.all == other.all
     }
@@ -175,13 +178,13 @@ impl Deref for BranchedDictionaries {
 }
 
 impl BranchedDictionaries {
-    /// Returns the dictionaries of a snapshot, as those of the main branch.
+    /// Returns the dictionaries of a snapshot as if they were the main branch.
     pub(crate) fn of_snapshot(of: OfBranch) -> BranchedDictionaries {
         let all = of.dictionaries.clone();
         BranchedDictionaries { all, main: of, clones: PersistentMap::default() }
     }
 
-    /// Returns the dictionary of that name in a branch.
+    /// Returns the number of the dictionary with this name in a branch.
     pub(crate) fn find(&self, branch: &str, name: &str) -> Option<DictionaryId> {
         let of = match branch.is_empty() {
             true => &self.main,
@@ -208,14 +211,14 @@ impl BranchedDictionaries {
         }
     }
 
-    /// Returns whether a branch has no maps of its own, so that its dictionaries are found by their
+    /// Returns whether a branch is a clone without maps, whose dictionaries are found by their
     /// numbers.
     pub(crate) fn has_numbers_only(&self, branch: &str) -> bool {
         matches!(self.clones.get(branch), Some(Members::Numbers(_)))
     }
 
-    /// Returns the first number of the dictionaries of a branch, if a clone of a snapshot with
-    /// these dictionaries has the same ones.
+    /// Returns the number of the branch's first dictionary, if a new clone of a snapshot with the
+    /// dictionaries `of` would have exactly the dictionaries of the branch.
     pub(super) fn cloned_from(&self, branch: &str, of: &OfBranch) -> Option<u32> {
         let there = self.of_branch(branch);
         let first = there.keys().next()?.0;
@@ -228,7 +231,8 @@ impl BranchedDictionaries {
         (same && there.len() == of.len()).then_some(first)
     }
 
-    /// Adds a dictionary. If its number is taken, returns the existing one, which stays.
+    /// Adds a dictionary. If its number is already in use, returns the existing dictionary and
+    /// changes nothing.
     pub(crate) fn insert(&mut self, state: Arc<DictionaryState>) -> Option<Arc<DictionaryState>> {
         let info = &state.info;
         if let Some(there) = self.all.get(&info.id) {
@@ -243,7 +247,7 @@ impl BranchedDictionaries {
         None
     }
 
-    /// Adds a dictionary to the clone that it is in.
+    /// Adds a dictionary to the clone to which it belongs.
     fn insert_in_clone(&mut self, state: &Arc<DictionaryState>) {
         let info = &state.info;
         match self.clones.get_mut(&info.branch) {
@@ -275,7 +279,8 @@ impl BranchedDictionaries {
         } else if let Some(members) = self.clones.get_mut(branch) {
             let is_empty = match members {
                 Members::Numbers(numbers) => {
-                    // Another branch may get the number if bytes are damaged.
+                    // In a damaged manifest, a dictionary of another branch may get the number
+                    // later, so the clone gets maps.
                     let of = numbers.of_all(&self.all);
                     let is_empty = of.is_empty();
                     *members = Members::Maps(of);
@@ -307,8 +312,8 @@ impl BranchedDictionaries {
         gone
     }
 
-    /// Changes a dictionary, except its number, branch and name. Returns `None` if it does not
-    /// exist.
+    /// Changes a dictionary, except its number, branch and name. Returns `None` if the dictionary
+    /// does not exist.
     pub(crate) fn change<T>(
         &mut self,
         id: DictionaryId,

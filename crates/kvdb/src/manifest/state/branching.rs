@@ -11,18 +11,18 @@ use crate::ids::Label;
 use crate::manifest::Edit;
 
 impl ManifestState {
-    /// Keeps the contents of a snapshot under another label too.
+    /// Keeps the contents of a snapshot under an additional label.
     pub(crate) fn keep_as(&mut self, label: Label, of: &SnapshotState) -> Result<()> {
         self.keep(SnapshotState { label, dictionaries: of.dictionaries.clone() })
     }
 
-    /// Applies an edit of snapshots and branches.
+    /// Applies an edit that concerns snapshots or branches.
     pub(super) fn apply_branching(&mut self, edit: Edit) -> Result<()> {
         match edit {
             Edit::Snapshot { label, below } => {
                 self.forget_origin(&label.name);
                 let mut dictionaries = self.dictionaries.of_branch(&label.branch);
-                // The others were made later.
+                // The dictionaries with other numbers were made after the snapshot.
                 dictionaries.remove_from(below);
                 self.keep(SnapshotState { label, dictionaries })?;
             }
@@ -90,13 +90,13 @@ impl ManifestState {
                 }
                 self.kept.filled = Some(dict);
             }
-            // `apply` handles the others.
+            // `apply` handles all other edits.
             _ => {}
         }
         Ok(())
     }
 
-    /// Makes a branch of a snapshot. The dictionaries get numbers from `first` on.
+    /// Makes a branch from a snapshot. The dictionaries of the branch get numbers from `first` on.
     fn clone_of(&mut self, snapshot: String, branch: String, first: u32) -> Result<()> {
         let of = self.snapshot(&snapshot)?;
         let branch = self.add_branch(branch, snapshot)?;
@@ -110,7 +110,7 @@ impl ManifestState {
         Ok(())
     }
 
-    /// Replaces the branch of a snapshot by the state of the snapshot.
+    /// Replaces the contents of the snapshot's branch with the contents of the snapshot.
     fn roll_back(&mut self, snapshot: &str, seq: Seq) -> Result<()> {
         let to = self.snapshot(snapshot)?;
         let branch = &to.label.branch;
@@ -125,10 +125,10 @@ impl ManifestState {
         Ok(())
     }
 
-    /// Puts the branch `from` in the place of the branch `to`.
+    /// Replaces the branch `to` with the branch `from`.
     fn adopt(&mut self, from: &str, to: String) -> Result<()> {
         self.remove_branch(from)?;
-        // The branch that is replaced keeps its limit. The new one is not a clone.
+        // The limits of the replaced branch apply to the new branch, which is not a clone.
         let limit = self.limits.get(&to).copied();
         let of_files = self.limits_of_files.get(&to).copied();
         if self.branches.contains_key(&*to) {
@@ -167,8 +167,8 @@ impl ManifestState {
         }
     }
 
-    /// Forgets the origin of clones of an earlier snapshot of this name, since a new one is about
-    /// to be made.
+    /// Removes the origin of the clones of an earlier snapshot with this name, since a new snapshot
+    /// with the name is about to be made.
     fn forget_origin(&mut self, name: &str) {
         if self.clones.remove(name).is_some() {
             self.origin_is(name, "");
@@ -186,13 +186,13 @@ impl ManifestState {
         of_it.into_iter().for_each(|branch| _ = self.branches.insert(branch, now.clone()));
     }
 
-    /// Returns how many branches were cloned from the snapshot of that name.
+    /// Returns the number of branches that were cloned from the snapshot with this name.
     pub(crate) fn clones_of(&self, snapshot: &str) -> usize {
         self.clones.get(snapshot).copied().unwrap_or(0)
     }
 
-    /// Adds a branch, and returns its name, which its dictionaries share. All clones of a snapshot
-    /// share its name.
+    /// Adds a branch, and returns its name in the form that its dictionaries share. All clones of a
+    /// snapshot share one copy of the snapshot's name.
     fn add_branch(&mut self, name: String, of: String) -> Result<Arc<str>> {
         if name.is_empty() || self.branches.contains_key(&*name) {
             return Err(contradiction(format!("branch {name:?} is made twice")));
@@ -209,7 +209,7 @@ impl ManifestState {
         Ok(name)
     }
 
-    /// Adds a branch of this name, if there is none.
+    /// Adds a branch with this name if it does not exist.
     fn know_branch(&mut self, name: &str) {
         if !name.is_empty() && !self.branches.contains_key(name) {
             self.branches.insert(name.into(), "".into());

@@ -1,5 +1,5 @@
-//! A checkpoint: edits that build a state from nothing. Data that snapshots and branches share is
-//! written once and referred to by number.
+//! Makes and applies checkpoints. A checkpoint is a list of edits that build a state from nothing.
+//! Data that snapshots and branches share is written once, and later edits refer to it by number.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -14,7 +14,7 @@ use crate::manifest::Edit;
 use crate::manifest::edit::Kept;
 use crate::persistent_map::PersistentMap;
 
-/// Returns the edits that make branches, without their dictionaries, with their limits.
+/// Returns the edits that make branches with their limits, but without their dictionaries.
 pub(crate) fn make_branches(
     branches: &PersistentMap<Arc<str>, Arc<str>>,
     limits: &PersistentMap<String, u64>,
@@ -27,7 +27,7 @@ fn new_branch((name, of): (&Arc<str>, &Arc<str>)) -> Edit {
     Edit::Branch { name: name.to_string(), of: of.to_string() }
 }
 
-/// Returns the edits that limit branches, which exist.
+/// Returns the edits that set the limits of existing branches.
 fn make_limits(
     limits: &PersistentMap<String, u64>,
     limits_of_files: &PersistentMap<String, u64>,
@@ -41,7 +41,7 @@ fn make_limits(
 }
 
 impl ManifestState {
-    /// Returns a run that the record has kept, with its level.
+    /// Returns a run that the record has listed as kept, with its level.
     pub(super) fn kept_run(&mut self, (level, id, n): Kept) -> Result<(RunId, (u32, Bytes))> {
         self.next_run = self.next_run.max(next(id.0)?);
         let run = usize::try_from(n)
@@ -53,8 +53,8 @@ impl ManifestState {
         Ok((id, (level, run.clone())))
     }
 
-    /// Returns the dictionaries of a snapshot, by their numbers in the record. They share as much
-    /// as possible with those of the snapshot before.
+    /// Returns the dictionaries of a snapshot, given their numbers in the record. The returned map
+    /// shares as much memory as possible with the map of the previous snapshot.
     pub(super) fn kept_dictionaries(
         &mut self,
         snapshot: &str,
@@ -71,7 +71,8 @@ impl ManifestState {
                 of_snapshot.insert(state.info.id, state);
             }
             let mut all = newest.clone();
-            // Remove first, since one of these may have the name of one that is added.
+            // Remove dictionaries first, since a removed dictionary may have the name of an added
+            // one.
             newest.keys().filter(|id| !of_snapshot.contains_key(id)).for_each(|id| all.remove(*id));
             for (id, state) in of_snapshot {
                 if !all.get(&id).is_some_and(|same| Arc::ptr_eq(same, state)) {
@@ -83,9 +84,9 @@ impl ManifestState {
         Ok(newest.clone())
     }
 
-    /// Lets the dictionary that got kept runs last share the list of another one that has the same:
-    /// that of a snapshot, or of an earlier branch. The record has all runs of a dictionary before
-    /// the next dictionary.
+    /// If the dictionary that got kept runs last has the same runs as a dictionary of a snapshot or
+    /// of an earlier branch, makes both share one list of runs. The list is complete at this point,
+    /// because the record has all runs of a dictionary before the next dictionary.
     pub(super) fn share_kept_runs(&mut self) {
         let Some(dict) = self.kept.filled.take() else { return };
         let Some(runs) = self.dictionaries.get(&dict).map(|d| d.runs.clone()) else { return };
@@ -101,8 +102,8 @@ impl ManifestState {
         }
     }
 
-    /// Returns the clones that have exactly the dictionaries of their snapshot, each with the first
-    /// number of its own. Most clones are idle and stay as they were made.
+    /// Returns the clones that have exactly the dictionaries of their snapshot, each with the
+    /// number of the clone's first dictionary. Most clones are idle and stay as they were made.
     fn idle_clones(&self) -> HashMap<&str, u32> {
         let idle = self.branches.iter().filter_map(|(name, of)| {
             let snapshot = self.snapshots.get(&**of)?;
@@ -113,8 +114,8 @@ impl ManifestState {
     }
 
     /// Calls `each` with the edits that build the snapshots from nothing, and returns the numbers
-    /// of their runs. Data that several snapshots, or branches that are not `idle`, share is
-    /// written once.
+    /// of their runs. Data that is shared by several snapshots, or by several branches that are not
+    /// `idle`, is written once.
     fn checkpoint_snapshots(
         &self,
         idle: &HashMap<&str, u32>,
@@ -145,7 +146,7 @@ impl ManifestState {
             }
             each(Edit::KeptSnapshot(snapshot.label.clone(), dictionaries));
         }
-        // Clones of a dropped snapshot share runs too.
+        // Clones of a dropped snapshot can share runs, too.
         let mut seen: HashMap<&Bytes, bool> = HashMap::new();
         for (_, run) in self
             .dictionaries
@@ -174,14 +175,14 @@ impl ManifestState {
         edits
     }
 
-    /// Calls `each` with the edits that build this state from nothing. All of them together take
-    /// several times the memory of their record.
+    /// Calls `each` with the edits that build this state from nothing. The edits are not collected,
+    /// since together they take several times the memory of their record.
     fn checkpoint_by(&self, each: &mut dyn FnMut(Edit)) {
         let idle = self.idle_clones();
         let kept = self.checkpoint_snapshots(&idle, each);
         for (name, of) in &self.branches {
             each(match idle.get(&**name) {
-                // The clone is made once more, which takes one edit for any number of dictionaries.
+                // Clone the snapshot again, which takes one edit for any number of dictionaries.
                 Some(&first) => {
                     Edit::Clone { snapshot: of.to_string(), branch: name.to_string(), first }
                 }

@@ -1,10 +1,11 @@
-//! The state that results from the manifest's edits: pure data, without open runs. Edits that
-//! contradict it are corruption. `branching` has the edits of snapshots and branches, `checkpoint`
-//! the edits that build a state from nothing.
+//! The state that results from the manifest's edits. The state is pure data, without open runs.
+//! Edits that contradict the state are corruption. `branching` applies the edits of snapshots and
+//! branches, and `checkpoint` has the edits that build a state from nothing.
 //!
-//! A snapshot is a set of dictionaries as they were when it was made. They are shared until one of
-//! them changes, so a snapshot costs a few pointers, and a copy of the whole state little more. The
-//! cost of an edit does not depend on the size of the unchanged part.
+//! A snapshot is a set of dictionaries as they were when the snapshot was made. The snapshot and
+//! its branch share each dictionary until the branch changes it. A snapshot therefore costs a few
+//! pointers, and a copy of the whole state little more. The cost of an edit does not depend on the
+//! size of the unchanged part.
 
 mod branched;
 mod branching;
@@ -29,11 +30,11 @@ use crate::ids::{Label, RunId};
 use crate::journal::Segment;
 use crate::persistent_map::PersistentMap;
 
-/// The runs of a dictionary by age, each with its level. A clone shares those of its snapshot until
-/// it gets others.
+/// The runs of a dictionary in the order of their age, each with its level. A clone shares the runs
+/// of its snapshot until it gets other runs.
 pub(crate) type RunsOf = Arc<BTreeMap<RunId, (u32, Bytes)>>;
 
-/// One dictionary: its options, and its runs.
+/// One dictionary with its options and its runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DictionaryState {
     pub info: Described,
@@ -46,34 +47,34 @@ impl DictionaryState {
         DictionaryState { info, runs: NONE.clone() }
     }
 
-    /// Returns the runs for a change, which affects this dictionary only.
+    /// Returns the runs for a change that affects only this dictionary.
     pub(super) fn runs_mut(&mut self) -> &mut BTreeMap<RunId, (u32, Bytes)> {
         Arc::make_mut(&mut self.runs)
     }
 }
 
-/// Dictionaries by number.
+/// A map of dictionaries by number.
 pub(crate) type Dictionaries = PersistentMap<DictionaryId, Arc<DictionaryState>>;
 
-/// Snapshots by name.
+/// A map of snapshots by name.
 pub(crate) type SnapshotStates = PersistentMap<String, Arc<SnapshotState>>;
 
-/// A snapshot: dictionaries of one branch.
+/// A snapshot of the dictionaries of one branch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotState {
     pub label: Label,
     pub dictionaries: OfBranch,
 }
 
-/// The kept data that a checkpoint has listed so far and refers to by number.
+/// The kept data that a checkpoint has listed so far, to which it refers by number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct KeptSoFar {
     runs: Vec<Bytes>,
     dictionaries: Vec<Arc<DictionaryState>>,
-    /// The numbers of the newest snapshot's dictionaries, and the dictionaries, which most other
-    /// snapshots share.
+    /// The dictionaries of the newest snapshot, and their numbers. Most other snapshots share these
+    /// dictionaries.
     newest: (Vec<u64>, OfBranch),
-    /// Lists of runs that several dictionaries may have, by their length and newest run.
+    /// The lists of runs that several dictionaries may share, by their length and newest run.
     lists: HashMap<(usize, RunId), RunsOf>,
     /// The dictionary that got a kept run last.
     filled: Option<DictionaryId>,
@@ -83,35 +84,37 @@ struct KeptSoFar {
 pub(crate) struct ManifestState {
     pub dictionaries: BranchedDictionaries,
     pub snapshots: SnapshotStates,
-    /// Branches other than the main one, and the snapshots that they were cloned from.
+    /// The branches other than the main branch, with the snapshots from which they were cloned.
     pub branches: PersistentMap<Arc<str>, Arc<str>>,
     /// The number of branches that were cloned from each snapshot, by the snapshot's name.
     clones: PersistentMap<Arc<str>, usize>,
-    /// The limits of bytes that branches may have of their own.
+    /// The limits on the bytes that branches may have in addition to shared data.
     pub limits: PersistentMap<String, u64>,
-    /// The limits of files that branches may have of their own.
+    /// The limits on the files that branches may have in addition to shared files.
     pub limits_of_files: PersistentMap<String, u64>,
-    /// Dictionaries that were rolled back: their changes in the journal up to this commit are void.
+    /// The dictionaries that were rolled back, each with the commit up to which its changes in the
+    /// journal are void.
     pub since: BTreeMap<DictionaryId, Seq>,
     /// The journal's segments in order, including those that are prepared but not written yet.
     pub segments: Vec<Segment>,
     pub start: JournalStart,
-    /// The positions at which open zones continue, after all data that runs refer to.
+    /// The positions at which writes to open zones continue. All data to which runs refer lies
+    /// before these positions or in other zones.
     pub streams: Vec<(Purpose, u64)>,
-    /// Set if the store was closed, and nothing was written since.
+    /// Is `true` if the store was closed and nothing was written since.
     pub closed: bool,
     pub next_dictionary: u32,
     pub next_run: u64,
     pub next_segment: u64,
-    /// The kept data so far of the record that is being applied.
+    /// The kept data that the record being applied has listed so far.
     kept: KeptSoFar,
 }
 
-/// The deepest level that an edit may name, which bounds the memory that damaged bytes can make the
-/// program allocate.
+/// The deepest level that an edit may name. The limit bounds the memory that the program allocates
+/// for damaged edits.
 pub(crate) const MAX_LEVEL: u32 = 63;
 
-/// The bound of numbers that count upwards. No store ever written reaches it.
+/// The exclusive upper bound of numbers that count upwards. No store can ever reach this bound.
 const LARGEST: u64 = 1 << 60;
 
 impl ManifestState {
@@ -128,10 +131,10 @@ impl ManifestState {
         changed.ok_or_else(|| contradiction(format!("dictionary {} does not exist", id.0)))
     }
 
-    /// Replaces runs by others wherever they occur: in dictionaries of all branches, and in
-    /// snapshots. A run with `None` is removed.
+    /// Replaces runs with other runs in the dictionaries of all branches and snapshots. A run that
+    /// maps to `None` is removed.
     pub(crate) fn replace_runs(&mut self, instead: &HashMap<Bytes, Option<Bytes>>) {
-        // Dictionaries that snapshots share stay shared.
+        // Keep dictionaries shared that snapshots share.
         let mut known: HashMap<*const DictionaryState, Arc<DictionaryState>> = HashMap::new();
         let mut replaced = |d: &Arc<DictionaryState>| {
             if !d.runs.values().any(|(_, run)| instead.contains_key(run)) {
@@ -155,15 +158,15 @@ impl ManifestState {
         self.dictionaries = dictionaries;
     }
 
-    /// Adds a run above all others of a dictionary.
+    /// Adds a run above all other runs of a dictionary.
     pub(crate) fn add_newest(&mut self, dict: DictionaryId, run: Bytes) -> Result<RunId> {
         let id = RunId(self.next_run);
         self.apply(Edit::AddRun { dict, level: 0, id, run })?;
         Ok(id)
     }
 
-    /// Returns whether a change of the journal is valid: its dictionary exists, and was not rolled
-    /// back afterwards.
+    /// Returns whether a change in the journal is valid, that is, whether its dictionary exists and
+    /// was not rolled back after the change.
     pub(crate) fn takes(&self, dict: DictionaryId, seq: Seq) -> bool {
         self.dictionaries.contains_key(&dict)
             && self.since.get(&dict).is_none_or(|since| seq > *since)
@@ -174,9 +177,9 @@ impl ManifestState {
         self.apply_each(edits.into_iter().map(Ok))
     }
 
-    /// Applies the edits of one encoded record, each before the next one is decoded: those of a
-    /// checkpoint take more memory together than the state. After an error the state must not be
-    /// used.
+    /// Applies the edits of one encoded record. Each edit is applied before the next one is
+    /// decoded, since the edits of a checkpoint together take more memory than the state. The state
+    /// must not be used after an error.
     pub(crate) fn apply_record(&mut self, record: &Bytes) -> Result<()> {
         self.apply_each(Edit::each(record))
     }
@@ -227,7 +230,7 @@ impl ManifestState {
                 kind.options = d.options;
             })?,
             Edit::JournalStart(start) => {
-                // A number below the bound can be counted up without overflow.
+                // Numbers below the bound can be incremented without overflow.
                 if [start.segment, start.offset, start.position, start.seq]
                     .iter()
                     .any(|&n| n >= LARGEST)

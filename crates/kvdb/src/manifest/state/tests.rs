@@ -1,4 +1,4 @@
-//! Tests of states that result from edits, and of edits that contradict them.
+//! Tests of the states that result from edits, and of edits that contradict a state.
 
 use super::*;
 use crate::dictionary::DictionaryOptions;
@@ -76,7 +76,8 @@ fn label(name: &str, branch: &str) -> Label {
     }
 }
 
-/// Returns `sample` with a branch, and snapshots of both.
+/// Returns the state of `sample` with a branch, and with snapshots of the main branch and of that
+/// branch.
 fn branched() -> ManifestState {
     let mut state = sample();
     let (d, run) = (DictionaryId(1), Bytes::from(vec![7; 500]));
@@ -186,7 +187,8 @@ fn branches_share_what_is_equal_also_after_a_checkpoint() {
     assert!(Arc::ptr_eq(runs(20), runs(30)), "without the snapshot");
 }
 
-/// Returns whether each branch has exactly the dictionaries of its name, and finds them.
+/// Checks that each branch has exactly the dictionaries that name it as their branch, and finds
+/// them by name.
 fn check_branches(state: &ManifestState, when: &str) {
     let names = state.branches.keys().map(|name| &**name);
     for branch in names.chain([""]) {
@@ -301,7 +303,7 @@ fn a_checkpoint_has_one_edit_for_a_clone_that_nothing_was_written_to() {
     assert_eq!(idle, 1000);
     assert!(bytes < 1000 * 20 + 1000, "{bytes} bytes for a thousand idle clones");
     state.apply_all(changed).unwrap();
-    // A limit is an edit of its own, and changes no dictionary.
+    // The limit of a clone is a separate edit, and changes no dictionary.
     assert_eq!(loaded(&state, "five have changed").1, 995);
     state.apply_all([Edit::RenameSnapshot { from: "s".into(), to: "t".into() }]).unwrap();
     assert_eq!(loaded(&state, "the snapshot has another name").1, 995);
