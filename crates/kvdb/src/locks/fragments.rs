@@ -1,6 +1,7 @@
-//! The locks in one dictionary: disjoint fragments of its key space, each with one set of holders.
-//! All locks that overlap a range are found in O(log n + hits). Adjacent fragments with the same
-//! holders are joined, so that a scan which locks key after key leaves a single fragment.
+//! The locks in one dictionary. The locks are stored as disjoint fragments of the key space, each
+//! with one set of holders. All locks that overlap a range are found in O(log n + hits). Adjacent
+//! fragments with the same holders are joined, so that a scan which locks one key after another
+//! leaves a single fragment.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -12,13 +13,13 @@ use super::range::KeyRangeRef;
 
 #[derive(Debug, Default)]
 pub(super) struct Fragments {
-    /// Keyed by start; fragments are disjoint.
+    /// The fragments by their start keys. Fragments are disjoint.
     map: BTreeMap<Bytes, Fragment>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Fragment {
-    /// The end of the fragment. `None` means that it includes the last key.
+    /// The end of the fragment, or `None` if the fragment includes the last key.
     pub end: Option<Bytes>,
     pub holders: Holders,
 }
@@ -26,7 +27,7 @@ pub(super) struct Fragment {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Holders {
     Exclusive(u64),
-    /// Sorted ascending, never empty.
+    /// The numbers of the holders, in ascending order. The list is never empty.
     Shared(Vec<u64>),
 }
 
@@ -38,7 +39,7 @@ impl Holders {
         }
     }
 
-    /// Returns `true` if `owner` holds it, and exclusively if `exclusive` is set.
+    /// Returns `true` if `owner` is a holder and, if `exclusive` is set, the exclusive holder.
     pub(super) fn held_by(&self, owner: u64, exclusive: bool) -> bool {
         match self {
             Holders::Exclusive(id) => *id == owner,
@@ -67,8 +68,8 @@ impl Fragments {
         before.into_iter().filter(overlap).chain(inside.take_while(overlap))
     }
 
-    /// Returns the holders other than `owner` that conflict with a lock of `range` in this mode. A
-    /// holder may be returned more than once.
+    /// Returns the holders, other than `owner`, whose locks conflict with a lock of `range` in this
+    /// mode. A holder may be returned more than once.
     pub(super) fn in_the_way<'a>(
         &'a self,
         owner: Option<u64>,
@@ -96,7 +97,7 @@ impl Fragments {
         false
     }
 
-    /// Grants `owner` a lock on `range`, which must not be empty and must have no conflicting
+    /// Grants `owner` a lock on `range`. The range must not be empty and must have no conflicting
     /// holders.
     pub(super) fn grant(&mut self, owner: u64, range: &KeyRange, exclusive: bool) {
         self.split(&range.start);
@@ -144,7 +145,7 @@ impl Fragments {
         self.join(range);
     }
 
-    /// Releases all locks of `owner` in `range`. It must hold nothing adjacent to `range`.
+    /// Releases all locks of `owner` in `range`. `owner` must hold no lock adjacent to `range`.
     pub(super) fn release(&mut self, owner: u64, range: &KeyRange) {
         let inside: Vec<Bytes> =
             self.overlapping(range.into()).map(|(start, _)| start.clone()).collect();
@@ -180,8 +181,8 @@ impl Fragments {
         }
     }
 
-    /// Joins adjacent fragments with the same holders, from the fragment before `range` to the one
-    /// after it.
+    /// Joins adjacent fragments with the same holders, from the fragment before `range` to the
+    /// fragment after `range`.
     fn join(&mut self, range: &KeyRange) {
         let before = self
             .map
@@ -227,7 +228,8 @@ mod tests {
         KeyRange { start: start.into(), end: Some(end.into()) }
     }
 
-    /// Formats every fragment as `[start,end)holders`; an exclusive holder is marked with a bang.
+    /// Formats every fragment as `[start,end)holders`. An exclusive holder is marked with an
+    /// exclamation mark.
     fn picture(fragments: &Fragments) -> String {
         let text = |b: &Bytes| String::from_utf8_lossy(b).replace('\0', "·");
         let one = |(start, f): (&Bytes, &Fragment)| {

@@ -1,24 +1,24 @@
-//! The lock table of serializable transactions: shared and exclusive locks on keys and key ranges,
-//! held until their owner ends.
+//! The lock table of serializable transactions. The table has shared and exclusive locks on keys
+//! and key ranges, which are held until their owner ends.
 //!
-//! Deadlocks cannot occur, because older owners win (wound-wait). An owner that needs a lock of an
-//! older owner waits for it, and so does an owner that conflicts with an older one which itself
-//! waits. An owner that needs a lock of a younger one *wounds* that owner: a wounded owner can only
-//! end, and the older one waits for its end. So owners wait only for older owners or for wounded
-//! ones, which do not wait themselves, and no cycle is possible. An owner that is retried with its
-//! old age eventually becomes the oldest, so there is no starvation.
+//! Deadlocks cannot occur, because older owners win (wound-wait). An owner waits for an older owner
+//! that holds a conflicting lock, or that itself waits for a conflicting lock. An owner that needs
+//! a lock of a younger owner *wounds* the younger owner: a wounded owner can only end, and the
+//! older owner waits for this end. Owners therefore wait only for older owners, or for wounded
+//! owners, which do not wait themselves, so a cycle is impossible. An owner that is retried with
+//! its old age eventually becomes the oldest, so starvation is impossible, too.
 //!
-//! Commits that belong to no such owner take no locks. They count as the youngest of all: they
-//! check whether any lock conflicts with their changes, wait if so, and exclude new locks while
-//! they are applied ([`Locks::try_guard`]).
+//! Commits that do not belong to a serializable transaction take no locks. They count as younger
+//! than all owners: they check whether any lock conflicts with their changes, wait if one does, and
+//! exclude new locks while they are applied ([`Locks::try_guard`]).
 //!
-//! - `range`: a borrowed range of keys;
-//! - `fragments`: the locks in a dictionary;
-//! - `range_set`: the ranges that one owner holds in a dictionary;
-//! - `table`: all locks and waiting calls, and the decision on a request.
+//! - `range` has borrowed ranges of keys.
+//! - `fragments` has the locks in one dictionary.
+//! - `range_set` has the ranges that one owner holds in a dictionary.
+//! - `table` has all locks and waiting calls, and decides on requests.
 //!
-//! One mutex guards the table. It is the innermost lock of the database: nothing else is called
-//! while it is held.
+//! One mutex guards the table. This mutex is the innermost lock of the database, so no other lock
+//! is taken while it is held.
 
 mod fragments;
 mod range;
@@ -47,7 +47,8 @@ use table::{Table, Verdict, Want};
 pub(crate) struct Owner {
     /// A number that is never reused.
     pub id: u64,
-    /// The smaller, the older. A retried owner keeps the age of its first try.
+    /// The age of the owner. A smaller number means an older owner. A retried owner keeps the age
+    /// of its first attempt.
     pub age: u64,
 }
 
@@ -57,22 +58,22 @@ pub(crate) enum Mode {
     Exclusive,
 }
 
-/// The reason why a lock was not granted. The owner keeps all locks that it already had, unless it
-/// has ended.
+/// The reason why a lock was not granted. Unless the owner has ended, it keeps all locks that it
+/// already had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LockError {
-    /// An older owner needs a lock that this one holds, so this one must end.
+    /// An older owner needs a lock that this owner holds, so this owner must end.
     Wounded { by: u64 },
-    /// The lock was held by an older owner, or by a wounded one that has not ended, until the
-    /// caller's timeout.
+    /// An older owner, or a wounded owner that has not ended, held the lock until the caller's
+    /// timeout.
     TimedOut { holder: u64 },
-    /// Locks take all the memory that they may, this many bytes.
+    /// The locks have reached their memory limit, which is `limit` bytes.
     Full { limit: usize },
-    /// The owner never began, or was released.
+    /// The owner never began, or its locks were released when it ended.
     Ended,
 }
 
-/// An owner's lock conflicts with a commit.
+/// The error that reports that a lock of an owner conflicts with a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Blocked {
     pub holder: u64,
@@ -83,20 +84,20 @@ pub(crate) struct Locks {
     owners: AtomicUsize,
 }
 
-/// No lock is granted or released while this guard lives.
+/// A guard that prevents locks from being granted or released while it exists.
 pub(crate) struct Guard<'a> {
     _table: MutexGuard<'a, Table>,
 }
 
 impl Locks {
-    /// Makes a lock table that takes at most about `bytes` bytes. At that limit, the locks of
-    /// owners with many are coarsened to ranges that include the keys in between; only if other
-    /// owners prevent this, an owner with many locks gets no more.
+    /// Makes a lock table that takes at most about `bytes` bytes. At this limit, the locks of
+    /// owners with many locks are coarsened to ranges that include the keys in between. If other
+    /// owners prevent this, an owner with many locks gets no further locks.
     pub(crate) fn new(bytes: usize) -> Locks {
         Locks { table: Mutex::new(Table::new(bytes)), owners: AtomicUsize::new(0) }
     }
 
-    /// Registers `owner`, which may request locks from now on.
+    /// Registers `owner`, which can request locks from now on.
     ///
     /// A commit for which [`Locks::any`] returned `false` just before may still be in progress when
     /// this returns. Before the owner reads anything, the caller must wait for commits that have
@@ -107,19 +108,21 @@ impl Locks {
         }
     }
 
-    /// Returns `true` if there are owners. A caller that gets `false` need not check any lock.
+    /// Returns `true` if any owner is registered. If this returns `false`, the caller need not
+    /// check any lock.
     pub(crate) fn any(&self) -> bool {
         self.owners.load(Ordering::SeqCst) > 0
     }
 
-    /// Acquires a lock on all keys of `range` for `owner`, until it is released. Keys that it
-    /// already holds in this mode or exclusively are granted at once; a shared lock is upgraded if
-    /// an exclusive one is requested. Any number of threads may call this for one owner.
+    /// Acquires a lock on all keys of `range` for `owner`, until `owner` is released. Keys that
+    /// `owner` already holds in this mode or exclusively are granted at once. A shared lock is
+    /// upgraded if an exclusive lock is requested. Any number of threads may call this for one
+    /// owner.
     ///
-    /// Waits for older owners, at most for `timeout`. Younger owners in the way are wounded:
-    /// `wound` is called for each of them, on this thread and without holding the table's mutex. It
-    /// should cause the owner of this number to end and be released, soon if not at once; the
-    /// waiting calls of that owner return an error before that.
+    /// Waits for older owners for at most `timeout`. Younger owners with conflicting locks are
+    /// wounded: `wound` is called with the number of each such owner, on this thread and without
+    /// holding the table's mutex. `wound` should make the owner end and be released, at once or
+    /// soon. Waiting calls of the wounded owner return an error even before that.
     pub(crate) fn lock(
         &self,
         owner: u64,
@@ -146,7 +149,7 @@ impl Locks {
                 MutexGuard::unlocked(&mut table, || wounded.into_iter().for_each(wound));
                 continue;
             }
-            // A deadline beyond the range of the clock means to wait without limit.
+            // If the deadline is beyond the range of the clock, wait without a limit.
             let deadline = *deadline.get_or_insert_with(|| now().checked_add(timeout));
             if deadline.is_some_and(|deadline| now() >= deadline) {
                 break Err(LockError::TimedOut { holder: on });
@@ -168,12 +171,12 @@ impl Locks {
         self.table.lock().wounded(owner)
     }
 
-    /// Returns the owner that a call of `owner` waits for.
+    /// Returns the owner for which a call of `owner` waits.
     pub(crate) fn waits_for(&self, owner: u64) -> Option<u64> {
         self.table.lock().waited_for(owner)
     }
 
-    /// Ends `owner`: releases all its locks, and its waiting calls return.
+    /// Ends `owner`, releases all of its locks, and makes its waiting calls return.
     pub(crate) fn release(&self, owner: u64) {
         if self.table.lock().release(owner) {
             self.owners.fetch_sub(1, Ordering::SeqCst);
@@ -181,7 +184,7 @@ impl Locks {
     }
 
     /// Returns a guard for a commit of these changes if no owner other than `except` has a
-    /// conflicting lock. No such lock is granted while the guard lives.
+    /// conflicting lock. No conflicting lock is granted while the guard exists.
     pub(crate) fn try_guard<'a>(
         &'a self,
         changes: impl IntoIterator<Item = (DictionaryId, KeyRangeRef<'a>)>,
@@ -194,8 +197,8 @@ impl Locks {
         }
     }
 
-    /// Waits until no owner other than `except` has a conflicting lock, at most for `timeout`.
-    /// Another one may be granted at once.
+    /// Waits for at most `timeout` until no owner other than `except` has a conflicting lock. A new
+    /// conflicting lock may be granted directly after that.
     pub(crate) fn wait_until_free<'a, I>(
         &self,
         changes: I,
@@ -241,7 +244,7 @@ mod tests {
     const NOW: Duration = Duration::ZERO;
     const EVER: Duration = Duration::MAX;
 
-    /// Makes a lock table with the owners 1, 2, 3, of which 1 is the oldest.
+    /// Makes a lock table with the owners 1, 2 and 3. Owner 1 is the oldest.
     fn three() -> Locks {
         let locks = Locks::new(usize::MAX);
         (1..=3).for_each(|id| locks.begin(Owner { id, age: id }));
@@ -270,7 +273,7 @@ mod tests {
             locks.release(2);
             locks.release(3);
             assert_eq!(locks.table.lock().size(), (0, 0));
-            // The memory that its locks were counted with is released.
+            // The memory of the released locks is no longer counted.
             assert_eq!(many(&locks, 1, mode), Ok(()));
         }
     }
@@ -292,7 +295,7 @@ mod tests {
         assert_eq!(many(&locks, 1, Mode::Exclusive), Ok(()));
     }
 
-    /// Locks with a transaction manager that aborts wounded owners at once.
+    /// Requests a lock, with a transaction manager that aborts wounded owners at once.
     fn lock_range(
         locks: &Locks,
         owner: u64,
@@ -433,7 +436,7 @@ mod tests {
             let waits =
                 scope.spawn(|| lock_range(&locks, 3, KeyRangeRef::key(b"a"), Mode::Shared, EVER));
             until(|| locks.waiting() == 1);
-            // The owner ends by itself after its call has returned.
+            // The wounded owner ends itself after its call has returned.
             let older = scope
                 .spawn(|| locks.lock(2, DICT, KeyRangeRef::key(b"b"), Mode::Shared, EVER, &|_| ()));
             assert_eq!(waits.join().unwrap(), Err(LockError::Wounded { by: 2 }));

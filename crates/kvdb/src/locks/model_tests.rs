@@ -1,4 +1,4 @@
-//! Random requests, compared with the simplest model: a list of locks.
+//! Compares the results of random requests with those of the simplest model, a list of locks.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A half-open range. Without an end it includes the last key.
+/// A half-open range of keys. A range without an end includes the last key.
 #[derive(Clone, Debug)]
 struct Range {
     start: Vec<u8>,
@@ -57,7 +57,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Returns every key that a range can begin or end with, and one key between any two of them.
+/// Returns every key at which a range can begin or end, and one key between any two such keys.
 fn points() -> impl Iterator<Item = Vec<u8>> {
     (0..13u8).flat_map(|k| [vec![k], vec![k, 0], vec![k, 1]])
 }
@@ -105,7 +105,8 @@ impl Model {
     }
 }
 
-/// Returns ages that do not ascend with the numbers, so that age and number are not confused.
+/// Returns the age of an owner. Ages do not ascend with the numbers, so that the tests notice if
+/// the two are confused.
 fn age(owner: u64) -> u64 {
     [0, 40, 10, 30, 10, 50][owner as usize]
 }
@@ -144,7 +145,8 @@ fn run(steps: Vec<Step>) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Requests a lock, and checks the outcome: younger owners are wounded, an older one is waited for.
+/// Requests a lock, and checks that younger owners are wounded and that the call waits for older
+/// owners.
 fn lock(locks: &Locks, model: &mut Model, asked: Held) -> Result<(), TestCaseError> {
     let (id, dict) = (asked.owner, asked.dict);
     let wounded = RefCell::new(Vec::new());
@@ -175,8 +177,8 @@ fn lock(locks: &Locks, model: &mut Model, asked: Held) -> Result<(), TestCaseErr
     Ok(())
 }
 
-/// Checks that every owner holds at every point the lock of the model, and that fragments are
-/// joined as far as possible.
+/// Checks that every owner holds at every point the same lock as in the model, and that fragments
+/// are joined as far as possible.
 fn compare(locks: &Locks, model: &Model) -> Result<(), TestCaseError> {
     let table = locks.table.lock();
     for dict in 1..3 {

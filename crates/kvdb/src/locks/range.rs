@@ -1,4 +1,4 @@
-//! A borrowed range of keys, so that a single key costs no copy.
+//! A borrowed range of keys. Locking a single key needs no copy of the key.
 
 use bytes::Bytes;
 use vt_tree::KeyRange;
@@ -40,7 +40,7 @@ impl<'a> KeyRangeRef<'a> {
         !self.ends_behind(self.start)
     }
 
-    /// Returns `true` if `key` lies before the end of the range.
+    /// Returns `true` if the range ends after `key`.
     pub(crate) fn ends_behind(&self, key: &[u8]) -> bool {
         match self.end {
             RangeEnd::Start => key <= self.start,
@@ -49,18 +49,18 @@ impl<'a> KeyRangeRef<'a> {
         }
     }
 
-    /// Returns `true` if the range and `[start, end)` have a key in common. Without an end, the
-    /// latter includes the last key.
+    /// Returns `true` if the range and `[start, end)` have a key in common. If `end` is `None`, the
+    /// second range includes the last key.
     pub(crate) fn overlaps(&self, start: &[u8], end: Option<&[u8]>) -> bool {
         !self.is_empty() && self.ends_behind(start) && end.is_none_or(|end| self.start < end)
     }
 
-    /// Returns an owned copy, with a buffer of its own.
+    /// Returns an owned copy of the range.
     pub(crate) fn to_range(self) -> KeyRange {
         match self.end {
             RangeEnd::Start => {
-                // The smallest key after it is the key followed by a zero byte, so one buffer holds
-                // both.
+                // The smallest greater key is the key followed by a zero byte, so one buffer can
+                // hold both bounds.
                 let end = Bytes::from([self.start, &[0]].concat());
                 KeyRange { start: end.slice(..self.start.len()), end: Some(end) }
             }

@@ -1,5 +1,6 @@
-//! A set of key ranges in one dictionary: the ranges that an owner has locked in any mode, which
-//! its release must visit, or those that a transaction has read. Adjacent ranges are merged.
+//! A set of key ranges in one dictionary. The set has the ranges that an owner has locked in any
+//! mode, which its release must visit, or the ranges that a transaction has read. Adjacent ranges
+//! are merged.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -9,9 +10,10 @@ use vt_tree::KeyRange;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RangeSet {
-    /// Start → end, disjoint and not adjacent. `None` means that the range includes the last key.
+    /// The ends of the ranges by their start keys. The ranges are disjoint and not adjacent. The
+    /// end is `None` if the range includes the last key.
     ranges: BTreeMap<Bytes, Option<Bytes>>,
-    /// Total bytes of the bounds.
+    /// The total size of the keys that bound the ranges, in bytes.
     key_bytes: usize,
 }
 
@@ -21,7 +23,8 @@ fn key_bytes(start: &Bytes, end: &Option<Bytes>) -> usize {
 
 impl RangeSet {
     pub(crate) fn insert(&mut self, mut range: KeyRange) {
-        // An existing range that begins before the new one and overlaps or touches it absorbs it.
+        // If an existing range begins before the new range and overlaps or touches it, join the
+        // two.
         if let Some((start, end)) = self
             .ranges
             .range::<[u8], _>((Bound::Unbounded, Bound::Included(&range.start[..])))
@@ -70,13 +73,13 @@ impl RangeSet {
         self.ranges.len()
     }
 
-    /// Returns the bytes of the keys that bound the ranges.
+    /// Returns the total size of the keys that bound the ranges, in bytes.
     pub(super) fn key_bytes(&self) -> usize {
         self.key_bytes
     }
 
-    /// Returns for each disjoint pair of neighbours the range from the start of the first to the
-    /// end of the second.
+    /// Divides the ranges into pairs of neighbours. Returns, for each pair, the range from the
+    /// start of its first range to the end of its second range.
     pub(super) fn pairs(&self) -> Vec<KeyRange> {
         let mut pairs = Vec::with_capacity(self.ranges.len() / 2);
         let mut ranges = self.ranges.iter();

@@ -1,4 +1,4 @@
-//! The table of all locks and waiting calls, which decides on requests.
+//! The table of all locks and waiting calls. The table decides on requests.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,21 +13,23 @@ use super::{LockError, Owner};
 use crate::dictionary::DictionaryId;
 
 pub(super) struct Table {
-    /// The dictionaries in which there are locks.
+    /// The locks of each dictionary that has any.
     dictionaries: BTreeMap<DictionaryId, Fragments>,
     owners: BTreeMap<u64, Holdings>,
-    /// Waiting calls by ticket, in order of arrival.
+    /// The waiting calls by ticket, in the order of their arrival.
     queue: BTreeMap<u64, Waiting>,
     next_ticket: u64,
-    /// Approximate memory of all locks, bytes, and its limit.
+    /// The approximate memory of all locks, in bytes.
     bytes: usize,
+    /// The limit of `bytes`.
     limit: usize,
 }
 
-/// Memory of one locked range: its fragment, and its entry in the owner's set of ranges.
+/// The memory of one locked range, in bytes: its fragment, and its entry in the owner's set of
+/// ranges.
 const RANGE_BYTES: usize = 350;
 
-/// Number of ranges that an owner may hold even if the memory is exhausted.
+/// The number of ranges that an owner may hold even if the memory is exhausted.
 const FEW: usize = 64;
 
 fn bytes_of(ranges: &RangeSet) -> usize {
@@ -49,7 +51,7 @@ pub(super) struct Want<'a> {
 
 pub(super) enum Verdict {
     Granted,
-    /// The caller must wait at least until this owner has ended, or has stopped waiting for its
+    /// The caller must wait at least until owner `on` has ended, or has stopped waiting for its
     /// lock.
     Wait {
         on: u64,
@@ -58,10 +60,10 @@ pub(super) enum Verdict {
 
 /// A waiting call.
 struct Waiting {
-    /// The lock that it requests. `None` if it only waits.
+    /// The lock that the call requests, or `None` if the call only waits.
     want: Option<LockRequest>,
-    /// The owner that it waits for. The call need not be checked again before that owner ends, or
-    /// stops waiting without having got its lock.
+    /// The owner for which the call waits. The call need not be checked again before this owner
+    /// ends, or stops waiting without having got its lock.
     on: Option<u64>,
     bell: Arc<Condvar>,
 }
@@ -80,7 +82,7 @@ impl Holdings {
 }
 
 impl Table {
-    /// Makes a table for about `limit` bytes of locks.
+    /// Makes a table whose locks may take about `limit` bytes.
     pub(super) fn new(limit: usize) -> Table {
         Table {
             dictionaries: BTreeMap::new(),
@@ -92,7 +94,7 @@ impl Table {
         }
     }
 
-    /// Registers an owner. Returns `false` if it was registered before.
+    /// Registers an owner. Returns `false` if the owner is already registered.
     pub(super) fn begin(&mut self, owner: Owner) -> bool {
         let fresh = !self.owners.contains_key(&owner.id);
         if fresh {
@@ -108,8 +110,8 @@ impl Table {
         self.owners.get(&owner)?.wounded
     }
 
-    /// Grants the requested lock, or returns the owner to wait for. An owner younger than `owner`
-    /// is returned only if no older one is in the way.
+    /// Grants the requested lock, or returns an owner for which `owner` must wait. The returned
+    /// owner is younger than `owner` only if no older owner is in the way.
     pub(super) fn judge(&mut self, owner: u64, want: &Want) -> Result<Verdict, LockError> {
         let holdings = self.owners.get(&owner).ok_or(LockError::Ended)?;
         if let Some(by) = holdings.wounded {
@@ -152,8 +154,8 @@ impl Table {
         self.bytes = self.bytes - before + bytes_of(ranges);
     }
 
-    /// Makes room when locks take all their memory, by coarsening the locks of the owners that hold
-    /// most. Returns `false` if there is no room for another lock of `owner`.
+    /// Makes room when the locks have reached their memory limit, by coarsening the locks of the
+    /// owners that hold the most. Returns `false` if no room is left for another lock of `owner`.
     fn make_room(&mut self, owner: u64) -> bool {
         let few = |holdings: &Holdings| holdings.ranges() < FEW;
         let mut by_size: Vec<(usize, u64)> =
@@ -169,8 +171,8 @@ impl Table {
         self.bytes < self.limit || self.owners.get(&owner).is_some_and(few)
     }
 
-    /// Merges the ranges of an owner in pairs of neighbours by locking the keys in between, if no
-    /// other owner is in the way. About half as many ranges are left.
+    /// Merges pairs of neighbouring ranges of an owner by also locking the keys in between, where
+    /// no other owner is in the way. This leaves about half of the ranges.
     fn escalate(&mut self, owner: u64) {
         let Some(holdings) = self.owners.get(&owner) else { return };
         let pairs = holdings
@@ -190,8 +192,9 @@ impl Table {
         }
     }
 
-    /// Must be called when `owner` has to wait. If only younger owners are in the way, marks those
-    /// that are not yet wounded, wakes them, and returns their numbers.
+    /// Wounds younger owners. This must be called when `owner` has to wait. If only younger owners
+    /// are in the way, marks those among them that are not wounded yet, wakes them, and returns
+    /// their numbers.
     pub(super) fn wound_for(&mut self, owner: u64, want: &Want) -> Vec<u64> {
         let Some(fragments) = self.dictionaries.get(&want.dict) else { return Vec::new() };
         let mut fresh = Vec::new();
@@ -242,7 +245,7 @@ impl Table {
         }))
     }
 
-    /// Queues a call that waits for others and requests no lock.
+    /// Queues a call that waits for other owners and requests no lock.
     pub(super) fn queue_without_want(&mut self) -> (u64, Arc<Condvar>) {
         self.enqueue(None)
     }
@@ -254,7 +257,7 @@ impl Table {
         (ticket, bell)
     }
 
-    /// Returns the owner that one of the calls of `owner` waits for.
+    /// Returns the owner for which one of the calls of `owner` waits.
     pub(super) fn waited_for(&self, owner: u64) -> Option<u64> {
         let own =
             |waiting: &&Waiting| waiting.want.as_ref().is_some_and(|want| want.owner == owner);
@@ -267,8 +270,8 @@ impl Table {
         }
     }
 
-    /// Removes a call that no longer waits. If it was not granted a lock, it may have held up
-    /// others, which are woken.
+    /// Removes a call that no longer waits. If the call has got no lock, wakes the calls that
+    /// waited for its owner.
     pub(super) fn leave(&mut self, ticket: u64, granted: bool) {
         let left = self.queue.remove(&ticket).and_then(|waiting| waiting.want);
         if let Some(want) = left.filter(|_| !granted) {
@@ -276,7 +279,7 @@ impl Table {
         }
     }
 
-    /// Releases all locks of `owner`. Returns `false` if it had ended before.
+    /// Releases all locks of `owner`. Returns `false` if `owner` has already ended.
     pub(super) fn release(&mut self, owner: u64) -> bool {
         let Some(holdings) = self.owners.remove(&owner) else { return false };
         for (dict, ranges) in holdings.held {
@@ -321,7 +324,7 @@ impl Table {
         self.queue.values().filter(|waiting| waiting.on.is_some()).count()
     }
 
-    /// Returns the number of fragments and of the ranges of owners.
+    /// Returns the number of fragments, and the number of ranges of all owners.
     #[cfg(test)]
     pub(super) fn size(&self) -> (usize, usize) {
         let fragments = self.dictionaries.values().map(|f| f.iter().count()).sum();

@@ -1,5 +1,5 @@
-//! Many owners on many threads, with random locks on few keys: they must exclude each other, and
-//! all must complete.
+//! Tests many owners on many threads with random locks on few keys. The owners must exclude each
+//! other, and all of them must complete.
 
 use env::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::collections::HashMap;
@@ -14,7 +14,8 @@ const EACH: u64 = 150;
 const KEYS: u64 = 12;
 const DICT: DictionaryId = DictionaryId(1);
 
-/// A minimal transaction manager: the running transactions, and whether each was aborted.
+/// A minimal transaction manager, which knows the running transactions and whether each was
+/// aborted.
 #[derive(Default)]
 struct Running {
     aborted: Mutex<HashMap<u64, Arc<Mutex<bool>>>>,
@@ -41,7 +42,7 @@ impl Running {
     }
 }
 
-/// The number of users of a key; a writer counts as a million.
+/// The number that a writer adds to the count of users of a key. A reader adds 1.
 const WRITER: u32 = 1_000_000;
 
 fn touch(cell: &AtomicU32, exclusive: bool) {
