@@ -1,5 +1,5 @@
 //! Makes and drops the dictionaries of all branches, and changes their options. Each change is an
-//! edit of the manifest, durable when the call returns.
+//! edit of the manifest, which is durable when the call returns.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -34,7 +34,8 @@ impl Catalog {
         Catalog { engine, commits, admission, snapshotter }
     }
 
-    /// Returns the dictionary of that name in a branch, and makes it if it does not exist.
+    /// Returns the number of the dictionary with this name in a branch, and creates the dictionary
+    /// if it does not exist.
     pub(crate) fn create(
         &self,
         branch: &str,
@@ -71,7 +72,7 @@ impl Catalog {
         made.ok_or_else(|| Error::NoBranch(branch.into()))
     }
 
-    /// Drops dictionaries with their contents: all of them, or none. `lock` locks them against
+    /// Drops dictionaries with their contents atomically. `lock` locks the dictionaries against
     /// transactions until its result is dropped.
     pub(crate) fn remove<L>(
         &self,
@@ -90,9 +91,10 @@ impl Catalog {
         drop(version);
         let locked = lock(&dicts.iter().copied().collect())?;
         self.snapshotter.prepare_drop()?;
-        // A snapshot made earlier includes these dictionaries.
+        // A snapshot that is still pending includes these dictionaries, so wait until it is
+        // settled.
         let naming = self.snapshotter.settled()?;
-        // Dropping is a commit, so that transactions that have read the dictionaries detect it.
+        // Make the drop a commit, so that transactions that have read the dictionaries detect it.
         let entered = self.commits.enter_in_order(Priority::Flush)?;
         let installed =
             self.commits.install_commit(entered, Changed::Unlisted(branches), |state| {
@@ -103,7 +105,7 @@ impl Catalog {
         installed.finish(&*self.admission)
     }
 
-    /// Drops a dictionary for the store's own use, which no other commit and no transaction uses.
+    /// Drops an internal dictionary of the store, which no other commit and no transaction uses.
     pub(crate) fn remove_own(&self, dict: DictionaryId) -> Result<()> {
         self.engine.health.writable()?;
         self.commits.flush_before_edit(&*self.admission)?;
@@ -114,7 +116,8 @@ impl Catalog {
         Ok(())
     }
 
-    /// Changes the stitching threshold of a dictionary, durably and also for merges under way.
+    /// Changes the stitching threshold of a dictionary, durably. Merges in progress use the new
+    /// threshold, too.
     pub(crate) fn set_stitch_at(&self, dict: DictionaryId, stitch_at: u64) -> Result<()> {
         self.engine.health.writable()?;
         self.engine.versions.load().tree(dict)?;
@@ -125,8 +128,8 @@ impl Catalog {
         })
     }
 
-    /// Changes the options by which a dictionary stores new data, durably and also for merges under
-    /// way.
+    /// Changes the options with which a dictionary stores new data, durably. Merges in progress use
+    /// the new options, too.
     pub(crate) fn set_options(&self, dict: DictionaryId, options: DictionaryOptions) -> Result<()> {
         self.engine.health.writable()?;
         let reserved = self.engine.versions.load().tree(dict)?.info().options.reserved;
@@ -144,7 +147,7 @@ impl Catalog {
     }
 }
 
-/// Returns the edits that drop those of `dicts` that still exist.
+/// Returns the edits that drop the dictionaries in `dicts` that still exist.
 fn drops(state: &ManifestState, dicts: &[DictionaryId]) -> VersionEdit {
     let there: BTreeSet<_> =
         dicts.iter().filter(|dict| state.dictionaries.contains_key(dict)).collect();

@@ -1,4 +1,4 @@
-//! Dictionaries: the ordered key spaces of a store, and the options of each.
+//! Dictionaries, which are the ordered key spaces of a store, and their options.
 
 use std::ops::Deref;
 use std::sync::{Arc, LazyLock};
@@ -6,70 +6,76 @@ use std::sync::{Arc, LazyLock};
 pub use vt_tree::{ADAPTIVE, Compression, FALSE_POSITIVES};
 use vt_tree::{MergeOptions, Placement};
 
-/// The value of [`DictionaryOptions::separate_at`] that adapts to the use of the dictionary.
+/// The value of [`DictionaryOptions::separate_at`] that lets the store adapt it to the use of the
+/// dictionary.
 pub const ADAPTIVE_SEPARATION: u32 = u32::MAX - 1;
 
-/// The lengths of short values, bytes: those that are placed inside or outside their block by the
-/// use of the dictionary. Values outside take whole units of 512 bytes on the device. From 2 KiB on
-/// that wastes a quarter at most, and a scan reads them one by one as fast as in blocks.
+/// The range of the lengths of short values, in bytes. The use of the dictionary determines whether
+/// short values are placed inside or outside of their block. Values outside take whole units of 512
+/// bytes on the device. For values of at least 2 KiB this wastes at most a quarter of the space,
+/// and a scan reads such values one by one as fast as in blocks.
 pub(crate) const SHORT_VALUES: std::ops::Range<u32> = 512..2048;
 
 /// The number of a dictionary, which is one ordered key space of the store. Dictionaries are
-/// numbered from 1 in the order of creation; a number is never used again.
+/// numbered from 1 in the order of their creation. A number is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DictionaryId(pub u32);
 
 /// The storage options of a dictionary.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DictionaryOptions {
-    /// Values of at least this many bytes lie outside their key block as raw extents. The default,
-    /// [`ADAPTIVE_SEPARATION`], stands for 2 KiB, and for 512 bytes while the dictionary is being
+    /// The length in bytes from which on values lie outside of their key block as raw extents. The
+    /// default, [`ADAPTIVE_SEPARATION`], means 2 KiB, or 512 bytes while the dictionary is being
     /// overwritten. See [`DictionaryInfo::short_outside`].
     pub separate_at: u32,
-    /// Stitching threshold (VT-tree §3.1): merges copy a span of data that needs no merging if
-    /// fewer bytes than this are contiguous in it. 0 is a log-structured file system: nothing is
-    /// ever copied. `u64::MAX` is a plain LSM-tree: everything is copied, at every level. Between
-    /// these, key blocks are copied until their spans are that long, and large values are moved
-    /// once, at the bottom, where fewer bytes than this are contiguous in 16 MiB of them in key
-    /// order. The default, [`ADAPTIVE`], follows the spans that exist and
-    /// [`crate::OpenOptions::seek_bytes`]; on solid state it leaves large values where they are.
-    /// [`crate::Kvdb::set_stitch_at`] changes it at any time.
+    /// The stitching threshold, in bytes (VT-tree §3.1). A merge copies a span of data that needs
+    /// no merging if fewer bytes than this are contiguous in it. With 0, nothing is ever copied, as
+    /// in a log-structured file system. With `u64::MAX`, everything is copied at every level, as in
+    /// a plain LSM-tree. With a value between these, key blocks are copied until their spans reach
+    /// this length. Large values are moved once, at the bottom level, where fewer bytes than this
+    /// are contiguous in 16 MiB of values in key order. The default, [`ADAPTIVE`], is derived from
+    /// the spans that exist and from [`crate::OpenOptions::seek_bytes`]; on solid state it leaves
+    /// large values where they are. [`crate::Kvdb::set_stitch_at`] changes the threshold at any
+    /// time.
     pub stitch_at: u64,
-    /// Dictionaries of the file system are reserved: key-value interfaces refuse them.
+    /// Reserves the dictionary. The dictionaries of the file system are reserved, and key-value
+    /// interfaces refuse to use them.
     pub reserved: bool,
     /// The compression of blocks of keys and small values. The block cache counts their
     /// decompressed size.
     pub compression: Compression,
-    /// The compression of large values. A value is stored compressed if that makes it an eighth
-    /// smaller and saves units of 512 bytes. It is compressed once, when it is placed, and
-    /// decompressed at each read. Off by default: decision 023 has the figures.
+    /// The compression of large values. A value is stored compressed if this makes the value an
+    /// eighth smaller and saves units of 512 bytes. A value is compressed once, when it is placed,
+    /// and decompressed at each read. The default is no compression; decision 023 has the
+    /// measurements.
     pub compress_values: Compression,
-    /// The largest rate of false positives of the filters, in ten-thousandths: that share of
-    /// lookups of missing keys costs a read of the device. The default is 80 (0.8%), for about
-    /// eleven bits of filter a key. Half the rate costs one more bit a key. 0 means no filters, for
-    /// dictionaries whose missing keys are never looked up.
+    /// The largest rate of false positives of the filters, in ten-thousandths. A false positive
+    /// makes the lookup of a missing key read from the device. The default is 80 (0.8%), which
+    /// takes about eleven bits of filter for each key. Half the rate costs one more bit for each
+    /// key. 0 means no filters, which suits dictionaries whose missing keys are never looked up.
     pub false_positives: u16,
-    /// The rule by which a commit joins a key that its transaction and others have changed.
+    /// The rule by which a commit joins the changes of a key that both its transaction and other
+    /// commits have changed.
     pub join: Join,
 }
 
-/// The rule by which a commit joins a value that its transaction has changed with the changes of
-/// others since the transaction began (snapshot isolation). These are KEVIN's and the VT-tree's
-/// merge routines, of the kinds that need no code of the user. Changes that a rule cannot join are
-/// a conflict, as they are without a rule. A routine of the program, [`crate::Kvdb::set_merge`],
-/// takes precedence over the rule.
+/// The rule by which a commit joins a value that its transaction has changed with the changes that
+/// other commits have made since the transaction began (snapshot isolation). The rules correspond
+/// to the merge routines of KEVIN and the VT-tree that need no code of the user. Changes that a
+/// rule cannot join are a conflict, as they are without a rule. A routine of the program
+/// ([`crate::Kvdb::set_merge`]) takes precedence over the rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Join {
-    /// Does not join: the first to commit wins.
+    /// Joins nothing. The first transaction that commits wins.
     #[default]
     None,
-    /// Values are whole numbers in decimal, as `INCR` keeps them; both changes are added.
+    /// Adds both changes. Values are whole numbers in decimal, as `INCR` stores them.
     Add,
-    /// Values are whole numbers in decimal; the larger one stays.
+    /// Keeps the larger value. Values are whole numbers in decimal.
     Max,
-    /// Values are whole numbers in decimal; the smaller one stays.
+    /// Keeps the smaller value. Values are whole numbers in decimal.
     Min,
-    /// Values are sets of lines. The result has the lines that either side has added, without those
+    /// Joins sets of lines. The result has the lines that either side has added, without the lines
     /// that either side has removed. A missing key is a set without lines.
     Union,
 }
@@ -78,7 +84,7 @@ impl Join {
     /// All rules, in the order of their codes.
     pub const ALL: [Join; 5] = [Join::None, Join::Add, Join::Max, Join::Min, Join::Union];
 
-    /// Returns the rule's name in commands.
+    /// Returns the name of the rule in commands.
     pub fn name(self) -> &'static str {
         match self {
             Join::None => "none",
@@ -89,12 +95,12 @@ impl Join {
         }
     }
 
-    /// Returns the rule of that name, in upper or lower case.
+    /// Returns the rule with this name, which may be in upper or lower case.
     pub fn named(name: &[u8]) -> Option<Join> {
         Join::ALL.into_iter().find(|join| name.eq_ignore_ascii_case(join.name().as_bytes()))
     }
 
-    /// Returns the rule's number in the manifest.
+    /// Returns the number of the rule in the manifest.
     pub(crate) fn code(self) -> u8 {
         self as u8
     }
@@ -105,8 +111,8 @@ impl Join {
 }
 
 impl DictionaryOptions {
-    /// Returns the length from which on values lie outside their block while no short values do,
-    /// bytes.
+    /// Returns the length, in bytes, from which on values lie outside of their block while short
+    /// values lie inside.
     pub(crate) fn fixed_separation(&self) -> u32 {
         match self.separate_at {
             ADAPTIVE_SEPARATION => SHORT_VALUES.end,
@@ -114,7 +120,7 @@ impl DictionaryOptions {
         }
     }
 
-    /// Returns the options with which a merge writes data of this dictionary, for this placement.
+    /// Returns the options with which a merge with this placement writes data of the dictionary.
     pub(crate) fn storage(&self, placement: Placement) -> MergeOptions {
         MergeOptions {
             placement,
@@ -141,34 +147,35 @@ impl Default for DictionaryOptions {
     }
 }
 
-/// The description of a dictionary, as listed.
+/// The description of a dictionary in lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DictionaryInfo {
-    /// The number by which reads and writes name it.
+    /// The number by which reads and writes refer to the dictionary.
     pub id: DictionaryId,
-    /// Its name, unique within its branch.
+    /// The name of the dictionary, which is unique within its branch.
     pub name: String,
-    /// The branch that it belongs to; empty for the main one.
+    /// The branch to which the dictionary belongs. The name is empty for the main branch.
     pub branch: String,
-    /// Its storage options.
+    /// The storage options of the dictionary.
     pub options: DictionaryOptions,
-    /// Values of 512 bytes to 2 KiB lie outside their blocks, until the dictionary is read in order
-    /// or at rest. `true` only with [`ADAPTIVE_SEPARATION`]: see decision 061.
+    /// Is `true` if values of 512 bytes to 2 KiB may lie outside of their blocks, until the
+    /// dictionary is read in order or is at rest. This is possible only with
+    /// [`ADAPTIVE_SEPARATION`]; see decision 061.
     pub short_outside: bool,
 }
 
-/// The description of a dictionary in the manifest and in versions. Clones share the parts that
-/// they have from their snapshot ([`Kind`]), to which this dereferences.
+/// The description of a dictionary in the manifest and in versions. A clone shares the part that it
+/// has from its snapshot ([`Kind`]). The description dereferences to this part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Described {
     pub id: DictionaryId,
-    /// The branch that it belongs to; empty for the main one. The dictionaries of a branch share
-    /// its name.
+    /// The branch to which the dictionary belongs. The name is empty for the main branch. The
+    /// dictionaries of a branch share one copy of the name.
     pub branch: Arc<str>,
     kind: Arc<Kind>,
 }
 
-/// The part of a description that a dictionary has in common with those of clones. See
+/// The part of a description that a dictionary has in common with its clones. See
 /// [`DictionaryInfo`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Kind {
@@ -191,24 +198,24 @@ impl Described {
         Described { id, branch, kind: self.kind.clone() }
     }
 
-    /// Shares the common part with another dictionary if it is the same.
+    /// Shares the common part with another dictionary if the two parts are equal.
     pub(crate) fn share_with(&mut self, other: &Described) {
         if self.is_like(other) {
             self.kind = other.kind.clone();
         }
     }
 
-    /// Returns whether name and options are those of another dictionary.
+    /// Returns whether another dictionary has the same name and options.
     pub(crate) fn is_like(&self, other: &Described) -> bool {
         self.kind == other.kind
     }
 
-    /// Returns the common part for a change of this dictionary only.
+    /// Returns the common part for a change that affects only this dictionary.
     pub(crate) fn change(&mut self) -> &mut Kind {
         Arc::make_mut(&mut self.kind)
     }
 
-    /// Returns the description as it is listed.
+    /// Returns the description for lists.
     pub(crate) fn to_info(&self) -> DictionaryInfo {
         let Kind { name, options, short_outside } = Kind::clone(&self.kind);
         DictionaryInfo {
@@ -235,5 +242,5 @@ fn main_branch() -> Arc<str> {
     NAME.clone()
 }
 
-/// The longest name of a dictionary, bytes.
+/// The maximum length of the name of a dictionary, in bytes.
 pub const MAX_DICTIONARY_NAME: usize = 255;

@@ -1,9 +1,9 @@
-//! The engine: the services and the state that nearly all parts of an open store share. Each part
-//! holds a clone of it, next to the parts that it alone needs.
+//! The engine has the services and the state that nearly all parts of an open store share. Each
+//! part holds a clone of the engine, and pointers to the other parts that it needs.
 //!
-//! [`Engine::new`] wires the shared state in this order: the snapshots, then the versions above the
-//! manifest, then the counters and the signals. After it, `db::database` wires the parts; each one
-//! uses only the engine and earlier ones:
+//! [`Engine::new`] makes the shared state in this order: the snapshots, then the versions above the
+//! manifest, then the counters and the signals. After that, `db::database` makes the parts, each of
+//! which uses only the engine and earlier parts, in this order:
 //!
 //! 1. the `Committer`, over its log;
 //! 2. the background work: `Activity`, `Flusher`, `Compactor`, `Defragmenter`, `Admission`;
@@ -28,15 +28,15 @@ use crate::version::Version;
 use crate::version::snapshot_set::Snapshots;
 use crate::version::version_set::VersionSet;
 
-/// The shared services and state. It is a set of pointers that each part holds by value: a part
-/// reaches what they point to in one step, and the options in none.
+/// The shared services and state. Each part holds this set of pointers by value, so it reaches each
+/// service through a single pointer, and the options without one.
 #[derive(Clone)]
 pub(crate) struct Engine {
     pub env: Arc<dyn Env>,
     pub zones: Arc<Zones>,
     pub cache: Arc<BlockCache>,
     pub options: OpenOptions,
-    /// The store has no threads: its callers do the background work.
+    /// Is `true` if the store has no threads, so that its callers do the background work.
     pub inline: bool,
     pub health: Arc<Health>,
     pub counters: Arc<Counters>,
@@ -46,12 +46,12 @@ pub(crate) struct Engine {
     pub series: Arc<SeriesCodecs>,
 }
 
-/// The content of a store, as recovery has found it or a creation has made it.
+/// The contents of a store that recovery has found or that a creation has made.
 pub(crate) struct Contents {
     pub version: Version,
-    /// The newest commit that `version` contains.
+    /// The number of the newest commit that `version` contains.
     pub seq: Seq,
-    /// `None` if the store is opened for reading only.
+    /// The manifest, or `None` if the store is opened for reading only.
     pub manifest: Option<Manifest>,
     pub snapshots: Snapshots,
 }

@@ -1,4 +1,4 @@
-//! The errors of a store, with messages for the person at the keyboard.
+//! The errors of a store, with messages for users.
 
 use std::io;
 
@@ -19,13 +19,14 @@ pub enum Error {
     /// The branch does not exist.
     #[error("no branch {0}")]
     NoBranch(String),
-    /// The name is taken.
+    /// The name is already in use.
     #[error("{0} exists already")]
     Exists(String),
-    /// The store has no space left for user data; deleting still works.
+    /// The store has no space left for user data. Deletions still work.
     #[error("the store is full: delete something, or grow it")]
     NoSpace,
-    /// The transaction, or one around it, has reached its limit of bytes; deleting still works.
+    /// The transaction, or a transaction around it, has reached its limit of bytes. Deletions still
+    /// work.
     #[error(
         "transaction {id} has reached its limit of {limit} bytes: delete something in it, or begin \
          one with a larger limit"
@@ -36,7 +37,8 @@ pub enum Error {
         /// The limit in bytes. See [`crate::TransactionOptions::limit`].
         limit: u64,
     },
-    /// The clone has reached its limit of bytes of its own; deleting still works.
+    /// The clone has reached the limit of bytes that it may have in addition to shared data.
+    /// Deletions still work.
     #[error(
         "clone {branch} has reached its limit of {limit} bytes: delete something in it, or give it \
          a larger limit"
@@ -47,7 +49,8 @@ pub enum Error {
         /// The limit in bytes. See [`crate::Kvdb::limit_branch`].
         limit: u64,
     },
-    /// The transaction, or one around it, has reached its limit of new files; removing still works.
+    /// The transaction, or a transaction around it, has reached its limit of new files. Removals
+    /// still work.
     #[error(
         "transaction {id} has reached its limit of {limit} files: remove some that it has made, or \
          begin one with a larger limit"
@@ -58,7 +61,8 @@ pub enum Error {
         /// The limit in files. See [`crate::TransactionOptions::limit_of_files`].
         limit: u64,
     },
-    /// The clone has reached its limit of files of its own; removing still works.
+    /// The clone has reached the limit of files that it may have in addition to shared files.
+    /// Removals still work.
     #[error(
         "clone {branch} has reached its limit of {limit} files: remove some that were made in it, \
          or give it a larger limit"
@@ -69,40 +73,41 @@ pub enum Error {
         /// The limit in files. See [`crate::Kvdb::limit_files`].
         limit: u64,
     },
-    /// The store takes no more writes, after a failed sync for example; reads still work.
+    /// The store takes no more writes, for example after a failed sync. Reads still work.
     #[error("the store takes no more writes: {0}")]
     ReadOnly(String),
     /// The commit happened and is visible, but a later step failed (its sync, for example), so the
     /// commit may be missing when the store is opened again.
     #[error("committed and seen by all, but perhaps not durable: {0}")]
     NotSynced(String),
-    /// Bytes on the device differ from those that were written there. The text names the place.
+    /// Bytes on the device differ from the bytes that were written. The text names the place.
     #[error("corrupt: {0}")]
     Corrupt(String),
-    /// The request is one that the store cannot hold; nothing was changed.
+    /// The store cannot carry out the request. Nothing was changed.
     #[error("not possible: {0}")]
     Invalid(String),
-    /// The operation would exceed the store's memory; nothing was changed. The text names the
+    /// The operation would exceed the store's memory. Nothing was changed. The text names the
     /// resource and a remedy.
     #[error("too much: {0}")]
     Limit(String),
-    /// The transaction cannot commit, because another commit has changed the same keys since it
-    /// began. The transaction is over; begin it again.
+    /// The transaction cannot commit, because another commit has changed the same keys since the
+    /// transaction began. The transaction has ended and must be begun again.
     #[error("conflict: {}: begin the transaction again", shown(keys))]
     Conflict {
-        /// The first of the keys in conflict, up to [`NAMED_CONFLICTS`].
+        /// The first keys in conflict, at most [`NAMED_CONFLICTS`].
         keys: Vec<(DictionaryId, Bytes)>,
     },
-    /// A serializable transaction holds the lock and did not release it in time, or an older one
-    /// took a lock that this one held, which ends this one. Try again.
+    /// A serializable transaction holds the lock and did not release it in time, or an older
+    /// transaction took a lock that this transaction held, which ends this transaction. The caller
+    /// should try again.
     #[error("locked: {0}")]
     Locked(String),
-    /// The transaction is no longer in the state that was to be committed. It stays open, and
-    /// nothing was committed.
+    /// The transaction is no longer in the state that was to be committed. The transaction stays
+    /// open, and nothing was committed.
     #[error("transaction {0} has changed since it was looked at, and was not committed")]
     Changed(TransactionId),
-    /// Other transactions are open within the one that was to be committed. It stays open, and
-    /// nothing was committed.
+    /// Other transactions are open within the transaction that was to be committed. The transaction
+    /// stays open, and nothing was committed.
     #[error(
         "transaction {id} is not committed while others are open within it ({}): commit or abort \
          these first",
@@ -117,11 +122,11 @@ pub enum Error {
     /// The transaction does not exist.
     #[error("no transaction {0}: it has ended, or never was")]
     NoTransaction(TransactionId),
-    /// No store is published under that name.
+    /// No store is published under this name.
     #[error("there is no store {0}: check the address, or publish one there")]
     NoStore(String),
-    /// Another writer has begun to publish the same store, so this one must stop. Nothing that was
-    /// published is lost.
+    /// Another writer has begun to publish the same store, so this writer must stop. No published
+    /// data is lost.
     #[error(
         "{0} is published by another process by now, and this publication was given up: try again \
          if that is not meant to be the only one"
@@ -135,16 +140,17 @@ pub enum Error {
     OpenElsewhere {
         /// The address of the store.
         store: String,
-        /// Says where the store is open.
+        /// A description of where the store is open.
         by: String,
     },
-    /// The store was written at its address, so its own file lacks the newer published state.
+    /// The store was written at its address by another file, so this file lacks the newer published
+    /// state.
     #[error(
         "{0} was written at its address since this file was published there, so the file lacks what \
          is there: open the store at its address"
     )]
     WrittenElsewhere(String),
-    /// The local file has commits that were never published, and another one has become the writer
+    /// The local file has commits that were never published, and another file has become the writer
     /// since.
     #[error(
         "{0} was taken over by another writer, and this file has changes that were never published: \
@@ -160,8 +166,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Converts an error after a commit that has happened nevertheless into the error for its
-    /// caller.
+    /// Converts an error that occurred after a commit had happened into the error for the caller of
+    /// the commit.
     #[must_use]
     pub fn after_commit(self) -> Error {
         match self {
@@ -170,15 +176,15 @@ impl Error {
         }
     }
 
-    /// Returns whether the operation may succeed when the transaction is begun again.
+    /// Returns whether the operation may succeed if the transaction is begun again.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Error::Conflict { .. } | Error::Locked(_))
     }
 }
 
-/// Maximum number of keys that [`Error::Conflict`] and
-/// [`Transaction::change_back`](crate::Transaction::change_back) name. The search ends there, so a
-/// list of this length may lack others.
+/// The maximum number of keys that [`Error::Conflict`] and
+/// [`Transaction::change_back`](crate::Transaction::change_back) name. The search stops at this
+/// number, so a list of this length may be incomplete.
 pub const NAMED_CONFLICTS: usize = 16;
 
 /// Formats transactions for a message.
@@ -189,7 +195,7 @@ fn listed(transactions: &[TransactionId]) -> String {
     shown.join(", ") + &if more > 0 { format!(" and {more} more") } else { String::new() }
 }
 
-/// Formats the first of the keys for a message.
+/// Formats the first keys for a message.
 fn shown(keys: &[(DictionaryId, Bytes)]) -> String {
     const SHOWN: usize = 3;
     let mut out = String::new();

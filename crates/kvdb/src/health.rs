@@ -1,7 +1,7 @@
-//! Records whether the store accepts writes. It stops accepting them permanently when the device
-//! and memory may no longer agree: after a failed sync, or a failed write of the journal or of the
-//! manifest. Such a step is not retried, since data may have been lost. Reads still work, and the
-//! next open recovers the durable state.
+//! Records whether the store accepts writes. The store permanently stops accepting writes when the
+//! device and memory may no longer agree, that is, after a failed sync or a failed write of the
+//! journal or the manifest. Such a step is not retried, since data may have been lost. Reads still
+//! work, and the next open recovers the durable state.
 
 use env::sync::atomic::{AtomicBool, Ordering};
 
@@ -22,7 +22,7 @@ impl Health {
         Health { read_only, ..Health::default() }
     }
 
-    /// Returns an error unless the store takes writes.
+    /// Returns an error if the store takes no writes.
     pub(crate) fn writable(&self) -> Result<()> {
         if self.read_only {
             return Err(Error::ReadOnly(
@@ -35,12 +35,13 @@ impl Health {
         self.check()
     }
 
-    /// Stops writes because the store was closed. Returns `true` if it was closed before.
+    /// Stops writes because the store is being closed. Returns `true` if the store was already
+    /// closed.
     pub(crate) fn close(&self) -> bool {
         self.closed.swap(true, Ordering::AcqRel)
     }
 
-    /// Returns an error once the store has stopped taking writes.
+    /// Returns an error if the store has stopped taking writes after a failure.
     pub(crate) fn check(&self) -> Result<()> {
         match self.failed.load(Ordering::Acquire) {
             false => Ok(()),
@@ -56,13 +57,13 @@ impl Health {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// Returns the reason why the store takes no more writes.
+    /// Returns the reason why the store takes no more writes, if it has stopped.
     pub(crate) fn why(&self) -> Option<String> {
         self.why.lock().clone()
     }
 
-    /// Stops writes because of `cause`, which occurred while `doing`; the first cause stays.
-    /// Returns the error for the caller.
+    /// Stops writes because of `cause`, which occurred while `doing`. Only the first cause is
+    /// recorded. Returns the error for the caller.
     pub(crate) fn fail(&self, doing: &str, cause: &Error) -> Error {
         // The advice for a full store does not help with this failure: the store has to be opened
         // again.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use vt_tree::Seq;
 
-/// The number of a transaction, unique in its store for as long as the store is open.
+/// The number of a transaction. The number is unique in the store while the store is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TransactionId(pub u64);
 
@@ -15,21 +15,21 @@ impl fmt::Display for TransactionId {
     }
 }
 
-/// The number of a run in the manifest; within a level, a larger one is newer.
+/// The number of a run in the manifest. Within a level, a run with a larger number is newer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RunId(pub u64);
 
 /// The name, identity and time of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
-    /// Its name.
+    /// The name of the snapshot.
     pub name: String,
-    /// The branch that it was taken of; empty for the main one.
+    /// The branch of which the snapshot was taken. The name is empty for the main branch.
     pub branch: String,
-    /// Its identity, unique in every store that it was sent to.
+    /// The identity of the snapshot, which is unique in every store to which the snapshot was sent.
     pub id: [u8; 16],
-    /// The time of its creation, since 1970.
+    /// The time when the snapshot was created, as the duration since 1970.
     pub created: Duration,
-    /// The last commit that it contains.
+    /// The number of the last commit that the snapshot contains.
     pub seq: Seq,
 }

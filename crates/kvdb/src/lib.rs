@@ -8,9 +8,9 @@
 //! # Ok::<(), kvdb::Error>(())
 //! ```
 //!
-//! A store is a file; a [`Dictionary`] is one of its key spaces. Changes that belong together are a
-//! [`Batch`], committed as one unit over any number of dictionaries; a [`View`] is the store as of
-//! one commit:
+//! A store is a file, and a [`Dictionary`] is one of its key spaces. Changes that belong together
+//! form a [`Batch`], which is committed as one unit and may change any number of dictionaries. A
+//! [`View`] is the store as of one commit:
 //!
 //! ```
 //! use kvdb::{Batch, Durability, Kvdb};
@@ -32,15 +32,16 @@
 //!
 //! The guide is `docs/kvdb.md`.
 //!
-//! The rooms, in the order of a commit's life: `commit` (the pipeline, late binding, group sync),
-//! `mirror` (commits that outlive the process), `journal` (the stream of records), `version` (the
-//! versions and snapshots that readers pin), `read` (views, and the reads), `background` (flush,
-//! compaction, write throttling), `manifest` (the log of the store's structure), `engine` (what all
-//! parts of an open store share), `db` (wires the parts; threads, recovery, checks, checkpoints).
-//! The other rooms: `transactions` with their `write_set` and `locks`, `catalog` (the
-//! dictionaries), `snapshots`, `log` (the layout of journal and manifest on the device), `remote`
-//! (stores in object storage), `series` (the codecs of values by the prefixes of their keys),
-//! `lock_order`, `scrub`, `salvage`.
+//! In the order in which a commit passes through them, the rooms of this crate are `commit` (the
+//! pipeline, late binding, group sync), `mirror` (commits that outlive the process), `journal` (the
+//! stream of records), `version` (the versions and snapshots that readers pin), `read` (views, and
+//! reads of them), `background` (flush, compaction, write throttling), `manifest` (the log of the
+//! store's structure), `engine` (the state that all parts of an open store share), and `db` (the
+//! connections between the parts; threads, recovery, checks, checkpoints). The other rooms are
+//! `transactions` with their `write_set` and `locks`, `catalog` (the dictionaries), `snapshots`,
+//! `log` (the layout of the journal and the manifest on the device), `remote` (stores in object
+//! storage), `series` (the codecs of values by the prefixes of their keys), `lock_order`, `scrub`
+//! and `salvage`.
 
 #![warn(missing_docs)]
 

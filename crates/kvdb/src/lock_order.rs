@@ -1,17 +1,17 @@
-//! The order in which the engine's locks are taken, and its check.
+//! Defines the order in which the engine's locks are taken, and checks it.
 //!
 //! A thread that holds one of these locks may wait only for locks of later [`Rank`]s, so two
-//! threads that follow the order cannot deadlock. With debug assertions each lock compares its rank
-//! with those that its thread holds, and panics when the order is wrong, even without contention.
-//! Without debug assertions the types are the plain locks of [`env::sync`].
+//! threads that follow the order cannot deadlock. With debug assertions, each lock compares its
+//! rank with the ranks of the locks that the thread holds, and panics if the order is wrong, even
+//! without contention. Without debug assertions, the types only wrap the locks of [`env::sync`].
 //!
-//! `try_lock` never waits and is not checked, but a lock that it has taken counts as held.
+//! `try_lock` never waits and is not checked. A lock that `try_lock` has taken counts as held.
 //!
-//! All other locks of the engine are leaves: no lock is taken while one of them is held. There are
-//! exceptions. A transaction's own state comes before all ranks, and so does an index of
-//! `read::ranks`, which is only tried under a ranked lock. A commit takes the locks of `locks`
-//! under [`Rank::Pipeline`]. A reader takes a ranked lock only to wait until the commits that it
-//! sees are noted for such an index.
+//! All other locks of the engine are leaves: no lock is taken while one of them is held. This rule
+//! has exceptions. The lock of a transaction's own state comes before all ranks. So does the lock
+//! of an index of `read::ranks`, which is taken under a ranked lock only by `try_lock`. A commit
+//! takes the locks of `locks` under [`Rank::Pipeline`]. A reader takes a ranked lock only to wait
+//! until the commits that it sees are recorded for such an index.
 
 use std::ops::{Deref, DerefMut};
 
@@ -27,7 +27,7 @@ pub(crate) enum Rank {
     Merges,
     /// Held while a flush is in progress.
     Flush,
-    /// Held while names of snapshots and branches are made or dropped.
+    /// Held while snapshots and branches, and thus their names, are made or dropped.
     Names,
     /// Guards the journal's position on the device.
     Writer,
@@ -35,11 +35,11 @@ pub(crate) enum Rank {
     Pipeline,
     /// Guards the durable state of the store's structure.
     Manifest,
-    /// Guards the recent commits, in which conflicts are found.
+    /// Guards the recent commits, in which transactions look for conflicts.
     Recent,
     /// Held while the current version is changed.
     Version,
-    /// Held while the snapshot set is brought in line with the manifest.
+    /// Held while the snapshot set is updated to match the manifest.
     Snapshots,
     /// Guards the generations that wait for their flush.
     Sealed,
@@ -52,7 +52,7 @@ mod check {
     use super::Rank;
 
     thread_local! {
-        /// The ranks that this thread holds.
+        /// The ranks of the locks that this thread holds.
         static HELD: RefCell<Vec<Rank>> = const { RefCell::new(Vec::new()) };
     }
 

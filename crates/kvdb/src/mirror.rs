@@ -1,16 +1,16 @@
-//! A mirror of the commits that are not on the device yet, in a file that outlives this process: a
-//! file in memory (memfd_create(2)) that another process holds open, for example. A store that is
-//! opened with the mirror of a process that was killed has every commit that any caller saw as
-//! done.
+//! Mirrors the commits that are not on the device yet, in a file that outlives this process, such
+//! as a file in memory (memfd_create(2)) that another process holds open. A store that is opened
+//! with the mirror of a killed process has every commit that had returned to its caller.
 //!
-//! A commit enters the mirror under the pipeline's lock, before it is visible to its caller as
-//! done. It leaves when its record has been written to the device ([`Mirror::cut`]), synced or not:
-//! the kernel has the record then, and the end of a process does not affect it. After a power cut,
-//! the mirror is lost together with everything else that was not synced.
+//! A commit enters the mirror under the pipeline's lock, before it returns to its caller. The
+//! commit leaves the mirror when its record has been written to the device ([`Mirror::cut`]), even
+//! without a sync, because the kernel then has the record and the end of the process does not
+//! affect it. After a power cut, the mirror is lost together with all other data that was not
+//! synced.
 //!
-//! **Notes.** A commit may carry a [`Note`] which says that it completes a client's request. The
-//! note enters the mirror with the commit, atomically, and stays when the commit leaves: each note
-//! has a slot, and the next note in this slot replaces it.
+//! **Notes.** A commit may carry a [`Note`], which records that the commit completes a client's
+//! request. The note enters the mirror atomically with the commit, and stays when the commit
+//! leaves. Each note has a slot, and stays until the next note of this slot replaces it.
 //!
 //! The file, in the machine's byte order:
 //!
@@ -22,10 +22,11 @@
 //!    1 Mi  the log: entries with an ENTRY head, then the commit's record
 //! ```
 //!
-//! If only a process ends, and not the machine, a write to a page of a file in memory happens whole
-//! or not at all. So the heads need no checksum; an entry, which may be longer, has one. Zeros
-//! follow the last entry. If the process ended before it wrote them, the log stops at the first
-//! entry that does not continue the numbers of the one before it, since that entry is older.
+//! If only the process ends, and not the machine, a write to one page of a file in memory is
+//! atomic. The heads therefore need no checksum. An entry may be longer than a page and has a
+//! checksum. Zeros follow the last entry. If the process ended before it wrote these zeros, the log
+//! ends before the first entry that does not continue the numbers of the previous entry, since that
+//! entry is a remnant of older data.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -44,25 +45,26 @@ const MAGIC: u64 = u64::from_le_bytes(*b"KVMIRR01");
 const HEAD: usize = 56;
 const SLOT_AT: u64 = 4096;
 const SLOT: u64 = 32;
-/// The number of slots, and of earlier notes that are kept.
+/// The number of slots, and the maximum number of earlier notes that are kept.
 const NOTES: usize = 4096;
 const EARLIER_AT: [u64; 2] = [256 << 10, 512 << 10];
 const LOG_AT: u64 = 1 << 20;
-/// Bytes of an entry before its record: u32 length of the record, u32 checksum of the bytes after
-/// it, u64 number of the first change, u32 number of changes, u32 slot, u64 request, u64 value.
+/// The number of bytes of an entry before its record. These are a u32 length of the record, a u32
+/// checksum of the bytes after the checksum, a u64 number of the first change, a u32 number of
+/// changes, a u32 slot, a u64 request, and a u64 value.
 const ENTRY: usize = 40;
 const NO_SLOT: u32 = u32::MAX;
-/// The space before the log's start is reused when it is at least this large.
+/// The minimum number of unused bytes before the start of the log at which this space is reused.
 const SLACK: u64 = 4 << 20;
 
-/// A client's request that a commit completes.
+/// A record that a commit completes a client's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// Its slot, below [`Note::SLOTS`], which holds one note at a time.
+    /// The slot of the note, below [`Note::SLOTS`]. A slot holds one note at a time.
     pub slot: u32,
-    /// The number of the completed request; not 0.
+    /// The number of the completed request, which must not be 0.
     pub request: u64,
-    /// A value for the client that asks about the request.
+    /// A value for the client that inquires about the request.
     pub value: u64,
 }
 
@@ -71,7 +73,7 @@ impl Note {
     pub const SLOTS: u32 = NOTES as u32;
 }
 
-/// A file with the commits that the device does not have yet: see
+/// A file with the commits that the device does not have yet. See
 /// [`OpenOptions::mirror`](crate::OpenOptions::mirror).
 pub struct Mirror {
     file: File,
@@ -80,14 +82,15 @@ pub struct Mirror {
 
 #[derive(Default)]
 struct State {
-    /// The bounds of the log.
+    /// The start of the log in the file.
     start: u64,
+    /// The end of the log in the file.
     tail: u64,
-    /// For each entry in the log: the position of the journal's stream after its record, and its
-    /// end.
+    /// The position of the journal's stream after the record of each entry in the log, and the end
+    /// of the entry in the file.
     ends: VecDeque<(u64, u64)>,
     buffer: Vec<u8>,
-    /// The place of the earlier notes, an index into `EARLIER_AT`, and their number.
+    /// The place of the earlier notes, as an index into `EARLIER_AT`, and their number.
     earlier: (usize, u64),
     store: [u8; 16],
     lives: u64,
@@ -104,7 +107,7 @@ impl fmt::Debug for Mirror {
 pub(crate) struct Mirrored {
     pub first: Seq,
     pub changes: u64,
-    /// The record as in the journal's stream, without its length.
+    /// The record in the form of the journal's stream, without its length.
     pub record: Bytes,
     /// The end of the entry in the file.
     end: u64,
@@ -112,7 +115,7 @@ pub(crate) struct Mirrored {
 }
 
 impl Mirrored {
-    /// Returns the number of the change that follows.
+    /// Returns the number of the change that follows the commit.
     pub fn next(&self) -> Seq {
         self.first.saturating_add(self.changes)
     }
@@ -130,7 +133,7 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..at + 4).map_or(0, |b| b.try_into().map_or(0, u32::from_ne_bytes))
 }
 
-/// Reads a range of the file, cut at the end of the file.
+/// Reads a range of the file. The result is shorter if the file ends before the range does.
 fn read(file: &File, at: u64, len: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; len];
     let mut done = 0;
@@ -145,7 +148,7 @@ fn read(file: &File, at: u64, len: usize) -> Result<Vec<u8>> {
 }
 
 impl Mirror {
-    /// Opens the mirror in this file, or makes a new one if the file is empty.
+    /// Opens the mirror in this file, or makes a new mirror if the file is empty.
     pub fn new(file: File) -> Result<Mirror> {
         let head = read(&file, 0, HEAD)?;
         let mut state = State { start: LOG_AT, tail: LOG_AT, ..State::default() };
@@ -165,8 +168,8 @@ impl Mirror {
         Ok(Mirror { file, state: Mutex::new(state) })
     }
 
-    /// Returns the values of the completed requests, by request, as far as they are known: the last
-    /// note of each slot, and those of earlier processes.
+    /// Returns the values of completed requests, by request. Only the last note of each slot and
+    /// the kept notes of earlier processes are known.
     pub fn notes(&self) -> Result<HashMap<u64, u64>> {
         Ok(self.all_notes()?.into_iter().collect())
     }
@@ -181,7 +184,8 @@ impl Mirror {
         let mut by_slot: Vec<_> =
             slots.chunks_exact(SLOT as usize).map(|s| (u64_at(s, 0), u64_at(s, 8))).collect();
         by_slot.resize(NOTES, (0, 0));
-        // The process may have ended before the note of a commit was written to its slot.
+        // The log may have notes that are not in their slots, since the process may have ended
+        // between the two writes.
         for note in self.entries()?.into_iter().filter_map(|entry| entry.note) {
             if let Some(slot) = by_slot.get_mut(note.slot as usize) {
                 *slot = (note.request, note.value);
@@ -191,14 +195,14 @@ impl Mirror {
         Ok(all)
     }
 
-    /// Returns a number above all that earlier processes with this mirror have given to
-    /// transactions, unless one of them has begun more than a million.
+    /// Returns a number above all numbers that earlier processes with this mirror have given to
+    /// transactions, unless one of these processes has begun more than a million transactions.
     pub(crate) fn first_transaction(&self) -> u64 {
-        // Numbers of transactions in names have 32 bits.
+        // Numbers of transactions have 32 bits where they are part of names.
         (self.state.lock().lives.saturating_sub(1) % 2048) << 20
     }
 
-    /// Returns `true` if the mirror belongs to this store, or to none yet.
+    /// Returns `true` if the mirror belongs to this store or does not belong to a store yet.
     pub(crate) fn is_of(&self, store: &[u8; 16]) -> bool {
         let of = self.state.lock().store;
         of == [0; 16] || of == *store
@@ -233,14 +237,16 @@ impl Mirror {
         Ok(entries)
     }
 
-    /// Starts an empty log, after all of its commits have reached the device. The notes stay.
+    /// Starts an empty log, after all commits of the old log have reached the device. The notes are
+    /// kept.
     pub(crate) fn begin(&self, store: [u8; 16]) -> Result<()> {
         let mut notes = self.all_notes()?;
         let last = self.entries()?.last().map(|entry| entry.end);
         let mut state = self.state.lock();
         state.store = store;
         state.lives += 1;
-        // The note of a slot may be among the earlier ones too.
+        // Keep only the newest note of each request, since the note of a slot may also be among the
+        // earlier notes.
         let mut known = std::collections::HashSet::new();
         notes.reverse();
         notes.retain(|(request, _)| known.insert(*request));
@@ -261,8 +267,8 @@ impl Mirror {
         write_head(&self.file, &state)
     }
 
-    /// Adds a commit with its record, which includes the length; after this record the journal's
-    /// stream is at `position`. It is called under the pipeline's lock.
+    /// Adds a commit with its record, which includes the length. `position` is the position of the
+    /// journal's stream after this record. This is called under the pipeline's lock.
     pub(crate) fn add(
         &self,
         (first, changes): (Seq, u64),
@@ -287,7 +293,7 @@ impl Mirror {
         let sum = crc32c(&entry[8..]);
         entry[4..8].copy_from_slice(&sum.to_ne_bytes());
         let end = state.tail + entry.len() as u64;
-        // Zeros end the log, so that no older entry continues it.
+        // End the log with zeros, so that no older entry seems to continue it.
         entry.extend_from_slice(&[0; ENTRY]);
         self.file.write_all_at(entry, state.tail).map_err(failed)?;
         state.tail = end;
@@ -303,7 +309,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// Drops the commits up to `position` of the journal's stream, which are on the device. It is
+    /// Drops the commits up to `position` of the journal's stream, which are on the device. This is
     /// called under the pipeline's lock.
     pub(crate) fn cut(&self, position: u64) -> Result<()> {
         let mut state = self.state.lock();

@@ -1,4 +1,4 @@
-//! Options for creating and opening a store, and the shares of its memory budget.
+//! The options for creating and opening a store, and the shares of its memory budget.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,25 +8,25 @@ use zones::Profile;
 use crate::mirror::Mirror;
 use crate::remote::RemoteZones;
 
-/// Deferred values are placed once they take this many bytes while syncs are expected. A lower
-/// limit would cost more than the sync gains: each write would hold the values of few keys, and
-/// bulk loads would slow down.
+/// The number of bytes of deferred values at which they are placed while syncs are expected. A
+/// lower limit would cost more than the syncs would gain, because each write would have the values
+/// of few keys, and bulk loads would slow down.
 const EARLY_VALUES: usize = 1 << 20;
 
-/// The cost of a seek on a hard disk, in bytes that it reads in the same time.
+/// The cost of a seek on a hard disk, as the number of bytes that the disk reads in the same time.
 const HARD_DISK_SEEK: u64 = 1 << 20;
 
 /// Options for creating a store.
 #[derive(Clone, Debug)]
 pub struct CreateOptions {
-    /// The size that the store may grow to, bytes. If `None`, it is limited by its host only.
+    /// The maximum size of the store, in bytes. If this is `None`, only the host limits the size.
     pub capacity: Option<u64>,
-    /// Zones of 8 MiB that user data must leave for flushing, merging and deleting.
+    /// The number of 8 MiB zones that user data must leave for flushes, merges and deletions.
     pub reserve_zones: u32,
-    /// The kind of device that the store is made for. It is stored with it, and sets the default of
-    /// [`OpenOptions::seek_bytes`] at each opening.
+    /// The kind of device for which the store is made. This profile is stored in the store, and
+    /// determines the default of [`OpenOptions::seek_bytes`] at each opening.
     pub profile: Profile,
-    /// Options for opening the store after its creation.
+    /// The options for opening the store after its creation.
     pub open: OpenOptions,
 }
 
@@ -44,71 +44,75 @@ impl Default for CreateOptions {
 /// Options for opening a store.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// Bytes for memtables, journal buffer and caches together. At least 1 MiB.
+    /// The number of bytes for memtables, journal buffer and caches together. The minimum is 1 MiB.
     pub memory: usize,
-    /// The longest time until a buffered commit is on disk.
+    /// The longest time after which a buffered commit is on disk.
     pub flush_interval: Duration,
-    /// A batch with at least this many bytes of values that are to lie outside their blocks (or 256
-    /// KiB, if that is less: deferring more would take more memory) writes them to their final
-    /// place before it commits, unless they are held ([`OpenOptions::hold_values`]). A buffered
-    /// commit with fewer bytes defers its values, so that they are placed together with others. In
-    /// all cases the journal carries their places only. `u64::MAX` logs all values in the journal
-    /// instead.
+    /// The number of bytes of values outside of their blocks from which on a batch writes these
+    /// values to their final place before it commits, unless the values are held
+    /// ([`OpenOptions::hold_values`]). The limit is 256 KiB if this number is larger, because
+    /// deferring more would take more memory. A buffered commit with fewer bytes defers its values,
+    /// so that they are placed together with others. In both cases the journal has only the places
+    /// of the values. `u64::MAX` logs all values in the journal instead.
     pub late_bind_at: u64,
-    /// Large values wait in memory, up to this many bytes, until the next sync or the end of the
-    /// flush interval, so that those that are overwritten or deleted before then are never written.
-    /// At most a quarter of `memory` is used, less while memtables are large, and the oldest values
-    /// are written when more arrive. A sync writes all waiting values; while callers wait for syncs
-    /// from time to time, values are written early as without this option. 0 turns it off; a
-    /// sixteenth of the memory, in values of batches that `late_bind_at` does not place, waits
-    /// nevertheless. It has no effect on a store with a mirror.
+    /// The number of bytes of large values that may wait in memory until the next sync or the end
+    /// of the flush interval. Values that are overwritten or deleted before then are never written.
+    /// At most a quarter of `memory` is used, and less while memtables are large. The oldest values
+    /// are written when more values arrive. A sync writes all waiting values. While callers wait
+    /// for syncs from time to time, values are written early, as without this option. 0 turns the
+    /// option off; values of batches that `late_bind_at` does not place still wait in up to a
+    /// sixteenth of the memory. The option has no effect on a store with a mirror.
     pub hold_values: usize,
-    /// A merge is installed in parts of this many written bytes, or less when space is short. It
-    /// bounds the space that a merge holds twice for a while.
+    /// The number of written bytes after which a part of a merge is installed. Parts are smaller
+    /// when space is short. The size of the parts bounds the space that a merge temporarily holds
+    /// twice.
     pub merge_part: u64,
-    /// Bytes that the device reads in the time that a seek takes, at the queue depth of a scan: 8
-    /// KiB suits solid state, 1 MiB hard disks. If 0, the store's profile decides. The adaptive
-    /// stitching threshold follows this value; where seeks are expensive (64 KiB or more), it moves
-    /// large values too. Reads read through gaps that cost less than a seek.
+    /// The number of bytes that the device reads in the time of a seek, at the queue depth of a
+    /// scan. 8 KiB suits solid state, and 1 MiB suits hard disks. If the number is 0, the store's
+    /// profile determines it. The adaptive stitching threshold depends on this number; if seeks are
+    /// expensive (64 KiB or more), large values are moved, too. A read continues through gaps that
+    /// cost less than a seek.
     pub seek_bytes: u64,
-    /// Logs commits in the journal. Without a journal they are on disk once their memtable is
-    /// flushed, which `sync` and synced commits then do; after a crash the store has the state of
-    /// the last flush.
+    /// Logs commits in the journal. Without a journal, commits are on disk once their memtable is
+    /// flushed, so `sync` and synced commits flush the memtables, and after a crash the store has
+    /// the state of the last flush.
     pub journal: bool,
     /// The compaction policy of all dictionaries.
     pub compaction: CompactionPolicy,
-    /// The rate of background defragmentation in bytes a second; it is exceeded when much space is
-    /// lost. 0 turns background defragmentation off.
+    /// The rate of background defragmentation, in bytes per second. The rate is exceeded when much
+    /// space is lost. 0 turns background defragmentation off.
     pub defrag_rate: u64,
     /// Lays large values in the order of [`crate::Kvdb::set_value_order`] while clients neither
     /// commit nor read from the device, if an eighth of the data was written since the last time.
-    /// It writes at most about twice as many bytes as commits have written, and ends when clients
-    /// come. Without threads, and for a store with zones in object storage, it does nothing.
+    /// Laying writes at most about twice as many bytes as commits have written, and ends when
+    /// clients become active. The option has no effect without threads, or on a store with zones in
+    /// object storage.
     pub lay_when_quiet: bool,
-    /// Threads that merge, in parallel where they can: each takes a merge of its own, or a range of
-    /// keys of a large one. 0 stands for half the machine's processors, at most 4. Without threads,
-    /// large merges are divided into this many ranges, which advance in turn (0: one range).
+    /// The number of threads that merge, in parallel where possible. Each thread takes a whole
+    /// merge, or a range of keys of a large merge. 0 means half of the machine's processors, but at
+    /// most 4. In a store without threads, a large merge is divided into this many ranges, which
+    /// advance in turn; 0 means one range.
     pub merge_threads: usize,
-    /// Writes nothing to the device, not even in recovery.
+    /// Writes nothing to the device, not even during recovery.
     pub read_only: bool,
-    /// Does background work in threads. Without them, and always in a simulated environment,
-    /// commits do the work that is overdue and [`crate::Kvdb::step`] does the rest.
+    /// Does background work in threads. Without threads, and always in a simulated environment,
+    /// commits do overdue work and [`crate::Kvdb::step`] does the rest.
     pub threads: bool,
-    /// Fills new zones of the journal with zeros ahead of time once commits are synced, so that a
-    /// synced commit finds its space allocated.
+    /// Fills new zones of the journal with zeros in advance once commits are synced, so that the
+    /// space for a synced commit is already allocated.
     pub zero_journal: bool,
-    /// A memtable with deletions is flushed after this time without commits, so that the space that
-    /// they free is returned.
+    /// The time without commits after which a memtable with deletions is flushed, so that the space
+    /// of the deleted data is freed.
     pub idle_flush: Duration,
     /// Flushes the memtables in `close`, so that the next open has nothing to replay.
     pub flush_on_close: bool,
-    /// A file that also holds each commit until it is on the device. An opening with the mirror of
-    /// a process that was killed recovers all commits that returned, synced or not. The mirror has
-    /// to be empty, or that of the process which had the store open before.
+    /// A file that also holds each commit until the commit is on the device. An opening with the
+    /// mirror of a killed process recovers all commits that had returned, synced or not. The mirror
+    /// must be empty, or must be the mirror of the process that had the store open before.
     pub mirror: Option<Arc<Mirror>>,
     /// The zones in object storage, if the store is a local file that refers to a published state
-    /// ([`crate::LocalCopy`]); other stores do not need it. The device must allow writes even for
-    /// readers, since fetched data is kept on it.
+    /// ([`crate::LocalCopy`]). Other stores do not need this option. The device must allow writes
+    /// even for readers, since fetched data is kept on the device.
     pub remote: Option<RemoteZones>,
 }
 
@@ -137,17 +141,18 @@ impl Default for OpenOptions {
     }
 }
 
-/// The policy by which the runs of a dictionary are merged. See `docs/decisions/012-shape.md`. It
-/// may change from one opening to the next.
+/// The policy by which the runs of a dictionary are merged. See `docs/decisions/012-shape.md`. The
+/// policy may change from one opening to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompactionPolicy {
-    /// Runs that a level collects before they are merged into one of the next level. At least 2.
+    /// The number of runs that a level collects before they are merged into one run of the next
+    /// level. The minimum is 2.
     pub runs_per_level: usize,
-    /// The bottom run is merged when the runs above it reach this fraction of its size: 4 stands
-    /// for a quarter. At least 1.
+    /// The divisor of the size of the bottom run. The bottom run is merged when the runs above it
+    /// reach this fraction of its size; 4 means a quarter. The minimum is 1.
     pub size_ratio: u64,
-    /// Merges all data into one run in the end. Otherwise levels are merged into the next one
-    /// without limit, and reads have to look into more runs.
+    /// Merges all data into one run in the end. Otherwise each level is merged into the next level
+    /// without a limit on the number of levels, and reads have to search more runs.
     pub single_bottom: bool,
 }
 
@@ -158,7 +163,7 @@ impl Default for CompactionPolicy {
 }
 
 impl CompactionPolicy {
-    /// Returns the policy with its values clamped to bounds that work.
+    /// Returns the policy with its values clamped to valid bounds.
     pub(crate) fn sane(self) -> CompactionPolicy {
         CompactionPolicy {
             runs_per_level: self.runs_per_level.clamp(2, 64),
@@ -169,7 +174,8 @@ impl CompactionPolicy {
 }
 
 impl OpenOptions {
-    /// Returns the options with the defaults of the store's profile for those that are not set.
+    /// Returns the options, with options that are not set replaced by the defaults of the store's
+    /// profile.
     pub(crate) fn of_profile(self, profile: Profile) -> OpenOptions {
         let seek_bytes = match (self.seek_bytes, profile) {
             (0, Profile::HardDisk) => HARD_DISK_SEEK,
@@ -193,31 +199,32 @@ impl OpenOptions {
     }
 }
 
-/// The shares of the memory budget, in bytes. The rest, an eighth, is for merges under way and for
-/// other temporary memory.
+/// The shares of the memory budget, in bytes. The remaining eighth is for merges in progress and
+/// for other temporary memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shares {
-    /// All memtables, sealed ones included.
+    /// The memory of all memtables, including sealed memtables.
     pub memtables: usize,
     /// The size at which a generation of memtables is sealed.
     pub seal_at: usize,
-    /// Deferred values are placed once they take this many bytes; commits wait at twice that.
+    /// The number of bytes of deferred values at which they are placed. Commits wait at twice this
+    /// number.
     pub window: usize,
-    /// Values are held until they take this many bytes ([`OpenOptions::hold_values`]). It is 0 if
-    /// they are not held, otherwise at least `window`.
+    /// The number of bytes up to which values are held ([`OpenOptions::hold_values`]). The number
+    /// is 0 if values are not held, and otherwise at least `window`.
     pub hold: usize,
-    /// Deferred values are placed once they take this many bytes while syncs are expected.
+    /// The number of bytes of deferred values at which they are placed while syncs are expected.
     pub early_values: u64,
     /// The size at which the journal's buffer is written out.
     pub journal_write_at: usize,
-    /// The bound of the journal's buffer, which only a single larger record exceeds.
+    /// The maximum size of the journal's buffer. Only a single larger record exceeds this size.
     pub journal_buffer: usize,
     pub cache: usize,
     /// The memory for the locks of serializable transactions.
     pub locks: usize,
     /// The memory for the indexes of ranks.
     pub ranks: usize,
-    /// The journal forces a flush when it takes more than this on the device.
+    /// The number of bytes on the device at which the journal forces a flush.
     pub journal_device: u64,
     /// The largest record of one commit.
     pub largest_record: usize,
@@ -228,7 +235,7 @@ const MIN_MEMORY: usize = 1 << 20;
 impl Shares {
     pub(crate) fn of(options: &OpenOptions) -> Shares {
         let memory = options.memory.max(MIN_MEMORY);
-        // A memtable addresses 32 GiB.
+        // Stay well below 32 GiB, which is the most that a memtable can address.
         let (memtables, seal_at) = (memory / 2, (memory / 4).min(8 << 30));
         let journal_write_at = (memory / 256).clamp(16 << 10, 1 << 20);
         let hold = match options.hold_values {
@@ -251,8 +258,9 @@ impl Shares {
         }
     }
 
-    /// Returns how many bytes of values may be held next to memtables of `memtables` bytes, values
-    /// excluded: no more than half of what these leave of their share, and at least a window.
+    /// Returns the number of bytes of values that may be held in addition to memtables of
+    /// `memtables` bytes without values: at most half of the unused part of the memtables' share,
+    /// but at least a window.
     pub(crate) fn hold_next_to(&self, memtables: usize) -> usize {
         let left = self.memtables.saturating_sub(memtables) / 2;
         self.hold.min(left.max(self.window))

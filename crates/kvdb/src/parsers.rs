@@ -1,6 +1,7 @@
 //! Entry points to every parser of this crate, for the fuzz targets under `fuzz/` and the test
-//! below. Each takes any bytes and must neither panic nor run forever. Checksums are made to fit,
-//! so that the code after the check is reached. Normal builds do not have them.
+//! below. Each entry point takes any bytes and must neither panic nor run forever. It corrects the
+//! checksums in the bytes, so that the code after the check is reached. Normal builds do not
+//! contain these entry points.
 
 use std::hint::black_box;
 
@@ -23,8 +24,8 @@ pub fn root(data: &[u8]) {
     assert_eq!(Root::decode(&root.encode()).ok(), Some(root));
 }
 
-/// Parses a record of the manifest and applies its edits one by one. The resulting state, written
-/// as a checkpoint, must read the same.
+/// Parses a record of the manifest and applies its edits. If the resulting state is written as a
+/// checkpoint, reading the checkpoint must result in the same state.
 pub fn manifest(data: &[u8]) {
     let record = Bytes::copy_from_slice(data);
     let Ok(edits) = Edit::decode_all(&record) else { return };
@@ -37,7 +38,7 @@ pub fn manifest(data: &[u8]) {
     if state.apply_all(edits).is_err() {
         return;
     }
-    // Entries of `since` up to the journal's start have no effect: the journal has no older
+    // Entries of `since` up to the journal's start have no effect, since the journal has no older
     // changes.
     let start = state.start;
     state.since.retain(|_, since| *since > start.seq);
@@ -69,7 +70,7 @@ pub fn transaction_log(data: &[u8]) {
     black_box(durable::encode(&options));
 }
 
-/// Parses the frames of a sent snapshot, of each kind, and the progress of a receive.
+/// Parses frames of each kind of a sent snapshot, and the progress of a receive.
 pub fn stream(data: &[u8]) {
     let payload = Bytes::copy_from_slice(data);
     for kind in 0..5 {
@@ -84,8 +85,8 @@ pub fn stream(data: &[u8]) {
     }
 }
 
-/// Parses a chunk of the journal or the manifest, with both checksums made to fit; and its piece as
-/// records, which are the same in whichever pieces they arrive.
+/// Parses a chunk of the journal or the manifest with corrected checksums. Then parses its piece as
+/// records, which must be the same however the piece is divided.
 pub fn chunk(data: &[u8]) {
     let (head, piece) = data.split_at(data.len().min(HEADER));
     for (kind, magic) in [(Kind::Journal, b"KVJC"), (Kind::Manifest, b"KVMC")] {
@@ -124,7 +125,7 @@ pub fn chunk(data: &[u8]) {
 }
 
 /// Parses a head, a state, the registration of a fork, a list of dead objects, and the note of a
-/// local file about its home. Magic and checksum are made to fit.
+/// local file about its home. Magic numbers and checksums are corrected first.
 pub fn published(data: &[u8]) {
     remote::parse(data);
 }
@@ -144,7 +145,7 @@ mod tests {
         Bytes::from_static(s.as_bytes())
     }
 
-    /// Returns edits of a manifest that fit one another.
+    /// Returns encoded edits of a manifest that are consistent with one another.
     fn edits() -> Vec<u8> {
         let info = |id, branch: &str| crate::DictionaryInfo {
             id: DictionaryId(id),
@@ -180,7 +181,7 @@ mod tests {
         manifest
     }
 
-    /// Returns a record of the journal, with changes of each kind.
+    /// Returns an encoded record of the journal with changes of each kind.
     fn commit() -> Vec<u8> {
         let d = DictionaryId(3);
         let packed =

@@ -1,6 +1,7 @@
-//! An ordered map that is copied at the cost of a pointer: a B+ tree of shared nodes, in which a
-//! change copies the nodes on the path from the root to the entry. Copies of a map that differ in
-//! few entries share all other nodes, so their difference is found without reading the rest.
+//! An ordered map whose copy costs no more than copying a pointer. The map is a B+ tree of shared
+//! nodes, and a change copies the nodes on the path from the root to the entry. Copies of a map
+//! that differ in few entries share all other nodes, so their difference is found without reading
+//! the shared nodes.
 
 use std::borrow::Borrow;
 use std::cmp::Ordering;
@@ -10,22 +11,24 @@ use std::sync::Arc;
 
 /// The maximum number of entries of a leaf, or of children of an inner node.
 const MOST: usize = 32;
-/// A node with fewer is merged with its neighbour if both fit into one.
+/// The number of entries or children below which a node is merged with its neighbour, if both fit
+/// into one node.
 const FEW: usize = MOST / 4;
-/// The number of entries by which the room of a full node grows. Room in each of a thousand nodes
-/// is memory that nothing uses, and a node grows at most a few times.
+/// The number of entries by which the capacity of a full node grows. The number is small because
+/// unused capacity in thousands of nodes wastes memory, and a node grows only a few times.
 const GROWTH: usize = 4;
 
 enum Node<K, V> {
     Leaf(Vec<(K, V)>),
-    /// The height above the leaves, and the children, each with a separator key: greater than all
-    /// keys of the children before it, and not greater than its own keys.
+    /// The height above the leaves, and the children, each with a separator key. The separator is
+    /// greater than all keys of the children before the child, and not greater than the keys of the
+    /// child.
     Inner(u32, Vec<(K, Arc<Node<K, V>>)>),
 }
 
 impl<K: Clone, V: Clone> Clone for Node<K, V> {
-    /// Copies a node for a change, with room for one entry more. A copy without room would double
-    /// its memory when an entry is added.
+    /// Copies a node for a change, with capacity for one more entry. A copy without spare capacity
+    /// would double its memory when an entry is added.
     fn clone(&self) -> Self {
         match self {
             Node::Leaf(entries) => Node::Leaf(with_room(entries)),
@@ -40,7 +43,8 @@ fn with_room<T: Clone>(all: &[T]) -> Vec<T> {
     copy
 }
 
-/// Inserts into the list of a node, which grows by a few entries and not by half of its own.
+/// Inserts an entry into the list of a node. A full list grows by a few entries instead of a share
+/// of its size.
 fn insert_at<T>(all: &mut Vec<T>, at: usize, entry: T) {
     if all.len() == all.capacity() {
         all.reserve_exact(GROWTH);
@@ -48,7 +52,7 @@ fn insert_at<T>(all: &mut Vec<T>, at: usize, entry: T) {
     all.insert(at, entry);
 }
 
-/// A node that was split off, and a lower bound of its keys.
+/// A node that was split off, with a lower bound of its keys.
 type Split<K, V> = Option<(K, Arc<Node<K, V>>)>;
 
 impl<K, V> Node<K, V> {
@@ -67,7 +71,7 @@ impl<K, V> Node<K, V> {
     }
 }
 
-/// Returns the index of the child that holds `key`, if any does.
+/// Returns the index of the only child that can hold `key`.
 fn child_of<K: Borrow<Q>, Q: Ord + ?Sized, C>(children: &[(K, C)], key: &Q) -> usize {
     children.partition_point(|(least, _)| least.borrow() <= key).saturating_sub(1)
 }
@@ -104,7 +108,7 @@ impl<K: Ord + Clone, V: Clone> Node<K, V> {
         }
     }
 
-    /// Removes `key`, which the map holds.
+    /// Removes `key`, which must be in the map.
     fn remove<Q: Ord + ?Sized>(self: &mut Arc<Self>, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,
@@ -115,7 +119,8 @@ impl<K: Ord + Clone, V: Clone> Node<K, V> {
                 let at = child_of(children, key);
                 let gone = children[at].1.remove(key);
                 if children[at].1.len() == 0 {
-                    // An empty node at the end would hide the last key.
+                    // Remove an empty child, since an empty node at the end would hide the last
+                    // key.
                     children.remove(at);
                 } else if children[at].1.len() < FEW && children.len() > 1 {
                     let left = at.min(children.len() - 2);
@@ -129,7 +134,8 @@ impl<K: Ord + Clone, V: Clone> Node<K, V> {
         }
     }
 
-    /// Appends the entries of the next node, of the same height. None of its keys is below `least`.
+    /// Appends the entries of the next node, which has the same height. `least` is a lower bound of
+    /// that node's keys.
     fn append(&mut self, least: &K, right: &Node<K, V>) {
         match (self, right) {
             (Node::Leaf(entries), Node::Leaf(more)) => entries.extend_from_slice(more),
@@ -160,12 +166,12 @@ impl<K: Ord + Clone, V: Clone> Node<K, V> {
     }
 }
 
-/// Splits off the right half of a list that has become too long.
+/// Splits off and returns the right half of a list that has become too long.
 fn split<T>(all: &mut Vec<T>) -> Option<Vec<T>> {
     (all.len() > MOST).then(|| {
         let right = all.split_off(MOST / 2);
-        // The left half has room for twice as many. If keys are counted upwards, as most numbers
-        // are, it never grows again.
+        // The left half still has the capacity of the whole list. With ascending keys, such as most
+        // numbers, the left half never grows again, so shrink it.
         all.shrink_to_fit();
         right
     })
@@ -175,7 +181,7 @@ fn shared<K, V>((least, node): (K, Node<K, V>)) -> (K, Arc<Node<K, V>>) {
     (least, Arc::new(node))
 }
 
-/// The map. See the module's comment.
+/// An ordered map that is cheap to copy. See the documentation of the module.
 pub(crate) struct PersistentMap<K, V> {
     root: Option<Arc<Node<K, V>>>,
     len: usize,
@@ -190,7 +196,7 @@ impl<K, V> PersistentMap<K, V> {
         self.len == 0
     }
 
-    /// Returns `true` if both are copies of one map and neither was changed after the copy.
+    /// Returns `true` if the two maps are copies of one map and neither was changed after the copy.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         match (&self.root, &other.root) {
             (Some(one), Some(other)) => Arc::ptr_eq(one, other),
@@ -228,7 +234,7 @@ impl<K, V> PersistentMap<K, V> {
         self.get_key_value(key).map(|(_, value)| value)
     }
 
-    /// Returns the entry of `key`, as the map stores both.
+    /// Returns the key and the value that the map stores for `key`.
     pub(crate) fn get_key_value<Q: Ord + ?Sized>(&self, key: &Q) -> Option<(&K, &V)>
     where
         K: Borrow<Q>,
@@ -251,8 +257,8 @@ impl<K, V> PersistentMap<K, V> {
         self.get(key).is_some()
     }
 
-    /// Calls `each` with the keys whose entries may differ, in ascending order, and with the values
-    /// that this map and `newer` have for them. Nodes that both share are skipped.
+    /// Calls `each`, in ascending order, with each key whose entries may differ, and with the
+    /// values that this map and `newer` have for the key. Nodes that the maps share are skipped.
     pub(crate) fn difference<'a>(
         &'a self,
         newer: &'a Self,
@@ -269,7 +275,8 @@ impl<K, V> PersistentMap<K, V> {
                         _ = (old.0.pop(), new.0.pop());
                         continue;
                     }
-                    // Open the higher node first: a shared node has the same height in both.
+                    // Open the higher node first, since a shared node has the same height in both
+                    // maps.
                     let (one, other) = (one.height(), other.height());
                     if one >= other {
                         old.open();
@@ -308,7 +315,7 @@ impl<K, V> PersistentMap<K, V> {
 }
 
 impl<K: Ord + Clone, V: Clone> PersistentMap<K, V> {
-    /// Inserts a value, and returns the one that it replaces.
+    /// Inserts a value, and returns the value that it replaces.
     pub(crate) fn insert(&mut self, key: K, value: V) -> Option<V> {
         let Some(root) = &mut self.root else {
             self.root = Some(Arc::new(Node::Leaf(vec![(key, value)])));
@@ -364,11 +371,11 @@ enum Step<'a, K, V> {
     Entry(&'a (K, V)),
 }
 
-/// Holds the remaining steps, the last one first.
+/// An iterator over a map. Its list has the remaining steps, the last step first.
 pub(crate) struct Iter<'a, K, V>(Vec<Step<'a, K, V>>);
 
 impl<K, V> Iter<'_, K, V> {
-    /// Replaces the next node by its children or entries.
+    /// Replaces the next node with its children or entries.
     fn open(&mut self) {
         match self.0.pop() {
             Some(Step::Node(node)) => match &**node {
@@ -523,17 +530,18 @@ mod tests {
             let _copy = map.clone();
             map.insert(key, key);
         }
-        // A copy grows by one entry, and a whole that is not copied by at most four.
+        // A copied node has capacity for one more entry, and a node that grows without a copy for
+        // at most four.
         let room = map.root.as_deref().map_or(0, room);
         assert!(room <= map.len() / 10, "room for {room} more than {}", map.len());
     }
 
-    /// A node with one child has no neighbour to merge it with if that is full.
+    /// A node with one child cannot be merged with its neighbour if the neighbour is full.
     #[test]
     fn the_last_key_is_found_after_all_keys_of_the_last_node_are_gone() {
         let mut map: PersistentMap<u32, ()> = (0..600).map(|key| (10 * key, ())).collect();
-        // The first of the two inner nodes has 16 leaves of 16 entries: with 17 more in each there
-        // are 32 of them.
+        // The first of the two inner nodes has 16 leaves of 16 entries. Adding 17 entries to each
+        // leaf splits it, so that the node has 32 leaves.
         (0..256).for_each(|key| _ = map.insert(10 * key + 1, ()));
         (0..256).step_by(16).for_each(|key| _ = map.insert(10 * key + 2, ()));
         let mut model: BTreeMap<u32, ()> = map.iter().map(|(key, ())| (*key, ())).collect();

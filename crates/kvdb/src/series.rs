@@ -1,12 +1,13 @@
 //! The codecs of series of large values. A series is the values of a dictionary whose keys begin
-//! with one prefix, such as the pages of one file: they compress alike, while those of other series
-//! may not compress at all.
+//! with the same prefix, such as the pages of one file. The values of a series compress alike,
+//! while the values of another series may be incompressible.
 //!
-//! A codec is chosen when a value gets its place: by a batch that binds it, by the journal's
-//! thread, by a flush, by a compaction if updates have made it longer, or when a transaction
-//! spills. The reference to the value says which codec it has, so nothing that reads or moves
-//! values knows of series, and nothing of this is stored. The program sets the codec of a series
-//! before it commits values; a series that was forgotten has the codec of its dictionary.
+//! The codec of a value is chosen when the value gets its place: by a batch that binds the value,
+//! by the journal's thread, by a flush, by a compaction if updates have made the value longer, or
+//! when a transaction spills. The reference to the value names the codec, so code that reads or
+//! moves values need not know of series, and the codecs of series are not stored. The program sets
+//! the codec of a series before it commits values. A series that was forgotten has the codec of its
+//! dictionary.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -21,39 +22,41 @@ use zones::ExtentWriter;
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
 
-/// The codec that [`SeriesCodec::Auto`] tries: a value is tried by each write that may compress, so
-/// the attempt must be cheap.
+/// The codec that [`SeriesCodec::Auto`] tries. Each write that may compress tries this codec, so an
+/// attempt must be cheap.
 const TRIED: Compression = Compression::Lz4;
-/// The number of values that are stored as they are after one that did not compress. It doubles
-/// with each further one, up to `LONGEST_PAUSE`: 4 MiB of pages.
+/// The number of values that are stored without an attempt after a value that did not compress. The
+/// number doubles with each further value that does not compress, up to `LONGEST_PAUSE`.
 const FIRST_PAUSE: u32 = 8;
+/// The largest number of values that are stored without an attempt: 4 MiB of pages.
 const LONGEST_PAUSE: u32 = 1024;
-/// The number of series that are kept at least; at most twice as many are.
+/// The minimum number of series that are remembered. The maximum is twice this number.
 const KEPT: usize = 16 << 10;
-/// The longest prefix of a series, bytes. It bounds the memory that all series take: keys may be
-/// hundreds of times as long.
+/// The maximum length of the prefix of a series, in bytes. This bounds the memory of all series,
+/// since keys may be hundreds of times as long.
 const LONGEST_PREFIX: usize = 128;
 
 /// The codec of a series of values. See [`crate::Kvdb::set_codec_of_series`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SeriesCodec {
-    /// Each value is compressed by this codec, if that makes it short enough.
+    /// Each value is compressed with this codec if this makes the value short enough.
     Fixed(Compression),
-    /// Values are compressed by LZ4 as long as that makes them short enough. After one for which it
-    /// did not, a number of values is stored without an attempt.
+    /// Values are compressed with LZ4 while this makes them short enough. After a value that LZ4
+    /// does not make short enough, a number of values are stored without an attempt.
     Auto,
 }
 
-/// Reads a key of the dictionary of this name in the same branch.
+/// A function that reads a key of another dictionary in the same branch, by the dictionary's name.
 pub type ReadOther<'a> = dyn FnMut(&str, &[u8]) -> Result<Option<Bytes>> + 'a;
 
-/// The length of the prefix of a series, bytes, and its codec; `None` stands for that of the
-/// dictionary.
+/// The length of the prefix of a series in bytes, and the codec of the series. `None` means the
+/// codec of the dictionary.
 pub type SeriesOf = (usize, Option<SeriesCodec>);
 
-/// Knows the codecs of series whose values come out of a stream of another store, past the program.
+/// A source of the codecs of series whose values arrive in a stream from another store, without
+/// being committed by the program.
 pub trait SeriesSource: Send + Sync {
-    /// Returns the series of a key of this dictionary, or `None` if the dictionary has no series.
+    /// Returns the series of a key in this dictionary, or `None` if the dictionary has no series.
     fn series_of(
         &self,
         dict: &DictionaryInfo,
@@ -62,14 +65,14 @@ pub trait SeriesSource: Send + Sync {
     ) -> Result<Option<SeriesOf>>;
 }
 
-/// The codec of a series, and what is known of its values.
+/// The codec of a series, and the results of earlier attempts to compress its values.
 #[derive(Clone, Copy)]
 struct Series {
     codec: SeriesCodec,
-    /// The number of values for which there was no attempt after the last one that failed; 0 if it
-    /// did not fail.
+    /// The number of values that are stored without an attempt after the last attempt, or 0 if the
+    /// last attempt succeeded.
     pause: u32,
-    /// The number of these that are still to come.
+    /// The number of further values that are stored without an attempt.
     left: u32,
 }
 
@@ -78,7 +81,7 @@ impl Series {
         Series { codec, pause: 0, left: 0 }
     }
 
-    /// Returns the codec that its values may have.
+    /// Returns the codec that the values of the series may have.
     fn codec(&self) -> Compression {
         match self.codec {
             SeriesCodec::Fixed(codec) => codec,
@@ -93,7 +96,7 @@ impl Series {
         pauses
     }
 
-    /// Takes note of an attempt.
+    /// Records the result of an attempt.
     fn tried(&mut self, compressed: bool) {
         self.pause = match compressed {
             true => 0,
@@ -103,10 +106,10 @@ impl Series {
     }
 }
 
-/// The series of a dictionary. Those that were set last are young; when there are many, the young
-/// ones become old, and the old ones are forgotten.
+/// The series of a dictionary. Recently set series are young. When there are too many young series,
+/// they become old, and the series that were old before are forgotten.
 struct Table {
-    /// The length of the prefixes, bytes.
+    /// The length of the prefixes, in bytes.
     len: usize,
     young: HashMap<Box<[u8]>, Series>,
     old: HashMap<Box<[u8]>, Series>,
@@ -121,7 +124,7 @@ impl Table {
 #[derive(Default)]
 struct Tables {
     by_dictionary: BTreeMap<DictionaryId, Table>,
-    /// The number of young series in all of them.
+    /// The number of young series in all tables.
     young: usize,
 }
 
@@ -170,7 +173,7 @@ impl Tables {
         }
     }
 
-    /// Makes the young series old, and forgets the old ones.
+    /// Forgets the old series, and makes the young series old.
     fn age(&mut self) {
         for table in self.by_dictionary.values_mut() {
             table.old = std::mem::take(&mut table.young);
@@ -183,16 +186,16 @@ impl Tables {
 /// The codecs of all series of an open store.
 #[derive(Default)]
 pub(crate) struct SeriesCodecs {
-    /// Set if some series has a codec of its own. Stores without one pay only for reading this
-    /// flag.
+    /// Is `true` if some series has its own codec. Stores without such a series pay only for
+    /// reading this flag.
     any: AtomicBool,
     tables: Mutex<Tables>,
     source: OnceLock<Arc<dyn SeriesSource>>,
 }
 
 impl SeriesCodecs {
-    /// Sets the codec of a series, or forgets it. What is known of its values stays if the codec is
-    /// the same as before.
+    /// Sets the codec of a series, or forgets the series. The results of earlier attempts are kept
+    /// if the codec is the same as before.
     pub(crate) fn set(
         &self,
         dict: DictionaryId,
@@ -211,7 +214,7 @@ impl SeriesCodecs {
         Ok(())
     }
 
-    /// Calls `look` with the series of a key, if it has a codec of its own.
+    /// Calls `look` with the series of a key, if the series has its own codec.
     fn with<T>(
         &self,
         dict: DictionaryId,
@@ -242,7 +245,7 @@ impl SeriesCodecs {
         self.with(dict, key, |series| series.codec()).unwrap_or(default)
     }
 
-    /// Places the value of a key, which may have this codec.
+    /// Places the value of a key, and compresses it with `codec` if this is worthwhile.
     pub(crate) fn place(
         &self,
         (dict, key): (DictionaryId, &[u8]),
@@ -257,7 +260,8 @@ impl SeriesCodecs {
         Ok(extent)
     }
 
-    /// Returns the codec to try for a value that may have this one: the same, or none.
+    /// Returns the codec to try for a value that may have `codec`: either `codec` or no
+    /// compression.
     fn attempt(&self, dict: DictionaryId, key: &[u8], codec: Compression) -> Compression {
         let pauses = codec != Compression::None
             && self.with(dict, key, |series| series.pauses()).unwrap_or(false);
@@ -270,7 +274,7 @@ impl SeriesCodecs {
         }
     }
 
-    /// Sets the source of the codecs of values that are received; the first one stays.
+    /// Sets the source of the codecs of received values. Only the first source is kept.
     pub(crate) fn set_source(&self, source: Arc<dyn SeriesSource>) {
         let _ = self.source.set(source);
     }
@@ -280,7 +284,8 @@ impl SeriesCodecs {
     }
 
     /// Returns the choice of codecs for a merge that places values of a dictionary whose codec is
-    /// `default`; `None` if no series has a codec of its own, nor can get one during the merge.
+    /// `default`. Returns `None` if no series has its own codec and none can get one during the
+    /// merge.
     pub(crate) fn choice(
         self: &Arc<Self>,
         dict: DictionaryId,
@@ -333,7 +338,7 @@ mod tests {
         }
     }
 
-    /// Stores a value of a key and returns whether its compression was tried.
+    /// Simulates storing a value of a key, and returns whether its compression was tried.
     fn store(codecs: &SeriesCodecs, key: &[u8], compresses: bool) -> bool {
         let codec = codecs.codec(DICT, key, Compression::None);
         let tried = codecs.attempt(DICT, key, codec);
@@ -350,15 +355,15 @@ mod tests {
             (0..count).filter(|_| store(&codecs, key, compresses)).count()
         };
         assert_eq!(tries(b"text.1", true, 100), 100);
-        // Attempts at 0, 9, 26, 59, 124, 253, 510, 1023.
+        // The attempts are at values 0, 9, 26, 59, 124, 253, 510 and 1023.
         assert_eq!(tries(b"noise1", false, 1024), 8);
         let rest = tries(b"noise2", false, 100 * 1024);
         assert!((90..=100).contains(&rest), "{rest}");
         assert_eq!(tries(b"text.2", true, 100), 100, "a series does not depend on another");
-        // The codec is set again with each commit, which forgets nothing.
+        // Setting the same codec again, as each commit does, keeps the results of earlier attempts.
         codecs.set(DICT, b"noise", Some(SeriesCodec::Auto)).unwrap();
         assert!(tries(b"noise3", false, 1024) <= 1);
-        // Once a value compresses, each one is tried.
+        // Once a value compresses, each further value is tried.
         assert!(tries(b"noise4", true, 1025) >= 1);
         assert_eq!(tries(b"noise5", true, 10), 10);
     }

@@ -1,47 +1,51 @@
-//! The place of a dictionary's short values, those of 512 bytes to 2 KiB, when its `separate_at`
-//! adapts.
+//! Decides on the place of the short values of a dictionary whose `separate_at` adapts. Short
+//! values have 512 bytes to 2 KiB.
 //!
-//! Inside its block, a short value is read together with its neighbours, and written again by each
-//! merge of the block. Outside, it is written once and merges move its reference only, but a scan
-//! needs a separate read for each value. So a dictionary is in one of three states:
+//! A short value inside of its block is read together with its neighbours, and is written again by
+//! each merge of the block. A short value outside of its block is written once, and merges move
+//! only its reference, but a scan needs a separate read for each such value. A dictionary is
+//! therefore in one of three states:
 //!
-//! - *Inside*, the state of a new dictionary. Values of 2 KiB and more lie outside.
-//! - *Outside*: commits, flushes and merges place values of 512 bytes and more outside. The state
-//!   begins when a generation is sealed, if the short values committed in the meantime amount to a
-//!   certain part of the dictionary and did not all sort after the existing keys: data that arrives
-//!   in key order is stitched wherever it lies.
-//! - *Gathering*: new short values lie inside, and a merge of all runs moves the others into their
-//!   blocks. The state begins when the store is idle, or when cursors have read more short values
-//!   from outside than were committed; it ends with the merge, or when *outside* begins again.
+//! - *Inside* is the state of a new dictionary. Only values of 2 KiB and more lie outside.
+//! - *Outside* means that commits, flushes and merges place values of 512 bytes and more outside.
+//!   The state begins when a generation is sealed, if the short values that were committed since
+//!   the previous state began amount to a certain part of the dictionary and their keys did not all
+//!   sort after the existing keys. Data that arrives in key order is stitched wherever it lies.
+//! - *Gathering* means that new short values lie inside, and that a merge of all runs moves the
+//!   other short values into their blocks. The state begins when the store is idle, or when cursors
+//!   have read more short values from outside than were committed. It ends with the merge, or when
+//!   *outside* begins again.
 //!
-//! The manifest says that short values may lie outside ([`crate::DictionaryInfo::short_outside`])
-//! before the first one does, so a store that is opened again continues in the same state, except
-//! for the counts. A clone shares its values with its origin; these stay where they are, and new
-//! ones lie inside.
+//! Before the first short value is placed outside, the manifest records that short values may lie
+//! outside ([`crate::DictionaryInfo::short_outside`]). A store that is opened again therefore
+//! continues in the same state, except for the counts. The values that a clone shares with its
+//! origin stay where they are, and new short values of the clone lie inside.
 
 use env::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use crate::dictionary::{ADAPTIVE_SEPARATION, Described, SHORT_VALUES};
 
-/// Short values are placed outside when the committed ones reach the data of the dictionary divided
-/// by this.
+/// The divisor of the size of a dictionary. Short values are placed outside when the committed
+/// short values reach this fraction of the size.
 const COMMITTED_SHARE: u64 = 8;
-/// Short values are gathered when scans have read this many times the committed bytes: a read from
-/// outside costs about as much extra time as two more writes.
+/// The ratio of scanned to committed bytes at which short values are gathered. A read from outside
+/// costs about as much additional time as two more writes.
 const SCANNED_RATIO: u64 = 2;
 
-/// Counts and state of a dictionary's short values since the store was opened.
+/// The state and the counts of a dictionary's short values since the store was opened.
 #[derive(Debug, Default)]
 pub(crate) struct ShortValues {
-    /// Bytes of short values committed, and read by cursors from outside, since the state began.
+    /// The number of bytes of short values that were committed since the state began.
     committed: AtomicU64,
+    /// The number of bytes of short values that cursors have read from outside since the state
+    /// began.
     scanned: AtomicU64,
     gathering: AtomicBool,
-    /// Set if scans ended the last *outside* state.
+    /// Is `true` if scans have ended the last *outside* state.
     scans_prevail: AtomicBool,
 }
 
-/// Returns whether the place of short values adapts.
+/// Returns whether the place of the dictionary's short values adapts.
 pub(crate) fn adapts(info: &Described) -> bool {
     info.options.separate_at == ADAPTIVE_SEPARATION && info.branch.is_empty()
 }
@@ -56,7 +60,7 @@ impl ShortValues {
         adapts(info) && info.short_outside && !self.gathering.load(Relaxed)
     }
 
-    /// Returns whether a merge should move the short values outside into their blocks.
+    /// Returns whether a merge should move short values from outside into their blocks.
     pub(crate) fn are_gathered(&self, info: &Described) -> bool {
         adapts(info) && info.short_outside && self.gathering.load(Relaxed)
     }
@@ -66,7 +70,7 @@ impl ShortValues {
         self.gathering.load(Relaxed)
     }
 
-    /// Returns the length from which on values lie outside their block, bytes.
+    /// Returns the length, in bytes, from which on values lie outside of their block.
     pub(crate) fn separate_at(&self, info: &Described) -> u32 {
         match self.are_outside(info) {
             true => SHORT_VALUES.start,
@@ -89,9 +93,9 @@ impl ShortValues {
         }
     }
 
-    /// Returns whether enough was committed to place short values outside, in a dictionary of
-    /// `data` bytes; less than `least` bytes are never enough. If scans have prevailed before,
-    /// short values worth the whole dictionary must have been committed.
+    /// Returns whether enough short values were committed to place short values outside, in a
+    /// dictionary of `data` bytes. Fewer than `least` committed bytes are never enough. If scans
+    /// have prevailed before, as many bytes as the whole dictionary must have been committed.
     pub(crate) fn should_go_outside(
         &self,
         info: &Described,
@@ -106,9 +110,9 @@ impl ShortValues {
         committed >= data() / share
     }
 
-    /// Returns whether scans have read enough from outside to gather the values. Once more than
-    /// `data` bytes, the size of the dictionary, were committed or scanned, both counts are halved,
-    /// so that older ones lose weight.
+    /// Returns whether scans have read enough short values from outside to gather them. Once more
+    /// than `data` bytes, the size of the dictionary, were committed or scanned, both counts are
+    /// halved, so that older operations lose weight.
     pub(crate) fn should_be_gathered(&self, data: u64, least: u64) -> bool {
         let (committed, scanned) = (self.committed.load(Relaxed), self.scanned.load(Relaxed));
         if scanned >= SCANNED_RATIO * committed.max(least) {
@@ -121,19 +125,19 @@ impl ShortValues {
         false
     }
 
-    /// Places short values outside from now on, after the manifest has said so.
+    /// Places short values outside from now on, after the manifest has recorded this.
     pub(crate) fn go_outside(&self) {
         self.begin(false);
     }
 
-    /// Places short values inside from now on, and asks for those outside to be gathered, because
-    /// scans prevail or because the store is idle.
+    /// Places short values inside from now on, and requests that short values outside are gathered,
+    /// because scans prevail or because the store is idle.
     pub(crate) fn gather(&self, scans_prevail: bool) {
         self.scans_prevail.store(scans_prevail, Relaxed);
         self.begin(true);
     }
 
-    /// Notes that all short values are in their blocks, after the manifest has said so.
+    /// Records that all short values are in their blocks, after the manifest has recorded this.
     pub(crate) fn gathered(&self) {
         self.gathering.store(false, Relaxed);
     }

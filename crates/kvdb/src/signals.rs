@@ -1,5 +1,6 @@
-//! Requests of a store's parts to its background threads (flush, merge, write the journal out), and
-//! the notifications to waiting threads: memory is free again, the store is closed.
+//! The requests of a store's parts to its background threads (to flush, to merge, to write out the
+//! journal), and the notifications to waiting threads (memory is free again, the store is being
+//! closed).
 
 use env::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,7 +13,8 @@ pub(crate) struct Wanted {
     pub journal: bool,
     /// The generation to seal.
     pub seal: Option<u64>,
-    /// Counts the requests for a merge. Each merging thread remembers the count that it has seen.
+    /// The number of requests for a merge. Each merging thread remembers the number that it has
+    /// seen.
     pub compaction: u64,
 }
 
@@ -23,19 +25,21 @@ pub(crate) struct Signals {
     pub wake_compaction: Condvar,
     pub wake_clock: Condvar,
     pub wake_journal: Condvar,
-    /// Set while the journal's thread has an unread request, so that it is not notified again.
+    /// Is `true` while the journal's thread has an unread request, so that the thread is not
+    /// notified again.
     pub journal_asked: AtomicBool,
-    /// Notified when a flush has ended or values have been placed: memory and perhaps journal space
-    /// are free again.
+    /// Notified when a flush has ended or values have been placed, so that memory, and perhaps
+    /// journal space, is free again.
     memory_free: Condvar,
     stop: AtomicBool,
-    /// Set if the last flush found no space.
+    /// Is `true` if the last flush found no space.
     flush_blocked: AtomicBool,
-    /// Set if the last write of the journal found no space.
+    /// Is `true` if the last write of the journal found no space.
     journal_blocked: AtomicBool,
-    /// Set if something was deleted since the last idle flush.
+    /// Is `true` if data was deleted since the last idle flush.
     pub deletions: AtomicBool,
-    /// Set if a reclaim may gain space: something was deleted or flushed since the last one.
+    /// Is `true` if a reclaim may gain space, because data was deleted or flushed since the last
+    /// reclaim.
     pub reclaimable: AtomicBool,
 }
 
@@ -54,12 +58,12 @@ impl Signals {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Returns whether the last flush, or the last write of the journal, found no space.
+    /// Returns whether the last flush or the last write of the journal found no space.
     pub(crate) fn blocked(&self) -> bool {
         self.flush_blocked.load(Ordering::Acquire) || self.journal_blocked.load(Ordering::Acquire)
     }
 
-    /// Notes that a flush has ended. If it found space, the journal may find some too.
+    /// Records that a flush has ended. If the flush found space, the journal may find space, too.
     pub(crate) fn flush_ended(&self, found_space: bool) {
         self.flush_blocked.store(!found_space, Ordering::Release);
         if found_space {
@@ -67,23 +71,24 @@ impl Signals {
         }
     }
 
-    /// Notes that a write of the journal has ended. The result says nothing about flushes.
+    /// Records that a write of the journal has ended. The result does not change the state of
+    /// flushes.
     pub(crate) fn journal_ended(&self, found_space: bool) {
         if self.journal_blocked.load(Ordering::Relaxed) == found_space {
             self.journal_blocked.store(!found_space, Ordering::Release);
         }
     }
 
-    /// Asks for a write of the pending journal, and for the seal of generation `seal` if there is
-    /// one.
+    /// Requests a write of the pending journal and, if `seal` is not `None`, the seal of generation
+    /// `seal`.
     pub(crate) fn journal_wanted(&self, seal: Option<u64>) {
         if seal.is_none() && self.journal_asked.swap(true, Ordering::AcqRel) {
             return;
         }
         let mut wanted = self.wanted.lock();
         if wanted.seal.is_some() && wanted.seal == seal {
-            // The thread knows of this seal, and may not look again before the next request.
-            // `journal_asked` is reset by that look only, so it is not set here.
+            // The thread already knows of this seal, and may not check for requests before it is
+            // notified again. Do not set `journal_asked`, since only that check resets it.
             return;
         }
         self.journal_asked.store(true, Ordering::Release);
@@ -103,19 +108,19 @@ impl Signals {
 
     /// Wakes the threads that wait for memory.
     pub(crate) fn memory_is_free(&self) {
-        // Takes the lock, so that a thread that is about to wait does not miss the wakeup.
+        // Take the lock, so that a thread that is about to wait does not miss the wakeup.
         drop(self.wanted.lock());
         self.memory_free.notify_all();
     }
 
-    /// Asks the threads to end at their next check.
+    /// Requests that the threads end at their next check.
     pub(crate) fn stop_soon(&self) {
         self.stop.store(true, Ordering::Release);
     }
 
     /// Wakes all threads, so that they see the request to end.
     pub(crate) fn wake_all(&self) {
-        // Holds the lock, so that a thread that is about to wait does not miss the wakeup.
+        // Hold the lock, so that a thread that is about to wait does not miss the wakeup.
         let _wanted = self.wanted.lock();
         self.wake_flush.notify_all();
         self.wake_compaction.notify_all();
@@ -124,7 +129,7 @@ impl Signals {
         self.memory_free.notify_all();
     }
 
-    /// Notes that data was deleted, or is now hidden by newer versions.
+    /// Records that data was deleted, or is now hidden by newer versions.
     pub(crate) fn deleted(&self) {
         self.deletions.store(true, Ordering::Relaxed);
         self.reclaimable.store(true, Ordering::Relaxed);
@@ -135,7 +140,7 @@ impl Signals {
 mod tests {
     use super::*;
 
-    /// Does what the journal's thread does when it wakes, before the work: takes the requests.
+    /// Takes the requests, as the journal's thread does when it wakes, before it does the work.
     fn look(signals: &Signals) -> (bool, Option<u64>) {
         let mut wanted = signals.wanted.lock();
         let asked = std::mem::take(&mut wanted.journal);
@@ -143,8 +148,8 @@ mod tests {
         (asked, wanted.seal)
     }
 
-    /// A commit asks for the seal of its generation while that seal is in progress already. The
-    /// thread is not woken for it, so it must be woken for the next request.
+    /// A commit requests the seal of its generation while this seal is already in progress. The
+    /// thread is not woken for this request, so it must be woken for the next one.
     #[test]
     fn the_journal_is_written_for_those_that_ask_after_a_seal_was_asked_for_twice() {
         let signals = Signals::default();

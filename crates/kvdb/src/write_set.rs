@@ -1,8 +1,9 @@
-//! The write set of a transaction, its uncommitted changes. For each dictionary it has a stack of
-//! parts, memtables and runs, like a tree of its own above the one that it reads. A memtable that
-//! has grown large is spilled to a run in its place (`transactions::spill`), so a transaction may
-//! exceed memory. The commit takes over the runs as they are; so large values are written once, and
-//! small ones about twice, since a large number of runs is merged into fewer.
+//! The write set of a transaction, which has its uncommitted changes. For each dictionary, the
+//! write set has a stack of parts, which are memtables and runs, like a separate tree above the
+//! tree that the transaction reads. A memtable that has grown large is spilled: a run takes its
+//! place (`transactions::spill`). A transaction may therefore exceed memory. The commit takes over
+//! the runs as they are. Large values are thus written once, and small values about twice, since a
+//! large number of runs is merged into fewer runs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,12 +16,13 @@ use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::journal::record::Op;
 
-/// Bytes in memory at which a small transaction spills. Only the part in memory remains to be
-/// written by the commit, so this bounds the commit's latency.
+/// The number of bytes in memory at which a small transaction spills. The commit has to write only
+/// the part in memory, so this number bounds the commit's latency.
 const SPILL_AT: usize = 1 << 20;
-/// A large transaction spills when the part in memory is this fraction of its runs.
+/// The divisor of the size of a large transaction's runs. The transaction spills when the part in
+/// memory reaches this fraction of the size.
 const GROWTH: u64 = 32;
-/// Approximate memory of a change in addition to its key and value.
+/// The approximate memory of a change in addition to its key and value, in bytes.
 const OVERHEAD: usize = 32;
 
 /// A part of the changes to one dictionary.
@@ -45,7 +47,7 @@ impl Part {
         }
     }
 
-    /// Returns a cursor over its items, from the first one on.
+    /// Returns a cursor at the first item of the part.
     pub(crate) fn source(&self, at: Seq) -> Result<Box<dyn Source>> {
         let mut source: Box<dyn Source> = match self {
             Part::Memtable(m) => Box::new(m.cursor(at)),
@@ -55,7 +57,7 @@ impl Part {
         Ok(source)
     }
 
-    /// Returns it as an input of a cursor or a merge.
+    /// Returns the part as an input of a cursor or a merge.
     pub(crate) fn input(&self) -> Input {
         match self {
             Part::Memtable(m) => Input::Memtable(m.clone()),
@@ -64,9 +66,9 @@ impl Part {
     }
 }
 
-/// The parts of one dictionary, the newest last. Only the last one may be empty, a memtable that
-/// was not written to yet. Therefore a count of non-empty parts marks a position in the stack that
-/// stays the same whatever is added later.
+/// The parts of one dictionary, the newest last. Only the last part may be empty, if it is a
+/// memtable that was not written to yet. A count of non-empty parts therefore marks a position in
+/// the stack that stays valid when further parts are added.
 pub(crate) type Parts = Vec<Part>;
 
 /// Removes the last part if it is an empty memtable.
@@ -77,24 +79,24 @@ fn trim(parts: &mut Parts) {
     debug_assert!(parts.iter().all(|part| part.items() > 0), "an empty part has others above it");
 }
 
-/// The changes of a transaction up to one of them. Clones share the parts.
+/// The changes of a transaction up to a certain change. Clones share the parts.
 #[derive(Clone, Default)]
 pub(crate) struct WriteSet {
     pub trees: Arc<BTreeMap<DictionaryId, Parts>>,
-    /// The transaction's changes up to this one are visible.
+    /// The number of the last change of the transaction that is visible.
     pub at: Seq,
-    /// The unchanging write set below this one. For a nested batch this is the transaction as of
-    /// the beginning of the batch; for the state that a nested transaction reads, it is the write
-    /// set around the enclosing transaction.
+    /// The write set below this write set, which does not change. For a nested batch, it is the
+    /// write set of the transaction as of the beginning of the batch. For the state that a nested
+    /// transaction reads, it is the write set around the enclosing transaction.
     beneath: Option<Arc<WriteSet>>,
     /// Pins the places of values that were already stored when the transaction put them under other
     /// keys.
     places: Arc<Mutex<ZonePin>>,
-    /// `looked` is the memory of the memtables when it was last measured; `unseen` is the number of
-    /// bytes changed since.
+    /// The memory of the memtables, in bytes, when it was last measured.
     looked: usize,
+    /// The number of bytes of changes since the memory was last measured.
     unseen: usize,
-    /// Bytes of the runs after the last spill.
+    /// The number of bytes of the runs after the last spill.
     spilled: u64,
 }
 
@@ -113,8 +115,8 @@ impl WriteSet {
         }
     }
 
-    /// Returns the inputs of a cursor above the tree below, newest first, each with the number up
-    /// to which it is read.
+    /// Returns the inputs that a cursor reads above the tree of the store, the newest first. Each
+    /// input has the number of the last change that is read from it.
     pub(crate) fn inputs(&self, dict: DictionaryId) -> Vec<(Input, Seq)> {
         let parts =
             self.trees.get(&dict).into_iter().flatten().rev().map(|part| (part.input(), self.at));
@@ -125,13 +127,13 @@ impl WriteSet {
         self.trees.values().flatten().all(|p| p.items() == 0)
     }
 
-    /// Returns whether none of it is in runs.
+    /// Returns whether all changes are in memtables.
     pub(crate) fn in_memory(&self) -> bool {
         self.trees.values().flatten().all(|p| matches!(p, Part::Memtable(_)))
     }
 
-    /// Returns `true` if a key of `[start, end)` is written or deleted. Updates that commute with
-    /// the changes of others do not count.
+    /// Returns `true` if the write set writes or deletes a key of `[start, end)`. Updates that
+    /// commute with the changes of other commits do not count.
     pub(crate) fn touches(&self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Result<bool> {
         for part in self.trees.get(&dict).into_iter().flatten() {
             let mut source = part.source(self.at)?;
@@ -147,8 +149,8 @@ impl WriteSet {
         Ok(false)
     }
 
-    /// Returns `true` if `key` is changed only by updates that commute with the changes of others:
-    /// they apply to whatever value the key has at the commit.
+    /// Returns `true` if only updates that commute with the changes of other commits change `key`.
+    /// Such updates apply to any value that the key has at the commit.
     pub(crate) fn commutes(&self, dict: DictionaryId, key: &[u8]) -> Result<bool> {
         Ok(match self.get(dict, key)? {
             Lookup::Updated { base: None, update, .. } => update.commutes(),
@@ -156,7 +158,7 @@ impl WriteSet {
         })
     }
 
-    /// Returns the memory of its memtables in bytes.
+    /// Returns the memory of the memtables, in bytes.
     pub(crate) fn memory(&self) -> usize {
         let memtables = self
             .trees
@@ -166,7 +168,8 @@ impl WriteSet {
         memtables.sum()
     }
 
-    /// Returns the bytes that its runs take on the device, including data shared with other runs.
+    /// Returns the number of bytes that the runs take on the device, including data that they share
+    /// with other runs.
     pub(crate) fn run_bytes(&self) -> u64 {
         let runs = self
             .trees
@@ -176,7 +179,8 @@ impl WriteSet {
         runs.sum()
     }
 
-    /// Returns the bytes that its runs use of each zone, including data shared with other runs.
+    /// Returns the number of bytes that the runs use in each zone, including data that they share
+    /// with other runs.
     pub(crate) fn run_uses(&self) -> ZoneUse {
         let mut all = ZoneUse::new();
         for part in self.trees.values().flatten() {
@@ -191,7 +195,8 @@ impl WriteSet {
         Arc::make_mut(&mut self.trees).entry(dict).or_default()
     }
 
-    /// Returns the memtable that takes changes of a dictionary, and adds one if necessary.
+    /// Returns the memtable that takes the changes of a dictionary, and adds a memtable if
+    /// necessary.
     fn newest(&mut self, dict: DictionaryId) -> &Arc<Memtable> {
         if !matches!(self.trees.get(&dict).and_then(|parts| parts.last()), Some(Part::Memtable(_)))
         {
@@ -211,7 +216,7 @@ impl WriteSet {
         self.newest(dict).writer().put_slice(key, seq, value);
     }
 
-    /// Applies changes in order. `pin` keeps the places that they refer to.
+    /// Applies changes in order. `pin` pins the places to which the changes refer.
     pub(crate) fn write(&mut self, changes: &[(DictionaryId, Op)], pin: ZonePin) {
         if !pin.uses().is_empty() {
             self.places.lock().merge(pin);
@@ -223,13 +228,13 @@ impl WriteSet {
             for (_, op) in of_one {
                 seq += 1;
                 match op {
-                    // Copy the value: the bytes may be a slice of something much larger.
+                    // Copy the value, since its bytes may be a slice of a much larger buffer.
                     Op::Put(key, Value::Inline(value)) | Op::PutDeferred(key, value, _) => {
                         writer.put_slice(key, seq, value)
                     }
                     Op::Put(key, value) => writer.put(key, seq, value.clone()),
                     Op::Update(key, update) => writer.update(key, seq, update),
-                    // These occur only in the journal of the store.
+                    // Discarded values occur only in the journal of the store.
                     Op::PutDiscarded(..) => {}
                     Op::Delete(key) => writer.delete(key, seq),
                     Op::DeleteRange(start, end) => writer.delete_range(start, end, seq),
@@ -247,7 +252,7 @@ impl WriteSet {
         parts.push(Part::Run(run));
     }
 
-    /// Returns a copy that can be changed without changing this one.
+    /// Returns a copy that can be changed without changing this write set.
     pub(crate) fn fork(&self) -> WriteSet {
         let mut fork = self.clone();
         for parts in Arc::make_mut(&mut fork.trees).values_mut() {
@@ -257,8 +262,8 @@ impl WriteSet {
         fork
     }
 
-    /// Returns an empty write set above the current state of this one. Later changes to this one
-    /// are not visible there, although they go into the same memtables.
+    /// Returns an empty write set above the current state of this write set. Later changes to this
+    /// write set are not visible through the new one, although they go into the same memtables.
     pub(crate) fn above(&self) -> WriteSet {
         WriteSet {
             beneath: Some(Arc::new(self.clone())),
@@ -267,12 +272,12 @@ impl WriteSet {
         }
     }
 
-    /// Returns this write set above another one, which does not change.
+    /// Returns this write set above another write set, which does not change.
     pub(crate) fn over(self, beneath: Option<Arc<WriteSet>>) -> WriteSet {
         WriteSet { beneath, ..self }
     }
 
-    /// Returns whether a dictionary was written to, here or in a write set below.
+    /// Returns whether a dictionary was written to, in this write set or in a write set below.
     pub(crate) fn knows(&self, dict: DictionaryId) -> bool {
         self.trees.contains_key(&dict)
             || self.beneath.as_ref().is_some_and(|beneath| beneath.knows(dict))
@@ -291,7 +296,7 @@ impl WriteSet {
         self.trees.iter().map(newer).collect()
     }
 
-    /// Returns the number of parts of each dictionary, as a mark. Later changes go into new parts.
+    /// Returns the number of parts of each dictionary as a mark. Later changes go into new parts.
     pub(crate) fn mark(&mut self) -> BTreeMap<DictionaryId, usize> {
         let mut depths = BTreeMap::new();
         for (dict, parts) in Arc::make_mut(&mut self.trees) {
@@ -310,23 +315,25 @@ impl WriteSet {
         }
     }
 
-    /// Replaces all parts by those that a spill has made of them.
+    /// Replaces all parts with the parts that a spill has made from them.
     pub(crate) fn replace(&mut self, trees: BTreeMap<DictionaryId, Parts>) {
         self.trees = Arc::new(trees);
         self.spilled = self.run_bytes();
         (self.looked, self.unseen) = (0, 0);
     }
 
-    /// Returns whether the memtables are large enough to be spilled. The limit grows with the bytes
-    /// already spilled, so that there are few runs, but never exceeds `share`.
+    /// Returns whether the memtables are large enough to be spilled. The limit grows with the
+    /// number of bytes already spilled, so that the number of runs stays small, but never exceeds
+    /// `share`.
     pub(crate) fn is_full(&mut self, share: usize) -> bool {
         let limit = ((self.spilled / GROWTH) as usize).max(SPILL_AT).min(share);
         self.estimate() >= limit
     }
 
-    /// Returns [`WriteSet::memory`], or slightly less.
+    /// Returns a cheap estimate of [`WriteSet::memory`], which may be slightly too low.
     pub(crate) fn estimate(&mut self) -> usize {
-        /// Bytes of changes after which the memory is measured again, since this visits all parts.
+        /// The number of bytes of changes after which the memory is measured again. It is not
+        /// measured more often because this visits all parts.
         const NOW_AND_THEN: usize = 4 << 10;
         if self.looked == 0 || self.unseen >= NOW_AND_THEN {
             (self.looked, self.unseen) = (self.memory(), 0);
@@ -334,8 +341,8 @@ impl WriteSet {
         self.looked + self.unseen
     }
 
-    /// Calls `visit` for all items, for each dictionary from the oldest part on, so that applying
-    /// them in this order makes the same changes.
+    /// Calls `visit` for all items. The parts of each dictionary are visited from the oldest to the
+    /// newest, so that applying the items in this order makes the same changes.
     pub(crate) fn for_each(
         &self,
         mut visit: impl FnMut(DictionaryId, ItemRef) -> Result<()>,

@@ -186,7 +186,7 @@ impl Kvdb {
     /// applies to values that get their place from now on; values that already have a place keep
     /// their codec. `None` restores the codec of the dictionary. All series of a dictionary must
     /// have prefixes of the same length, at most 128 bytes. The setting is not stored, and only the
-    /// few thousand series that were set last are remembered. A program should therefore set the
+    /// thousands of series that were set last are remembered. A program should therefore set the
     /// codec of a series whenever it is about to commit values of the series, which costs little.
     ///
     /// ```
