@@ -116,7 +116,7 @@ pub enum Error {
     Nested {
         /// The transaction that was to be committed.
         id: TransactionId,
-        /// The transactions that are open within it.
+        /// The transactions that are open within transaction `id`.
         nested: Vec<TransactionId>,
     },
     /// The transaction does not exist.

@@ -12,7 +12,7 @@
 //! request. The note enters the mirror atomically with the commit, and stays when the commit
 //! leaves. Each note has a slot, and stays until the next note of this slot replaces it.
 //!
-//! The file, in the machine's byte order:
+//! The file has the following layout, in the machine's byte order:
 //!
 //! ```text
 //!       0  u64 magic, u64 start of the log, u64 place of the earlier notes, u64 their number, the

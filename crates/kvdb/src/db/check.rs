@@ -235,7 +235,7 @@ fn runs_of(
 struct Owners(BTreeMap<ZoneId, &'static str>);
 
 impl Owners {
-    /// Notes the owner of a zone, and reports the zone if it has another owner already.
+    /// Records the owner of a zone, and reports a fault if the zone already has another owner.
     fn add(&mut self, zone: ZoneId, what: &'static str, report: &mut CheckReport) {
         if let Some(other) = self.0.insert(zone, what) {
             report.fault("zones", format!("{zone} belongs to the {what} and to the {other}"));
@@ -254,8 +254,8 @@ impl Owners {
     }
 }
 
-/// Returns the name of a run in messages: its dictionary, its branch if that is not the main one,
-/// and its number.
+/// Returns the name of a run in messages. The name has the branch, unless it is the main branch,
+/// the dictionary, and the number of the run.
 fn place(tree: &Tree, numbered: &NumberedRun) -> String {
     let branch = if tree.info().branch.is_empty() {
         String::new()

@@ -43,7 +43,7 @@ pub struct CheckpointStats {
 /// The state of a store at one moment.
 pub(crate) struct Checkpoint {
     pub state: ManifestState,
-    /// The zones that the state refers to.
+    /// The zones to which the state refers.
     pub uses: ZoneUse,
     pub stats: CheckpointStats,
     /// The versions that pin the zones.
@@ -80,7 +80,7 @@ impl Kvdb {
     }
 
     /// Writes a checkpoint to a device, whose contents are lost. The device holds a durable store
-    /// once this has returned without an error, and not before.
+    /// only after this has returned without an error.
     pub fn checkpoint_to(&self, device: Arc<dyn Device>) -> Result<CheckpointStats> {
         self.db.checkpoint_to(device)
     }

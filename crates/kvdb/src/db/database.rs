@@ -47,7 +47,7 @@ pub(super) struct Database {
     pub(super) admission: Arc<Admission>,
     pub(super) threads: Threads,
     pub(super) scrubber: Arc<Scrubber>,
-    /// The prefetch that [`crate::Kvdb::warm`] has prepared, if any.
+    /// The prefetch that [`crate::Kvdb::warm`] has prepared, or `None`.
     pub(super) prefetch: Mutex<Option<Arc<Prefetch>>>,
 }
 

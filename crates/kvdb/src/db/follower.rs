@@ -56,8 +56,8 @@ struct Listed {
 
 impl Kvdb {
     /// Returns a follower of `of`. This store must be open for reading only, and must have been
-    /// made from `of` by [`RemoteStore::refresh`] or [`RemoteStore::copy_to`]; otherwise the error
-    /// is [`Error::Invalid`].
+    /// made from `of` by [`RemoteStore::refresh`] or [`RemoteStore::copy_to`]. Otherwise this fails
+    /// with [`Error::Invalid`].
     ///
     /// ```
     /// # use std::sync::Arc;

@@ -1,5 +1,5 @@
 //! The handle of a dictionary: the store and the dictionary's number, with all operations on its
-//! key space. Each change is a commit of its own; several changes that belong together are
+//! key space. Each change is a separate commit. Several changes that belong together can be
 //! committed as a [`Batch`].
 
 use std::ops::RangeBounds;
@@ -164,7 +164,7 @@ impl Dictionary {
         self.one(|b| b.delete_prefix(self.id, prefix))
     }
 
-    /// Returns an iterator over all tuples as of now, usable from both ends.
+    /// Returns a double-ended iterator over all current tuples.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -178,7 +178,7 @@ impl Dictionary {
         self.db.view().iter(self.id)
     }
 
-    /// Returns an iterator over the tuples of a range of keys as of now, usable from both ends.
+    /// Returns a double-ended iterator over the current tuples of a range of keys.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -194,8 +194,7 @@ impl Dictionary {
         self.db.view().range(self.id, range)
     }
 
-    /// Returns an iterator over the tuples whose keys begin with `prefix` as of now, usable from
-    /// both ends.
+    /// Returns a double-ended iterator over the current tuples whose keys begin with `prefix`.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();

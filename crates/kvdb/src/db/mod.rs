@@ -54,7 +54,7 @@ use crate::read::bounds;
 use crate::read::view::View;
 use crate::series::{SeriesCodec, SeriesSource};
 
-/// An open store. Clones share it; the last one that is dropped closes it.
+/// An open store. Clones share the store, which is closed when the last clone is dropped.
 #[derive(Clone)]
 pub struct Kvdb {
     db: Arc<Database>,
@@ -110,7 +110,7 @@ impl Kvdb {
     /// floors above, and for experiments.
     ///
     /// # Panics
-    /// Panics if there is no memory for the few kilobytes of an empty store.
+    /// Panics if the few kilobytes of an empty store cannot be allocated.
     pub fn in_memory() -> Self {
         let open = OpenOptions {
             memory: 64 << 20,
@@ -157,8 +157,8 @@ impl Kvdb {
         self.drop_dictionaries(&[dict])
     }
 
-    /// Drops several dictionaries as [`Kvdb::drop_dictionary`] does, atomically: after a crash all
-    /// of them are dropped, or none.
+    /// Drops several dictionaries as [`Kvdb::drop_dictionary`] does, atomically. After a crash,
+    /// either all of them are dropped or none is.
     pub fn drop_dictionaries(&self, dicts: &[DictionaryId]) -> Result<()> {
         let db = &self.db;
         db.catalog.remove(dicts, |dicts| db.transactions.lock_before_all(dicts, DROPPED))
@@ -381,9 +381,9 @@ impl Kvdb {
         self.db.engine.health.writable()
     }
 
-    /// Stops all writes from now on, as if the store had failed; each call that would write fails
-    /// with `why`. Commits that are not durable yet may be lost: the next open recovers the durable
-    /// ones, as after a power cut. Reads still work.
+    /// Stops all writes from now on, as if the store had failed. Each call that would write fails
+    /// with `why`. Commits that are not durable yet may be lost, since the next open recovers only
+    /// durable commits, as after a power cut. Reads still work.
     pub fn halt(&self, why: &str) {
         self.db.engine.health.stop(|| why.into());
     }
@@ -481,7 +481,8 @@ impl Kvdb {
         self.db.defragmenter.progress()
     }
 
-    /// Stops a defragmentation after its current part; data that it has moved stays moved.
+    /// Stops a defragmentation after its current part. Data that was already moved stays at its new
+    /// place.
     pub fn stop_defragment(&self) {
         self.db.defragmenter.stop();
     }

@@ -93,7 +93,7 @@ struct Untried {
 }
 
 impl Untried {
-    /// Returns the given dictionaries of a state, beginning with those that are read often.
+    /// Returns the given dictionaries of a state, beginning with the dictionaries in `often`.
     fn of(
         zones: &Zones,
         version: &Version,
@@ -167,7 +167,7 @@ impl Kvdb {
 }
 
 impl Prefetch {
-    /// Starts over with the state that is shown.
+    /// Restarts the prefetch for the state that is currently shown.
     pub(super) fn begin(&self, db: &Database) {
         let version = db.engine.versions.load_full();
         let untried = Untried::of(&db.engine.zones, &version, &self.often, &self.seldom);
@@ -176,7 +176,7 @@ impl Prefetch {
         *state = State { shown, untried, is_running, ..State::default() };
     }
 
-    /// Adds dictionaries before those that still wait to be fetched.
+    /// Adds dictionaries before the dictionaries that still wait to be fetched.
     fn add(&self, mut dicts: Vec<Untried>) {
         let mut state = self.state.lock();
         if state.is_stopped || state.untried.len() + dicts.len() > MOST_UNTRIED {
@@ -204,8 +204,8 @@ impl Prefetch {
         while state.is_running && !self.ended.wait_for(&mut state, PATIENCE).timed_out() {}
     }
 
-    /// Notes that a read has to wait for a request, and starts the thread if more may be
-    /// prefetched.
+    /// Raises the amount that may be prefetched, because a read has to wait for a request, and
+    /// starts the thread if this leaves it work to do.
     fn waited(self: &Arc<Self>) {
         if FETCHES_AHEAD.get() {
             return;
@@ -231,8 +231,8 @@ impl Prefetch {
         }
     }
 
-    /// Announces the dictionaries that are fetched as a whole, or the blocks of one leaf. Returns
-    /// `false` if there is nothing more to do now.
+    /// Announces reads of the dictionaries that are fetched as a whole, or of the blocks of one
+    /// leaf. Returns `false` if nothing is left to do for now.
     fn goes_on(&self) -> bool {
         let mut state = self.state.lock();
         let shown = state.shown;

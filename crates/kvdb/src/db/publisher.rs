@@ -21,11 +21,11 @@ use crate::remote::{
 };
 use crate::version::Version;
 
-/// The age at which a claim is replaced by a new one. Objects of its epoch that no state refers to
-/// are dead from then on, and a collector can delete them.
+/// The age at which a claim is replaced with a new claim. From then on, objects of the old claim's
+/// epoch to which no state refers are dead, and a collector can delete them.
 const LONGEST_CLAIM: Duration = Duration::from_secs(3600);
 
-/// The work of a publication.
+/// The statistics of a publication.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PushStats {
     /// The generation that was published.
@@ -50,14 +50,15 @@ pub struct Publisher {
     right: Right,
     /// The note of the local file, if its zones lie in object storage.
     copy: Option<LocalCopy>,
-    /// See [`Publisher::take_from_writer`].
+    /// Is `true` if the next claim takes the right from a writer. See
+    /// [`Publisher::take_from_writer`].
     takes: bool,
-    /// See [`Publisher::stay_open`].
+    /// The label of the open store in the head. See [`Publisher::stay_open`].
     label: Option<String>,
     last: Option<Last>,
-    /// See [`Publisher::sync_remotely`].
+    /// The journal in object storage. See [`Publisher::sync_remotely`].
     journal: Option<Arc<RemoteJournal>>,
-    /// See [`Publisher::rehearse`].
+    /// The function that rehearses an opening. See [`Publisher::rehearse`].
     rehearse: Option<Box<Rehearse>>,
 }
 
@@ -66,7 +67,7 @@ struct Last {
     name: Option<StateName>,
     known: Known,
     marks: Marks,
-    /// See [`Database::change_stamp`].
+    /// The stamp of the published changes. See [`Database::change_stamp`].
     changes: u64,
 }
 

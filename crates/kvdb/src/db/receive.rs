@@ -370,13 +370,13 @@ impl Kvdb {
 struct Taken {
     /// The hidden branch.
     branch: String,
-    /// The snapshot in this store that the stream builds upon.
+    /// The snapshot in this store on which the stream builds, if the stream has changes only.
     base: Option<Arc<Snapshot>>,
     label: Label,
     received: Received,
 }
 
-/// The receipt of a stream's tuples into the hidden branch.
+/// The state of receiving a stream's tuples into the hidden branch.
 struct Taking<'a> {
     db: &'a Kvdb,
     progress: DictionaryId,
@@ -465,7 +465,7 @@ impl Taking<'_> {
         tuples: &[(Bytes, Option<Bytes>)],
         next: Received,
     ) -> Result<()> {
-        // Check the chunk first, so that an invalid one does not affect the chunks before it.
+        // Check the chunk first, so that an invalid chunk does not affect earlier chunks.
         let ascend = tuples.windows(2).all(|pair| pair[0].0 < pair[1].0);
         let behind = self.received.dictionary != next.dictionary
             || tuples.first().is_none_or(|(key, _)| *key > self.received.key);

@@ -171,7 +171,7 @@ impl Reading {
     }
 
     /// Takes the commits that can be sent. If a commit has a discarded value that no later commit
-    /// among those to be sent hides, this commit and all later ones must wait.
+    /// among those to be sent hides, this commit and all later commits must wait.
     fn take_whole(&mut self) -> Vec<JournalCommit> {
         let mut count = self.commits.len();
         while let Some(first) = first_unhidden(&self.commits[..count]) {

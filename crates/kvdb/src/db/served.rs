@@ -135,7 +135,7 @@ impl ServedChange {
 /// The request for a page of the tuples of `[start, end)`.
 #[derive(Clone, Copy, Debug)]
 pub struct PageRequest<'a> {
-    /// The lower bound of the keys, inclusive.
+    /// The inclusive lower bound of the keys.
     pub start: &'a [u8],
     /// The exclusive upper bound of the keys, or an empty slice for the end of the dictionary.
     pub end: &'a [u8],
@@ -143,14 +143,14 @@ pub struct PageRequest<'a> {
     pub backward: bool,
     /// Requests only keys. All values are empty then.
     pub keys_only: bool,
-    /// The maximum number of tuples, at least one.
+    /// The maximum number of tuples, which must be at least 1.
     pub tuples: u32,
     /// The number of bytes of keys and values after which the page ends. The tuple that reaches
     /// this number is the last one.
     pub bytes: u32,
 }
 
-/// Tuples in the requested order.
+/// A page of tuples in the requested order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TuplePage {
     /// The keys and values.

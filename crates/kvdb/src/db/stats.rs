@@ -25,7 +25,7 @@ pub struct Stats {
     pub profile: Profile,
     /// The assumed cost of a seek: the number of bytes that the device reads in the same time.
     pub seek_bytes: u64,
-    /// The dictionaries of all branches, except the unchanged ones of clones.
+    /// The dictionaries of all branches, except unchanged dictionaries of clones.
     pub dictionaries: Vec<DictionaryStats>,
     /// The number of unchanged dictionaries of clones. Such a dictionary has exactly the runs that
     /// it has in the snapshot from which the clone was made, and nothing in memory.

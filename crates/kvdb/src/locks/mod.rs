@@ -45,7 +45,7 @@ use table::{Table, Verdict, Want};
 /// An owner of locks: a serializable transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
-    /// A number that is never reused.
+    /// The number of the owner, which is never reused.
     pub id: u64,
     /// The age of the owner. A smaller number means an older owner. A retried owner keeps the age
     /// of its first attempt.

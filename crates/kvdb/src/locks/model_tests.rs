@@ -1,4 +1,4 @@
-//! Compares the results of random requests with those of the simplest model, a list of locks.
+//! Compares the results of random requests with the results of the simplest model, a list of locks.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -15,7 +15,7 @@ pub(super) struct ReadBuffer {
 const READ_AHEAD: u64 = 256 << 10;
 
 impl ReadBuffer {
-    /// Returns `len` bytes at `addr`, all within `zone`.
+    /// Returns `len` bytes at `addr`. All of these bytes must lie within `zone`.
     pub fn get(
         &mut self,
         zones: &Zones,

@@ -389,7 +389,7 @@ impl Edit {
         Edit::each(record).collect()
     }
 
-    /// Encodes the edits of one record, without its length.
+    /// Encodes the edits of one record without the length of the record.
     pub(crate) fn encode_record(edits: &[Edit]) -> Vec<u8> {
         let mut record = Vec::new();
         edits.iter().for_each(|e| e.encode(&mut record));

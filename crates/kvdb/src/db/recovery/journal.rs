@@ -249,7 +249,7 @@ pub(crate) fn read_journal(
             begin = end;
             Ok(true)
         })?;
-        // The change that hides a discarded value is synced together with it.
+        // A discarded value is synced together with the change that hides it.
         let synced = reader.synced();
         while unsynced.front().is_some_and(|r| r.end.max(r.until) <= synced) {
             if let Some(record) = unsynced.pop_front() {

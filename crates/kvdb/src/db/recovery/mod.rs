@@ -42,7 +42,7 @@ use crate::version::snapshot_set::Snapshots;
 /// The report of an opening.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
-    /// `true` if the store was closed properly.
+    /// Is `true` if the store was closed properly.
     pub clean: bool,
     /// The number of edits of the manifest.
     pub edits: u64,
