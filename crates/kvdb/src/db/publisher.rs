@@ -50,7 +50,7 @@ pub struct Publisher {
     right: Right,
     /// The note of the local file, if its zones lie in object storage.
     copy: Option<LocalCopy>,
-    /// Is `true` if the next claim takes the right from a writer. See
+    /// Is `true` if claims take the right from a writer of the store. See
     /// [`Publisher::take_from_writer`].
     takes: bool,
     /// The label of the open store in the head. See [`Publisher::stay_open`].
