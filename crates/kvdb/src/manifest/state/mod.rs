@@ -134,7 +134,7 @@ impl ManifestState {
     /// Replaces runs with other runs in the dictionaries of all branches and snapshots. A run that
     /// maps to `None` is removed.
     pub(crate) fn replace_runs(&mut self, instead: &HashMap<Bytes, Option<Bytes>>) {
-        // Keep dictionaries shared that snapshots share.
+        // Dictionaries that several snapshots share stay shared.
         let mut known: HashMap<*const DictionaryState, Arc<DictionaryState>> = HashMap::new();
         let mut replaced = |d: &Arc<DictionaryState>| {
             if !d.runs.values().any(|(_, run)| instead.contains_key(run)) {
