@@ -4,11 +4,15 @@
 
 mod build;
 pub(crate) mod counter;
+mod freeze_lock;
 mod inode_numbers;
 mod options;
+pub(crate) mod request;
 mod rewritten;
+mod statfs;
 mod statistics;
 pub(crate) mod superseded;
+pub(crate) mod ticker;
 
 use env::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -17,31 +21,31 @@ use env::Env;
 use env::sync::{Mutex, RwLockWriteGuard};
 use kvdb::{Batch, Durability, Reference, Scope};
 
+use self::freeze_lock::{CallGuard, FreezeLock};
 pub use self::options::{Atime, FsOptions, ZONE_SIZE};
 use self::statistics::Counters;
 pub use self::statistics::Statistics;
 use self::superseded::Superseded;
+use self::ticker::Ticker;
 use crate::attr::{Ino, Timestamp};
-use crate::dirty_queue::DirtyQueue;
 use crate::error::{Error, Result};
-use crate::file_limits::FileLimits;
-use crate::free_space::FreeSpace;
-use crate::freeze_lock::{CallGuard, FreezeLock};
+use crate::inode::dirty_queue::DirtyQueue;
+use crate::inode::inode_allocator::InodeAllocator;
+use crate::inode::inode_cache::InodeCache;
+use crate::inode::inodes::Inodes;
+use crate::inode::locks::Locks;
 use crate::inode::{Inode, InodeState};
-use crate::inode_allocator::InodeAllocator;
-use crate::inode_cache::InodeCache;
-use crate::inodes::Inodes;
 use crate::layout::Layout;
-use crate::listing_table::ListingTable;
-use crate::locks::Locks;
-use crate::lost::Lost;
 use crate::names::Names;
+use crate::names::listing_table::ListingTable;
 use crate::pages::Pages;
-use crate::promises::Promises;
-use crate::reading_ahead::ReadingAhead;
-use crate::space_account::SpaceAccount;
-use crate::store::Store;
-use crate::ticker::Ticker;
+use crate::pages::lost::Lost;
+use crate::pages::reading_ahead::ReadingAhead;
+use crate::space::file_limits::FileLimits;
+use crate::space::free_space::FreeSpace;
+use crate::space::promises::Promises;
+use crate::space::space_account::SpaceAccount;
+use crate::space::store::Store;
 
 pub(crate) struct Core {
     pub db: Store,

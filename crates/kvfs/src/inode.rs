@@ -17,6 +17,15 @@
 //! Inodes are committed under their locks, so that the store sees the states of an inode in order.
 //! No lock is held while a thread waits for the disk (`Kvdb::sync`).
 
+pub(crate) mod dirty_queue;
+pub(crate) mod inode_allocator;
+pub(crate) mod inode_cache;
+pub(crate) mod inodes;
+pub(crate) mod listing;
+pub(crate) mod locks;
+pub(crate) mod partial_page;
+pub(crate) mod privileges;
+
 use env::sync::atomic::{AtomicBool, AtomicU64};
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -25,11 +34,11 @@ use bytes::Bytes;
 use env::sync::{Mutex, RwLock};
 use kvdb::{Batch, DictionaryId};
 
+use self::listing::Listing;
+use self::partial_page::PartialPage;
 use crate::attr::{FileKind, Ino, Timestamp};
 use crate::error::Error;
 use crate::layout::{Attributes, Body, Xattrs};
-use crate::listing::Listing;
-use crate::partial_page::PartialPage;
 
 pub(crate) struct Inode {
     pub ino: Ino,

@@ -20,26 +20,39 @@
 //! translates. The kernel checks permissions. The `layout` module alone defines the stored form,
 //! which `docs/format.md` describes.
 //!
-//! - Calls: `namespace`, `rename`, `directory` (on `listing`, `listing_table`), `directory_locks`,
-//!   `data` (on `pages`), `write_call`, `attributes`, `xattr`, `allocate`, `reflink`, `statfs`,
-//!   `resolve`. Every call begins in `fs`, `freeze_lock` and `locks`; it finds inodes by `inodes`
-//!   and entries by `names`, and reads and writes the store through `store` or through a scope of
-//!   the store. `opening` opens and shuts down a file system; `orphans` removes files without a
-//!   name.
-//! - Reading ahead, by place, the data that a reader of a tree will read next: `reading_ahead`, on
-//!   `read_plan` and `listing_order`.
-//! - In memory: `inode` (with the lock order), `privileges`, `partial_page`, `inode_cache`,
-//!   `inode_allocator` (on `reservation`). Uncommitted changes: `dirty`, `dirty_queue`, `sync`,
-//!   `free_space` on `space_account`; the codecs of their pages: `compress`. Writes out of a cache:
-//!   `cached_writes`, `lost`. The thread of an interval: `ticker`.
-//! - Transactions, snapshots and clones: `views`, `apply_commit`, `merge`, `fs/superseded`,
-//!   `views/snapshots`, `difference`, `changed_paths`, `going_down`; `views/in_use`, for another
-//!   process that takes over all views; `views/lent`, for a client to which a server has lent the
-//!   mainline. Merging branches: `merging`, `three_way`, `views/merging`, `views/common_states`;
-//!   forks: `views/merging_forks`.
-//! - Whole trees: `walk`, `tree`, `tree_order`, `clone_tree`, `same_file`, `remove_tree`,
-//!   `whole`; `name_order`, in which a defragmentation lays their pages.
-//! - Checking: `verify`, `repair`, `losses`, `salvage`, `scrub_note`, `describe_keys`.
+//! Each room below is a folder. A room uses only rooms that come before it in this list.
+//!
+//! - `layout`: the keys and values of the store, and the inode numbers that a directory has
+//!   reserved (`reservation`). `attr` and `error`, which are files, come before it.
+//! - `inode`: an inode in memory (with the lock order), and what finds, keeps, locks and numbers
+//!   inodes: `inodes`, `inode_cache`, `locks`, `inode_allocator`. Parts of an inode: `partial_page`,
+//!   `listing`, `privileges`. The queue of inodes with uncommitted changes: `dirty_queue`.
+//! - `space`: accounts of space (`free_space` on `space_account`, `promises`) and of files
+//!   (`file_limits` on `file_account`), on the `store` that contains the view.
+//! - `names`: the entries of directories, and the listings in progress: `listing_table`,
+//!   `listing_order`.
+//! - `pages`: the pages of files, their codecs (`compress`), lost writes of a cache (`lost`), the
+//!   order in which a defragmentation lays pages (`name_order`). Reading ahead, by place, what a
+//!   reader of a tree will read next: `reading_ahead`, on `read_plan`.
+//! - `fs`: the file system itself, in which every call begins: `freeze_lock`, the kernel's
+//!   `request`, the inode numbers, the replaced state (`superseded`), `statfs`, and the thread of
+//!   an interval (`ticker`).
+//! - `commit`: commits of uncommitted changes, and their effect on memory: `dirty`, `sync`,
+//!   `orphans`, `promised_ranges`, `apply_commit`, `replaced_state`.
+//! - `difference`: the changes between two states, by path.
+//! - `merge`: the merge routine of keys; merging branches: `merging`, `three_way`.
+//! - `opening`: opens and shuts down a file system.
+//! - `upkeep`: checks and repairs: `verify`, `repair`, `losses`, `salvage`, `scrub_note`,
+//!   `describe_keys`.
+//! - `file`: the calls on one file: `data`, `write_call`, `cached_writes`, `attributes`, `xattr`,
+//!   `allocate`, `reflink`.
+//! - `namespace`: the calls on names: `rename`, `directory`, `directory_locks`, `resolve`.
+//! - `views`: transactions, snapshots and clones: `views/in_use`, for another process that
+//!   continues with all of it; `views/lent`, for a client of a server that has the mainline;
+//!   `views/merging`, `views/merging_forks`; `changed_paths`, for clients that follow the store;
+//!   `going_down`; `first_reads`.
+//! - `trees`: operations on whole trees: `walk`, `tree`, `tree_order`, `clone_tree`, `same_file`,
+//!   `remove_tree`, `whole`.
 //!
 //! A write reserves space (`free_space`), puts pages into the buffer of its inode (`data`) and
 //! marks the inode dirty (`dirty`). A `sync`, the interval, or a writer that finds too much dirty
@@ -48,111 +61,55 @@
 
 #![warn(missing_docs)]
 
-mod allocate;
-mod apply_commit;
 mod attr;
-mod attributes;
-mod cached_writes;
-mod changed_paths;
-mod clone_tree;
-mod compress;
-mod data;
-mod describe_keys;
+mod commit;
 mod difference;
-mod directory;
-mod directory_locks;
-mod dirty;
-mod dirty_queue;
 mod error;
-mod file_account;
-mod file_limits;
-mod first_reads;
-mod free_space;
-mod freeze_lock;
+mod file;
 mod fs;
-mod going_down;
 mod inode;
-mod inode_allocator;
-mod inode_cache;
-mod inodes;
 mod layout;
-mod listing;
-mod listing_order;
-mod listing_table;
-mod locks;
-mod losses;
-mod lost;
 mod merge;
-mod merging;
-mod name_order;
 mod names;
 mod namespace;
 mod opening;
-mod orphans;
 mod pages;
 #[cfg(any(test, fuzzing))]
 pub mod parsers;
-mod partial_page;
-mod privileges;
-mod promised_ranges;
-mod promises;
-mod read_plan;
-mod reading_ahead;
-mod reflink;
-mod remove_tree;
-mod rename;
-mod repair;
-mod replaced_state;
-mod request;
-mod reservation;
-mod resolve;
-mod salvage;
-mod same_file;
-mod scrub_note;
-mod space_account;
-mod statfs;
-mod store;
-mod sync;
-mod three_way;
-mod ticker;
-mod tree;
-mod tree_order;
-mod verify;
+mod space;
+mod trees;
+mod upkeep;
 mod views;
-mod walk;
-mod whole;
-mod write_call;
-mod xattr;
 
-pub use apply_commit::ChangeSet;
 pub use attr::{
     Allocate, AllocateMode, Attr, Caller, DirEntry, FileKind, Ino, ROOT, ReadHints, RenameFlags,
     SetAttr, StatFs, TimeSet, Timestamp, Whence, WriteHints, Written, XattrFlags,
 };
-pub use changed_paths::{ChangedPaths, PathChange};
-pub use clone_tree::{CloneStats, Earlier};
-pub use compress::{COMPRESS_ATTRIBUTE, Compress, announce_ways, receive_by_ways};
-pub use describe_keys::describe_keys;
+pub use commit::apply_commit::ChangeSet;
+pub use commit::sync::FSync;
 pub use difference::{Below, Difference, FileChange, Listing, XattrChange, difference_of_states};
 pub use error::{Error, Result};
-pub use first_reads::rehearse;
+pub use fs::request::with_note;
 pub use fs::{Atime, Fs, FsOptions, Statistics, ZONE_SIZE};
-pub use going_down::GoingDown;
 pub use kvdb::{Note, TransactionId};
-pub use losses::{Loss, losses};
-pub use merging::{
+pub use merge::merging::{
     Choice, Deed, FinishRebase, MergeConflict, MergeForkOptions, MergeOptions, Merged, Rebased,
     SettleKeys,
 };
-pub use name_order::lay_by_name;
-pub use remove_tree::RemoveStats;
-pub use repair::{Losses, Repaired, repair};
-pub use request::with_note;
-pub use salvage::{Left, LeftEntries, LeftEntry, LeftNode, Remains};
-pub use sync::FSync;
-pub use verify::{Finding, Report, verify};
+pub use pages::compress::{COMPRESS_ATTRIBUTE, Compress, announce_ways, receive_by_ways};
+pub use pages::name_order::lay_by_name;
+pub use trees::clone_tree::{CloneStats, Earlier};
+pub use trees::remove_tree::RemoveStats;
+pub use trees::walk::{Walk, Walked};
+pub use trees::whole::Whole;
+pub use upkeep::describe_keys::describe_keys;
+pub use upkeep::losses::{Loss, losses};
+pub use upkeep::repair::{Losses, Repaired, repair};
+pub use upkeep::salvage::{Left, LeftEntries, LeftEntry, LeftNode, Remains};
+pub use upkeep::verify::{Finding, Report, verify};
+pub use views::changed_paths::{ChangedPaths, PathChange};
+pub use views::first_reads::rehearse;
+pub use views::going_down::GoingDown;
 pub use views::{
     CommittedTo, InUse, Pause, Running, Untold, ViewId, ViewNotes, Views, Wait, Watcher,
 };
-pub use walk::{Walk, Walked};
-pub use whole::Whole;

@@ -8,6 +8,9 @@
 //! directory that one side removed while the other added an entry, and two moves of directories
 //! (see `layout::MOVES_KEY`).
 
+pub(crate) mod merging;
+pub(crate) mod three_way;
+
 use bytes::Bytes;
 
 use crate::attr::FileKind;

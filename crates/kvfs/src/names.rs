@@ -8,17 +8,20 @@
 //! The commit of a transaction and the replacement of a whole state change names, too, but not by a
 //! batch of a call: `apply_commit` and `replaced_state` notify the listings themselves.
 
+pub(crate) mod listing_order;
+pub(crate) mod listing_table;
+
 use std::sync::Arc;
 
 use env::sync::{Mutex, MutexGuard};
 use kvdb::{Batch, DictionaryId, Scope};
 
+use self::listing_table::ListingTable;
 use crate::attr::{FileKind, Ino, ROOT};
 use crate::error::{Error, Result};
 use crate::inode::Inode;
-use crate::inodes::Inodes;
+use crate::inode::inodes::Inodes;
 use crate::layout;
-use crate::listing_table::ListingTable;
 
 /// A directory entry, by its directory and its name.
 pub(crate) type Place<'a> = (Ino, &'a [u8]);

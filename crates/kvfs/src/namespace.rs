@@ -1,6 +1,11 @@
 //! Looks up, makes, links and removes names. Each call is one batch, committed at once and in
 //! order.
 
+mod directory;
+mod directory_locks;
+mod rename;
+mod resolve;
+
 use env::sync::atomic::Ordering;
 use std::sync::Arc;
 
@@ -8,15 +13,15 @@ use bytes::Bytes;
 use kvdb::{Batch, Scope};
 
 use crate::attr::{Attr, Caller, FileKind, Ino};
-use crate::compress;
 use crate::error::{Error, Result};
-use crate::file_account::FileMoment;
 use crate::fs::Fs;
+use crate::fs::request;
+use crate::inode::inode_cache::Forgotten;
 use crate::inode::{Inode, InodeState};
-use crate::inode_cache::Forgotten;
 use crate::layout::{self, Attributes, Body, NAME_MAX, TARGET_MAX};
-use crate::request;
-use crate::space_account::NAME_COST;
+use crate::pages::compress;
+use crate::space::file_account::FileMoment;
+use crate::space::space_account::NAME_COST;
 
 const SGID: u16 = 0o2000;
 

@@ -15,14 +15,14 @@ use kvdb::{Batch, Durability, Kvdb, Scope};
 use self::in_use::ViewInUse;
 use self::lent::end_lending;
 use crate::attr::{FileKind, ROOT, Timestamp};
-use crate::compress::receive_by_ways;
+use crate::commit::orphans::empty_orphans;
 use crate::error::{Error, Result};
 use crate::fs::counter::{allocator_of, check_possible, open_counter, shown_below};
 use crate::fs::{Core, Fs, FsOptions, ZONE_SIZE};
-use crate::inode_allocator::Counter;
+use crate::inode::inode_allocator::Counter;
 use crate::layout::{self, Attributes, Body, Layout, Super};
-use crate::name_order::lay_by_name;
-use crate::orphans::empty_orphans;
+use crate::pages::compress::receive_by_ways;
+use crate::pages::name_order::lay_by_name;
 
 /// The longest pause between two ticks over a wire. A tick is also the sign that this process is
 /// alive: without it the server ends the transaction, or lends the main branch to another client,
@@ -231,7 +231,7 @@ mod tests {
 
     use super::*;
     use crate::Caller;
-    use crate::reservation::INO_LIMIT;
+    use crate::layout::reservation::INO_LIMIT;
 
     /// Reopens a store with one file after `change` has changed keys of its `imap`.
     fn reopened(change: impl FnOnce(&Layout, &mut Batch)) -> (Kvdb, Result<Fs>) {

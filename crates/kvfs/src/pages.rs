@@ -1,7 +1,12 @@
 //! The content of the files of one view: pages that wait in the buffers of inodes, and those in the
 //! store. `data` calls this with the lock of the inode.
 
+pub(crate) mod compress;
+pub(crate) mod lost;
+pub(crate) mod name_order;
 mod read;
+mod read_plan;
+pub(crate) mod reading_ahead;
 
 use env::sync::atomic::Ordering;
 
@@ -10,9 +15,9 @@ use kvdb::{Scope, ScopeCursor};
 
 use crate::attr::Ino;
 use crate::error::{Error, Result};
+use crate::inode::partial_page::PartialPage;
 use crate::inode::{DirtyPage, InodeState, Page};
 use crate::layout::{self, Body, Layout, PAGE, blocks_of};
-use crate::partial_page::PartialPage;
 
 /// The file size up to which a page is read together with its neighbours on the device, which are
 /// the rest of the file and other small files. A single page of a larger file is read alone, unless

@@ -12,7 +12,7 @@ use crate::layout::{
     decode_page_key, encode_name, encode_node, loss_key, name_key, node_key, orphan_key, page_key,
     promise_key, xattr_key,
 };
-use crate::promises::Ranges;
+use crate::space::promises::Ranges;
 
 /// Decodes the node of an inode, extended attributes and small content included.
 pub fn node(data: &[u8]) {

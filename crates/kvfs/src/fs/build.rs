@@ -9,23 +9,23 @@ use kvdb::Scope;
 use super::statistics::Counters;
 use super::superseded::Superseded;
 use super::{Core, Fs, FsOptions, Parent};
-use crate::dirty_queue::DirtyQueue;
-use crate::file_limits::FileLimits;
-use crate::free_space::FreeSpace;
-use crate::freeze_lock::FreezeLock;
-use crate::inode_allocator::InodeAllocator;
-use crate::inode_cache::InodeCache;
-use crate::inodes::Inodes;
+use crate::fs::freeze_lock::FreezeLock;
+use crate::inode::dirty_queue::DirtyQueue;
+use crate::inode::inode_allocator::InodeAllocator;
+use crate::inode::inode_cache::InodeCache;
+use crate::inode::inodes::Inodes;
+use crate::inode::locks::{Accepting, Locks};
 use crate::layout::Layout;
-use crate::listing_table::ListingTable;
-use crate::locks::{Accepting, Locks};
-use crate::lost::Lost;
 use crate::names::Names;
+use crate::names::listing_table::ListingTable;
 use crate::pages::Pages;
-use crate::promises::Promises;
-use crate::reading_ahead::ReadingAhead;
-use crate::space_account::SpaceAccount;
-use crate::store::Store;
+use crate::pages::lost::Lost;
+use crate::pages::reading_ahead::ReadingAhead;
+use crate::space::file_limits::FileLimits;
+use crate::space::free_space::FreeSpace;
+use crate::space::promises::Promises;
+use crate::space::space_account::SpaceAccount;
+use crate::space::store::Store;
 
 impl Fs {
     /// Returns the view of a transaction that began in `parent`. This takes microseconds,

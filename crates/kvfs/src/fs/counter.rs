@@ -17,13 +17,13 @@ use kvdb::{Batch, DictionaryId, DictionaryOptions, Durability, Kvdb, STORE_BRANC
 use super::Fs;
 use crate::attr::{Ino, ROOT};
 use crate::error::{Error, Result};
-use crate::inode_allocator::{Counter, InodeAllocator, LARGEST_ZONE};
+use crate::inode::inode_allocator::{Counter, InodeAllocator, LARGEST_ZONE};
 use crate::layout::counter::{
     BOUND_KEY, NUMBERS, Reserved, VOID_KEY, branch_key, branch_range, decode_bound,
     decode_branch_key, decode_mark, encode_number, fork_key,
 };
+use crate::layout::reservation::INO_LIMIT;
 use crate::layout::{self, Layout};
-use crate::reservation::INO_LIMIT;
 
 /// A bound that a store never reaches by allocating numbers. Larger numbers came from elsewhere,
 /// and would leave no free numbers to this store.

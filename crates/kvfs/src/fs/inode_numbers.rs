@@ -1,6 +1,6 @@
 //! Inode numbers of an open file system: each is noted in the store before it is used.
-//! [`crate::inode_allocator`] chooses the next number; [`crate::fs::counter`] reads the notes when
-//! the store is opened.
+//! [`crate::inode::inode_allocator`] chooses the next number; [`crate::fs::counter`] reads the
+//! notes when the store is opened.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use kvdb::{Batch, Durability};
 use super::Fs;
 use crate::attr::Ino;
 use crate::error::Result;
-use crate::inode_allocator::Note;
+use crate::inode::inode_allocator::Note;
 use crate::layout::counter::{BOUND_KEY, branch_key, encode_number};
 use crate::layout::{self, Attributes};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::compress::Compress;
+use crate::pages::compress::Compress;
 
 /// The effect of a read on the access time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

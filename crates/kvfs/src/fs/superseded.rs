@@ -31,7 +31,7 @@ use crate::attr::Ino;
 use crate::error::Result;
 use crate::fs::rewritten::Rewritten;
 use crate::fs::{Fs, FsOptions};
-use crate::inode_allocator::InodeAllocator;
+use crate::inode::inode_allocator::InodeAllocator;
 
 /// The state of a view before a change.
 pub(crate) struct SupersededState {

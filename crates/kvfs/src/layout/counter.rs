@@ -22,7 +22,7 @@
 use kvdb::DictionaryId;
 
 use crate::attr::{Ino, ROOT};
-use crate::reservation::INO_LIMIT;
+use crate::layout::reservation::INO_LIMIT;
 
 /// The name of the dictionary.
 pub(crate) const NUMBERS: &str = "numbers";

@@ -28,13 +28,14 @@
 
 pub(crate) mod counter;
 mod node;
+pub(crate) mod reservation;
 
 use bytes::{Bytes, BytesMut};
 use kvdb::{Batch, DictionaryId, DictionaryOptions, Kvdb};
 
+use self::reservation::INO_LIMIT;
 use crate::attr::{FileKind, Ino, ROOT};
 use crate::error::{Error, Result};
-use crate::reservation::INO_LIMIT;
 pub(crate) use node::{
     Attributes, Body, XattrValue, Xattrs, decode_node, encode_node, is_xattr_name, kind_code,
     kind_of, parse_node, put_node, put_varint, take_varint,

@@ -19,7 +19,7 @@ use bytes::Bytes;
 
 use crate::attr::{Attr, FileKind, Ino, Timestamp};
 use crate::error::{Error, Result};
-use crate::reservation::Reservation;
+use crate::layout::reservation::Reservation;
 
 const VERSION: u8 = 1;
 const CTIME: u16 = 1;

@@ -11,9 +11,9 @@ use kvdb::{Scope, ServedView};
 use crate::attr::ROOT;
 use crate::error::{Error, Result};
 use crate::fs::{Fs, FsOptions, ZONE_SIZE};
-use crate::inode_allocator::InodeAllocator;
+use crate::inode::inode_allocator::InodeAllocator;
 use crate::layout::{self, Layout, Super};
-use crate::store::Store;
+use crate::space::store::Store;
 
 /// Limit of the bytes that wait in memory in the view of a transaction that a server holds. A batch
 /// is at most an eighth larger, plus one write.

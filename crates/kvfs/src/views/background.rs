@@ -11,7 +11,7 @@ use super::open_views::OpenViews;
 use super::opener::Opener;
 use crate::attr::Ino;
 use crate::fs::Fs;
-use crate::ticker::Ticker;
+use crate::fs::ticker::Ticker;
 
 /// The number of orphans that a commit removes itself. More orphans are left to the background
 /// thread.

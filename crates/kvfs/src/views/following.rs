@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kvdb::{Follower, NewerState};
 
-use crate::apply_commit::ChangeSet;
+use crate::commit::apply_commit::ChangeSet;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::layout::Layout;

@@ -11,10 +11,10 @@ use crate::difference::{Numbering, Side};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::layout::Layout;
-use crate::merging::{
+use crate::merge::merging::{
     Choice, Choices, Conflicts, Deed, MergeConflict, MergeOptions, Merged, SettleKeys,
 };
-use crate::three_way::{self, Sides};
+use crate::merge::three_way::{self, Sides};
 
 /// The maximum number of keys of a dictionary that are named in conflicts.
 const NAMED: usize = 10_000;

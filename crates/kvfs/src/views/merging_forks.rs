@@ -11,7 +11,7 @@ use crate::difference::Numbering;
 use crate::error::{Error, Result};
 use crate::fs::counter::{check_possible, forked_at, noted_bound, notes_of, shown_below};
 use crate::layout::{self, Layout, Super};
-use crate::merging::{Choices, Conflicts, MergeForkOptions, Merged, SettleKeys};
+use crate::merge::merging::{Choices, Conflicts, MergeForkOptions, Merged, SettleKeys};
 
 /// The maximum number of inode numbers that are reserved for a fork: enough for a million large
 /// directories. An untrusted fork must not use up all numbers of the store.

@@ -38,8 +38,8 @@ use kvdb::Kvdb;
 
 use super::in_use::{put_view, take_view, view_number};
 use super::{ViewId, Views};
-use crate::apply_commit::ChangeSet;
 use crate::attr::Ino;
+use crate::commit::apply_commit::ChangeSet;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::layout::{Layout, put_varint};

@@ -9,7 +9,7 @@ use super::merger::Merger;
 use super::merging::{Rules, State, Three};
 use crate::error::Result;
 use crate::fs::Fs;
-use crate::merging::{
+use crate::merge::merging::{
     Choice, Choices, Conflicts, FinishRebase, MergeConflict, Rebased, SettleKeys,
 };
 

@@ -22,13 +22,13 @@ use super::undo::remove_content;
 use super::watcher::CommittedTo;
 use super::watchers::Watchers;
 use super::{Running, Untold, VIEW_SHARE, ViewId, Wait, running};
-use crate::apply_commit::ChangeSet;
 use crate::attr::Ino;
-use crate::describe_keys::describe_keys_in;
+use crate::commit::apply_commit::ChangeSet;
 use crate::difference::{Difference, Listing, difference_in};
 use crate::error::{Error, Result};
 use crate::fs::superseded::ChangeTurn;
 use crate::fs::{Fs, FsOptions, Parent};
+use crate::upkeep::describe_keys::describe_keys_in;
 
 /// A commit that is done.
 struct Committed<'a> {

@@ -3,8 +3,8 @@
 use std::any::Any;
 
 use super::ViewId;
-use crate::apply_commit::ChangeSet;
 use crate::attr::Ino;
+use crate::commit::apply_commit::ChangeSet;
 use crate::fs::Fs;
 
 /// The extent to which [`Watcher::write_back`] waits.

@@ -3,7 +3,7 @@
 use kvdb::{Kvdb, TransactionId, TransactionOptions};
 
 use crate::error::Result;
-use crate::merging::{
+use crate::merge::merging::{
     Choice, FinishRebase, MergeForkOptions, MergeOptions, Merged, Rebased, SettleKeys,
 };
 use crate::views::Views;

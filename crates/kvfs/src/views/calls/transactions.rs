@@ -7,8 +7,8 @@ use kvdb::{
     TransactionInfo, TransactionOptions,
 };
 
-use crate::apply_commit::ChangeSet;
 use crate::attr::Ino;
+use crate::commit::apply_commit::ChangeSet;
 use crate::difference::{Difference, Listing};
 use crate::error::Result;
 use crate::fs::Fs;

@@ -7,7 +7,7 @@ use kvdb::{Kvdb, Scope};
 use super::Opener;
 use crate::error::{Error, Result};
 use crate::fs::{Fs, FsOptions};
-use crate::inode_allocator::InodeAllocator;
+use crate::inode::inode_allocator::InodeAllocator;
 use crate::layout::{self, Layout, Super};
 use crate::opening::in_use::ViewInUse;
 use crate::views::{Join, OpenView, VIEW_SHARE, ViewId};
