@@ -178,17 +178,31 @@ impl Record {
     }
 
     /// Writes the record atomically. The record of an earlier daemon under the same number is put
-    /// aside.
+    /// aside. If the mount of this process has ended and a mount of another daemon has the number
+    /// by now, this record is the one that is put aside: a program that takes over a mount may
+    /// write it late.
     pub fn write(&self) -> io::Result<()> {
         let directory = make_directory()?;
         let _lock = lock(&directory)?;
-        if let Some(mut earlier) =
-            Record::read_as_it_is(&self.device).filter(|r| !r.is_of(self) && r.is_alive())
-        {
-            earlier.closing = true;
-            earlier.write_in(&directory)?;
+        let other = Record::read_as_it_is(&self.device).filter(|r| !r.is_of(self) && r.is_alive());
+        if let Some(mut other) = other {
+            if other.follows(self, &mounts::mounts().unwrap_or_default()) {
+                return Record { closing: true, ..self.clone() }.write_in(&directory);
+            }
+            other.closing = true;
+            other.write_in(&directory)?;
         }
         self.write_in(&directory)
+    }
+
+    /// Returns whether the number is that of this record's mount, and not of `other` any more. If
+    /// neither mount is in `mounts`, because it is in another mount name space, the answer is no.
+    fn follows(&self, other: &Record, mounts: &[MountEntry]) -> bool {
+        mounts.iter().any(|m| self.is_at(m)) && !mounts.iter().any(|m| other.is_at(m))
+    }
+
+    fn is_at(&self, m: &MountEntry) -> bool {
+        m.device == self.device && m.is_fuse() && m.source == self.source.as_os_str()
     }
 
     fn write_in(&self, directory: &Path) -> io::Result<()> {
@@ -327,12 +341,12 @@ impl Record {
     /// Returns where the store is mounted now. The device number alone is not enough, since another
     /// file system may have it by now.
     pub fn mounts(&self) -> Vec<MountEntry> {
-        let is_it = |m: &MountEntry| {
-            m.device == self.device && m.is_fuse() && m.source == self.source.as_os_str()
-        };
         match self.closing {
             true => Vec::new(),
-            false => mounts::mounts().unwrap_or_default().into_iter().filter(is_it).collect(),
+            false => {
+                let mounts = mounts::mounts().unwrap_or_default();
+                mounts.into_iter().filter(|m| self.is_at(m)).collect()
+            }
         }
     }
 
@@ -476,6 +490,25 @@ mod tests {
         let read =
             Record::from_json(&serde_json::from_str(&record.to_json().to_string()).expect("JSON"));
         assert_eq!(read, Some(record));
+    }
+
+    #[test]
+    fn a_number_belongs_to_the_daemon_whose_mount_is_still_there() {
+        let of = |source: &str| Record::of_this_process("0:45", Path::new(source), Path::new("/m"));
+        let at = |record: &Record| MountEntry {
+            device: record.device.clone(),
+            root: "/".into(),
+            mount_point: record.mount_point.clone(),
+            fs_type: "fuse.kvfs".into(),
+            source: record.source.clone().into(),
+            user: Some(0),
+        };
+        let (ended, next) = (of("/ended"), of("/next"));
+        assert!(next.follows(&ended, &[at(&next)]));
+        assert!(!ended.follows(&next, &[at(&next)]));
+        // Mounts of another mount name space are not seen.
+        assert!(!next.follows(&ended, &[]));
+        assert!(!next.follows(&ended, &[at(&ended), at(&next)]));
     }
 
     #[test]
