@@ -325,19 +325,34 @@ impl Mirror {
             return Ok(());
         }
         state.start = start;
-        let (before, left) = (start - LOG_AT, state.tail - start);
-        if before >= left.max(SLACK) {
-            let mut rest = read(&self.file, start, left as usize)?;
-            rest.extend_from_slice(&[0; ENTRY]);
-            self.file.write_all_at(&rest, LOG_AT).map_err(failed)?;
+        // The head names the new start before the space ahead of it is written again: until the
+        // last write the process may end, and the next one reads the log where the head says.
+        for (at, bytes) in self.move_to_front(state)? {
+            self.file.write_all_at(&bytes, at).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the writes, in their order, that publish the start of the log and move the log to
+    /// [`LOG_AT`] if the space before it is large enough. After each of them the file has all
+    /// commits of the log. `state` is that after the last write.
+    fn move_to_front(&self, state: &mut State) -> Result<Vec<(u64, Vec<u8>)>> {
+        let mut writes = vec![(0, head_of(state).to_vec())];
+        let (before, left) = (state.start - LOG_AT, state.tail - state.start);
+        // The copy and the zeros after it must not reach the log that they are a copy of.
+        if before >= (left + ENTRY as u64).max(SLACK) {
+            let mut rest = read(&self.file, state.start, left as usize)?;
+            rest.resize(left as usize + ENTRY, 0);
+            writes.push((LOG_AT, rest));
             state.ends.iter_mut().for_each(|(_, end)| *end -= before);
             (state.start, state.tail) = (LOG_AT, LOG_AT + left);
+            writes.push((0, head_of(state).to_vec()));
         }
-        write_head(&self.file, state)
+        Ok(writes)
     }
 }
 
-fn write_head(file: &File, state: &State) -> Result<()> {
+fn head_of(state: &State) -> [u8; HEAD] {
     let mut head = [0; HEAD];
     let (place, count) = state.earlier;
     for (i, word) in [MAGIC, state.start, EARLIER_AT[place], count].into_iter().enumerate() {
@@ -345,5 +360,92 @@ fn write_head(file: &File, state: &State) -> Result<()> {
     }
     head[32..48].copy_from_slice(&state.store);
     head[48..].copy_from_slice(&state.lives.to_ne_bytes());
-    file.write_all_at(&head, 0).map_err(failed)
+    head
+}
+
+fn write_head(file: &File, state: &State) -> Result<()> {
+    file.write_all_at(&head_of(state), 0).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RECORD: usize = 1 << 20;
+
+    fn record(first: Seq) -> Vec<u8> {
+        let content = vec![first as u8; RECORD];
+        let mut framed = Vec::new();
+        zones::varint::put_u64(&mut framed, content.len() as u64);
+        framed.extend_from_slice(&content);
+        framed
+    }
+
+    fn copy_of(file: &File) -> File {
+        let copy = tempfile::tempfile().expect("a file");
+        let length = file.metadata().expect("attributes").len();
+        let bytes = read(file, 0, length as usize).expect("the file is readable");
+        copy.write_all_at(&bytes, 0).expect("the copy is written");
+        copy
+    }
+
+    /// Returns the numbers of the commits that the next process finds in the file.
+    fn firsts(file: &File) -> Vec<Seq> {
+        let mirror = Mirror::new(copy_of(file)).expect("it is a mirror");
+        mirror.entries().expect("the log is readable").iter().map(|e| e.first).collect()
+    }
+
+    /// Returns a mirror with `count` commits, of which the first `gone` are on the device. In the
+    /// file, only the first is cut; the state is that before the other cuts are written.
+    fn mirror_cut(gone: u64, count: u64) -> (File, Mirror, State) {
+        let file = tempfile::tempfile().expect("a file");
+        let mirror = Mirror::new(file.try_clone().expect("a descriptor")).expect("it is new");
+        mirror.begin([1; 16]).expect("it begins");
+        for n in 1..=count {
+            mirror.add((n, 1), &record(n), n, None).expect("the commit is added");
+        }
+        mirror.cut(1).expect("the first commit is cut");
+        let mut state = std::mem::take(&mut *mirror.state.lock());
+        for _ in 1..gone {
+            state.start = state.ends.pop_front().expect("a commit").1;
+        }
+        (file, mirror, state)
+    }
+
+    #[test]
+    fn a_cut_that_a_kill_ends_after_any_write_keeps_all_commits() {
+        // Of equally long commits, as many before the start as after it leave no space for the
+        // zeros at the end of a copy.
+        for (gone, count, moves) in [(3, 5, false), (6, 12, false), (7, 13, true), (8, 9, true)] {
+            let (file, mirror, mut state) = mirror_cut(gone, count);
+            let left: Vec<Seq> = (gone + 1..=count).collect();
+            let writes = mirror.move_to_front(&mut state).expect("the log is readable");
+            assert_eq!(state.start == LOG_AT, moves, "{gone} of {count}");
+            let mut written = 0;
+            for (at, bytes) in writes {
+                // A write ends between any two pages.
+                for end in (4096..bytes.len()).step_by(251 * 4096) {
+                    let torn = copy_of(&file);
+                    torn.write_all_at(&bytes[..end], at).expect("the pages are written");
+                    assert_eq!(firsts(&torn), left, "{gone} of {count}, write {written} torn");
+                }
+                file.write_all_at(&bytes, at).expect("the file is written");
+                assert_eq!(firsts(&file), left, "{gone} of {count}, after write {written}");
+                written += 1;
+            }
+            assert_eq!(written, if moves { 3 } else { 1 });
+        }
+    }
+
+    #[test]
+    fn commits_after_a_cut_follow_those_that_it_left() {
+        let (file, mirror, state) = mirror_cut(1, 12);
+        *mirror.state.lock() = state;
+        for cut in 2..=12 {
+            mirror.cut(cut).expect("the commits are cut");
+            mirror.add((12 + cut, 1), &record(12 + cut), 12 + cut, None).expect("it is added");
+            assert_eq!(firsts(&file), (cut + 1..=12 + cut).collect::<Vec<_>>());
+        }
+        assert!(file.metadata().expect("attributes").len() < 32 << 20);
+    }
 }
