@@ -1,39 +1,39 @@
 //! Moments of a clock that never goes back, with the interface of `std::time::Instant`. In a
-//! simulated run they are moments of its virtual time, so that a deadline is met by the waits and
-//! sleeps of the run.
+//! simulated run the clock is virtual, so the waits and sleeps of the run advance it to each
+//! deadline.
 
 use std::ops::Add;
 use std::time::Duration;
 
 use crate::schedule;
 
-/// A moment, to be compared with those of the same run, or outside of runs with those of the same
+/// A moment. It can be compared with other moments of the same run or, outside of runs, of the same
 /// process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Instant(Duration);
 
 impl Instant {
-    /// The moment of this call.
+    /// Returns the current moment.
     pub fn now() -> Instant {
         Instant(schedule::now())
     }
 
-    /// The time since then.
+    /// Returns the time that has elapsed since this moment.
     pub fn elapsed(&self) -> Duration {
         Instant::now().saturating_duration_since(*self)
     }
 
-    /// The time from `earlier` to this moment; zero if that is the later one.
+    /// Returns the time from `earlier` to this moment, or zero if `earlier` is the later moment.
     pub fn saturating_duration_since(&self, earlier: Instant) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// The moment after so much time, or `None` if there is none so late.
+    /// Returns the moment `time` after this one, or `None` if the clock cannot represent it.
     pub fn checked_add(&self, time: Duration) -> Option<Instant> {
         self.0.checked_add(time).map(Instant)
     }
 
-    /// The moment before so much time, or `None` if there is none so early.
+    /// Returns the moment `time` before this one, or `None` if the clock cannot represent it.
     pub fn checked_sub(&self, time: Duration) -> Option<Instant> {
         self.0.checked_sub(time).map(Instant)
     }

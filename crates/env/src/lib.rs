@@ -3,10 +3,10 @@
 //! seed, in a simulation.
 //!
 //! - [`Env`] is a clock, a source of random numbers, and the choice between threads and steps that
-//!   the caller runs inline: those of the [`Machine`], or [`Simulated`] ones.
+//!   the caller runs inline. [`Machine`] uses the real machine, and [`Simulated`] simulates it.
 //! - [`thread`] and [`sync`] have the interface of `std` and `parking_lot`. In builds with debug
-//!   assertions, their operations are points at which a simulated run of [`schedule`] may switch
-//!   threads, as its seed decides.
+//!   assertions, each operation is a point at which a simulated run of [`schedule`] may switch
+//!   threads; the seed of the run decides.
 //! - [`Instant`] is a moment, for deadlines, of the machine or of a simulated run.
 //! - [`Random`] is a seeded generator for tests.
 //!
@@ -50,19 +50,19 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub trait Env: Send + Sync + 'static {
     /// Returns the time since some fixed point; never decreases.
     fn monotonic(&self) -> Duration;
-    /// Returns the time since the Unix epoch, for file times. It is that of the kernel's coarse
-    /// clock (a tick is a few milliseconds), so that a file that is created and written at once has
-    /// the time that the kernel would set, and the kernel does not send another one.
+    /// Returns the time since the Unix epoch, for file times. The time comes from the kernel's
+    /// coarse clock (a tick is a few milliseconds). A file that is created and written at once then
+    /// has the time that the kernel would set, and the kernel does not send another time.
     fn wall(&self) -> Duration;
-    /// Returns the same time to the microsecond, for deadlines that others compare with their own
-    /// clocks.
+    /// Returns the time since the Unix epoch to the microsecond, for deadlines that other machines
+    /// compare with their own clocks.
     fn exact_wall(&self) -> Duration {
         self.wall()
     }
     /// Returns a random number; in a simulation it comes from a seed.
     fn random(&self) -> u64;
-    /// Returns whether no threads may be started: then the owner of the store calls its `step`
-    /// functions, so that a seed reproduces every schedule.
+    /// Returns whether no threads may be started. In that case the owner of the store calls its
+    /// `step` functions, so that a seed reproduces every schedule.
     fn inline(&self) -> bool;
 }
 

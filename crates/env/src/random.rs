@@ -44,8 +44,8 @@ impl Random {
     }
 }
 
-/// Draws the next number of a SplitMix64 generator (Steele, Lea, Flood 2014): one addition and
-/// three mixes; good enough for everything but secrets.
+/// Draws the next number of a SplitMix64 generator (Steele, Lea, Flood 2014), by one addition and
+/// three mixes. The generator must not be used for secrets.
 pub(crate) fn split_mix(state: &AtomicU64) -> u64 {
     mix(state
         .fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed)

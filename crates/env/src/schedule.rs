@@ -33,11 +33,12 @@ use parking_lot::Mutex;
 
 use crate::random::{Random, mix};
 
-/// The number of points after which a run is aborted: some thread spins.
+/// The number of points after which a run is aborted, because some thread must be spinning.
 const MOST_POINTS: u64 = 20_000_000;
-/// While threads can run, the clock jumps to the next deadline once in this many points.
+/// The number of points per early jump of the clock: while threads can run, the clock jumps to the
+/// next deadline once in this many points.
 const JUMP: u64 = 128;
-/// Stands for no thread: the run is over.
+/// The value of `turn` when no thread may run, because the run is over.
 const NONE: usize = usize::MAX;
 /// The thread that runs the body of the run.
 const FIRST: usize = 0;
@@ -61,17 +62,17 @@ pub enum Failure {
     Endless(String),
 }
 
-/// The reason for which a thread waits, if it does.
+/// The state of a thread: it can run, it waits, or it has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WaitReason {
-    /// It can run.
+    /// The thread can run.
     No,
-    /// It waits for something at this address: a lock to be released, a condition to be signalled,
-    /// a thread to end.
+    /// The thread waits for something at this address: a lock to be released, a condition to be
+    /// signalled, a thread to end.
     For { what: &'static str, address: usize },
-    /// It waits for a deadline only.
+    /// The thread waits for a deadline only.
     Sleeps,
-    /// It has ended.
+    /// The thread has ended.
     Ended,
 }
 
@@ -79,7 +80,7 @@ struct SimulatedThread {
     name: String,
     waits: WaitReason,
     deadline: Option<Duration>,
-    /// Set when the deadline ended the last wait.
+    /// `true` if the last wait ended because of its deadline.
     timed_out: bool,
     priority: u64,
     handle: Option<std::thread::Thread>,
@@ -90,11 +91,11 @@ struct RunState {
     threads: Vec<SimulatedThread>,
     clock: Duration,
     points: u64,
-    /// The running thread continues at a point, except once in this many points, when a random one
-    /// does; with 1, a random thread continues at every point.
+    /// The number of points per random switch: at one point in this many, a random thread continues
+    /// instead of the running thread. If it is 1, a random thread continues at every point.
     stay: u64,
-    /// The running thread loses its priority once in this many points; 0 if there are no
-    /// priorities.
+    /// The number of points per demotion: the running thread loses its priority once in this many
+    /// points. It is 0 if there are no priorities.
     demote: u64,
     lowest: u64,
     /// A digest of all decisions.
@@ -127,13 +128,13 @@ pub struct Done<T> {
     pub value: T,
     /// The number of scheduling points.
     pub points: u64,
-    /// A digest of all decisions: equal for equal schedules.
+    /// A digest of all decisions. Equal schedules have equal digests.
     pub trace: u64,
 }
 
 /// Runs `body`, and every thread that it starts, under the schedule of `seed`. Returns when `body`
 /// has returned and no other thread can run. After a failure the threads of the run are blocked
-/// forever: they keep their memory.
+/// forever, so their memory is not freed.
 pub fn run<T: Send + 'static>(
     seed: u64,
     body: impl FnOnce() -> T + Send + 'static,
@@ -197,7 +198,7 @@ impl Run {
         }
     }
 
-    /// Waits until no thread can run, after the first one has ended.
+    /// Waits until no thread can run, after the first thread has ended.
     fn wait_for_all(&self) {
         while self.turn.load(Ordering::Acquire) != NONE {
             std::thread::park();
@@ -219,8 +220,8 @@ impl Run {
         state.wake(id_address(id), usize::MAX);
         match state.next(id) {
             Ok(next) => self.pass_to(&state, next),
-            // The first thread has its result: threads that are left and wait forever, for a thread
-            // that has ended, do not matter.
+            // The result of the first thread is known, so threads that wait forever for an ended
+            // thread do not matter.
             Err(_) if state.threads[FIRST].waits == WaitReason::Ended => {
                 self.turn.store(NONE, Ordering::Release);
                 if let Some(first) = &state.threads[FIRST].handle {
@@ -338,7 +339,7 @@ impl RunState {
         self.threads[id].priority = self.lowest;
     }
 
-    /// Wakes up to `most` random threads of those that wait at this address.
+    /// Wakes up to `most` random threads that wait at this address.
     fn wake(&mut self, at: usize, most: usize) {
         let waiting = |t: &SimulatedThread| matches!(t.waits, WaitReason::For { address, .. } if address == at);
         let mut those: Vec<usize> =
@@ -362,7 +363,7 @@ impl RunState {
     }
 }
 
-/// Returns the address at which `join` waits for a thread; no object has it.
+/// Returns the address at which `join` waits for a thread. No object has this address.
 fn id_address(id: usize) -> usize {
     id + 1
 }
@@ -400,7 +401,7 @@ pub fn point() {
     }
 }
 
-/// Yields to all other runnable threads, as far as the strategy has such an order. Returns `false`
+/// Yields to all other runnable threads, if the strategy has an order of threads. Returns `false`
 /// outside of a run.
 pub(crate) fn yield_now() -> bool {
     let Some((run, id)) = me() else { return false };
@@ -439,7 +440,7 @@ pub fn random() -> Option<u64> {
     me().map(|(run, _)| run.state.lock().random.number())
 }
 
-/// Returns the time since some fixed point: virtual time in a run, otherwise that of the machine.
+/// Returns the time since some fixed point. In a run, the time is virtual.
 pub fn now() -> Duration {
     static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
     match me() {
@@ -448,7 +449,7 @@ pub fn now() -> Duration {
     }
 }
 
-/// A thread of the current run that was not started yet.
+/// A thread of the current run that has not been started yet.
 pub(crate) struct PendingThread {
     run: Arc<Run>,
     pub id: usize,
@@ -475,8 +476,9 @@ pub(crate) fn never_started(id: usize) {
     }
 }
 
-/// Fails the run of this thread if one of `threads` has not ended: the panic of this thread would
-/// wait for that one outside of the schedule, where it never ends. The run does not continue then.
+/// Fails the run of this thread if one of `threads` has not ended. The panic of this thread would
+/// wait for that thread outside of the schedule, where it never ends. If the run fails, this call
+/// does not return.
 pub(crate) fn fail_unless_ended(threads: &[usize], panic: &(dyn Any + Send)) {
     let Some((run, me)) = me() else { return };
     let ended = |id: &usize| run.state.lock().threads[*id].waits == WaitReason::Ended;

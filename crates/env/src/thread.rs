@@ -27,7 +27,7 @@ pub fn yield_now() {
 /// Gives this thread the lowest priority of the operating system, for background work. Has no
 /// effect on the schedule of a simulated run.
 pub fn lower_priority() {
-    // If that is not allowed, the priority stays as it is.
+    // If the system does not allow this, the priority does not change.
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 19);
 }
 
@@ -35,15 +35,15 @@ thread_local! {
     static WITHOUT_DESCRIPTORS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Notes that this thread has a table of descriptors of its own, in which the numbers of the
-/// descriptors that its process has open are invalid, or belong to another file.
+/// Records that this thread has a table of descriptors of its own. The descriptors that its process
+/// has open are invalid in this table, or belong to other files.
 pub fn give_up_descriptors() {
     WITHOUT_DESCRIPTORS.set(true);
 }
 
-/// Fails in a thread that no longer shares the descriptors of its process. It must be called before
-/// a descriptor is used that another thread may have opened: the call would read or write another
-/// file.
+/// Returns an error if this thread no longer shares the descriptors of its process. A thread must
+/// call this before it uses a descriptor that another thread may have opened, because the
+/// descriptor could refer to another file.
 pub fn has_descriptors() -> io::Result<()> {
     match WITHOUT_DESCRIPTORS.get() {
         false => Ok(()),
@@ -51,7 +51,7 @@ pub fn has_descriptors() -> io::Result<()> {
     }
 }
 
-/// A handle to wait for a thread, like [`std::thread::JoinHandle`].
+/// A handle with which to wait for a thread, like [`std::thread::JoinHandle`].
 pub struct JoinHandle<T> {
     thread: std::thread::JoinHandle<Option<T>>,
     simulated: Option<usize>,
@@ -67,8 +67,8 @@ impl<T> JoinHandle<T> {
     }
 }
 
-/// Unwraps the outcome of a thread. A simulated thread that panicked has failed its run, in which
-/// no thread continues. So this error is seen only outside of the run.
+/// Unwraps the outcome of a thread. If a simulated thread panics, its run fails and no thread of
+/// the run continues, so this error is seen only outside of the run.
 fn ended<T>(outcome: Result<Option<T>>) -> Result<T> {
     outcome.and_then(|value| {
         value.ok_or_else(|| Box::new("a thread of a simulated run panicked") as _)
@@ -122,8 +122,8 @@ impl Builder {
     }
 }
 
-/// Runs the body of a new thread, under the schedule if it is simulated. Returns `None` if it
-/// panicked under the schedule.
+/// Runs the body of a new thread, under the schedule if the thread is simulated. Returns `None` if
+/// the body panicked under the schedule.
 fn live<T>(pending: Option<schedule::PendingThread>, body: impl FnOnce() -> T) -> Option<T> {
     let Some(pending) = pending else { return Some(body()) };
     let mut value = None;
@@ -131,7 +131,7 @@ fn live<T>(pending: Option<schedule::PendingThread>, body: impl FnOnce() -> T) -
     value
 }
 
-/// Removes a thread that could not be started from its run.
+/// Removes a thread from its run if it could not be started.
 fn started<H>(thread: io::Result<H>, simulated: Option<usize>) -> io::Result<H> {
     thread.inspect_err(|_| simulated.into_iter().for_each(schedule::never_started))
 }
@@ -147,7 +147,7 @@ pub struct Scope<'scope, 'env: 'scope> {
     simulated: RefCell<Vec<usize>>,
 }
 
-/// A handle to wait for a thread of a scope, like [`std::thread::ScopedJoinHandle`].
+/// A handle with which to wait for a thread of a scope, like [`std::thread::ScopedJoinHandle`].
 pub struct ScopedJoinHandle<'scope, T> {
     thread: std::thread::ScopedJoinHandle<'scope, Option<T>>,
     simulated: Option<usize>,
@@ -179,7 +179,7 @@ pub fn scope<'env, T>(body: impl for<'scope> FnOnce(&Scope<'scope, 'env>) -> T) 
         let scope = Scope { threads, simulated: RefCell::default() };
         let outcome = catch_unwind(AssertUnwindSafe(|| body(&scope)));
         // The scope of `std` waits outside of the schedule, so all simulated threads must have
-        // ended before.
+        // ended before that.
         let simulated = scope.simulated.take();
         match outcome {
             Ok(value) => {

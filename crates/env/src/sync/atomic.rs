@@ -55,8 +55,8 @@ macro_rules! atomic {
                 self.0.compare_exchange(current, new, success, failure)
             }
 
-            /// Replaces the value by the result of `change`; returns `Err` if that is `None`. The
-            /// returned value is the previous one.
+            /// Replaces the value by the result of `change` and returns the previous value, or
+            /// returns it as `Err` if the result is `None`.
             pub fn fetch_update(
                 &self,
                 set: Ordering,
@@ -85,25 +85,27 @@ macro_rules! number {
         atomic!($name, $value);
 
         impl $name {
-            /// Adds to the value, wrapping, and returns the previous one.
+            /// Adds to the value, wrapping, and returns the previous value.
             pub fn fetch_add(&self, by: $value, order: Ordering) -> $value {
                 before(order);
                 self.0.fetch_add(by, order)
             }
 
-            /// Subtracts from the value, wrapping, and returns the previous one.
+            /// Subtracts from the value, wrapping, and returns the previous value.
             pub fn fetch_sub(&self, by: $value, order: Ordering) -> $value {
                 before(order);
                 self.0.fetch_sub(by, order)
             }
 
-            /// Sets the value to the maximum and returns the previous one.
+            /// Sets the value to the maximum of the value and `other`, and returns the previous
+            /// value.
             pub fn fetch_max(&self, other: $value, order: Ordering) -> $value {
                 before(order);
                 self.0.fetch_max(other, order)
             }
 
-            /// Sets the value to the minimum and returns the previous one.
+            /// Sets the value to the minimum of the value and `other`, and returns the previous
+            /// value.
             pub fn fetch_min(&self, other: $value, order: Ordering) -> $value {
                 before(order);
                 self.0.fetch_min(other, order)

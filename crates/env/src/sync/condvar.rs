@@ -13,7 +13,7 @@ pub struct Condvar {
     signalled: parking_lot::Condvar,
 }
 
-/// The result of a wait with a timeout: whether it has timed out.
+/// The result of a wait with a timeout. It says whether the wait has timed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitTimeoutResult(bool);
 
@@ -70,8 +70,8 @@ impl Condvar {
         at_most: Option<Duration>,
     ) -> WaitTimeoutResult {
         if schedule::simulated() {
-            // Only the running thread can signal, which is this one until it waits: no signal is
-            // lost.
+            // Only the running thread can signal. Until this thread waits, it is the running
+            // thread, so no signal is lost.
             return WaitTimeoutResult(MutexGuard::unlocked(guard, || {
                 schedule::wait("signal", self.address(), at_most)
             }));

@@ -1,10 +1,10 @@
 //! Locks, condition variables, atomics and atomic references, with the interface of `parking_lot`,
 //! `std` and `arc_swap`.
 //!
-//! Without debug assertions they are exactly those types. With debug assertions, each operation
-//! that orders threads is a point of the [schedule](crate::schedule) if its thread belongs to a
-//! simulated run, and the plain operation otherwise. Relaxed atomic operations order nothing and
-//! are not points.
+//! Without debug assertions, the types of this module are exactly the types of those crates. With
+//! debug assertions, each operation that orders threads is a point of the
+//! [schedule](crate::schedule) if its thread belongs to a simulated run, and the plain operation
+//! otherwise. Relaxed atomic operations order nothing and are not points.
 
 #[cfg(debug_assertions)]
 pub mod atomic;

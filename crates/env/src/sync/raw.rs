@@ -1,5 +1,5 @@
-//! The raw locks: those of `parking_lot`. A simulated thread takes them by `try_lock`, with
-//! scheduling points in between.
+//! The raw locks, which wrap the raw locks of `parking_lot`. A simulated thread takes a lock by
+//! `try_lock`, with scheduling points between the attempts.
 
 use lock_api::GuardNoSend;
 
@@ -11,7 +11,7 @@ fn address<T>(of: &T) -> usize {
     std::ptr::from_ref(of).addr()
 }
 
-/// Takes a lock by repeated attempts, and waits at its address in between.
+/// Takes a lock by repeated attempts, and waits at the address of the lock between attempts.
 fn take<T>(of: &T, what: &'static str, mut attempt: impl FnMut() -> bool) {
     schedule::point();
     while !attempt() {
@@ -19,8 +19,8 @@ fn take<T>(of: &T, what: &'static str, mut attempt: impl FnMut() -> bool) {
     }
 }
 
-// SAFETY: exclusion is that of the `parking_lot` lock inside: `lock` returns only once that lock is
-// taken, by `lock` or by a successful `try_lock`, and `unlock` forwards to it.
+// SAFETY: the `parking_lot` lock inside provides the exclusion: `lock` returns only once that lock
+// is taken, by `lock` or by a successful `try_lock`, and `unlock` forwards to it.
 unsafe impl lock_api::RawMutex for RawMutex {
     #[allow(clippy::declare_interior_mutable_const, reason = "the trait asks for this form")]
     const INIT: RawMutex = RawMutex(parking_lot::RawMutex::INIT);
@@ -51,7 +51,7 @@ unsafe impl lock_api::RawMutex for RawMutex {
 
 pub struct RawRwLock(parking_lot::RawRwLock);
 
-// SAFETY: as above, the lock inside excludes.
+// SAFETY: the `parking_lot` lock inside provides the exclusion, as above.
 unsafe impl lock_api::RawRwLock for RawRwLock {
     #[allow(clippy::declare_interior_mutable_const, reason = "the trait asks for this form")]
     const INIT: RawRwLock = RawRwLock(parking_lot::RawRwLock::INIT);
