@@ -1,5 +1,5 @@
-//! Counts requests and bytes by kind, and how many requests are in flight, with a few relaxed
-//! atomic operations each.
+//! Counts requests and bytes by kind, and the requests in flight, with a few relaxed atomic
+//! operations for each request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -34,26 +34,27 @@ struct Counters {
 /// The counts of one kind of request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KindCounts {
-    /// Requests, including those that failed.
+    /// The number of requests, including those that failed.
     pub requests: u64,
-    /// Requests that returned an error.
+    /// The number of requests that returned an error.
     pub failed: u64,
-    /// Bytes of objects: received by GET, or sent by PUT even if it failed; 0 for the other kinds.
+    /// The bytes of objects that a GET received, or that a PUT sent even if it failed. For other
+    /// kinds this is 0.
     pub bytes: u64,
 }
 
-/// The counts since the beginning.
+/// The counts of all kinds since the counter was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Reads.
+    /// The counts of reads.
     pub get: KindCounts,
-    /// Puts.
+    /// The counts of puts.
     pub put: KindCounts,
-    /// Deletions.
+    /// The counts of deletions.
     pub delete: KindCounts,
-    /// Pages of lists.
+    /// The counts of requests for a page of a list.
     pub list: KindCounts,
-    /// The most requests that were in flight at once.
+    /// The largest number of requests that were in flight at the same time.
     pub most_in_flight: u64,
 }
 
@@ -81,7 +82,7 @@ impl CountObjects {
         }
     }
 
-    /// Returns the requests counted since this was created.
+    /// Returns the counts since this counter was created.
     pub fn counts(&self) -> Counts {
         Counts {
             get: self.get.counts(),

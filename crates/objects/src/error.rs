@@ -14,23 +14,23 @@ pub type Result<T, E = ObjectsError> = std::result::Result<T, E>;
 /// certain that the operation changed nothing and never will.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ObjectsError {
-    /// There is no such object: HTTP status 404.
+    /// The object does not exist: HTTP status 404.
     #[error("the object {key} does not exist; check its name, and whether it was deleted")]
     NotFound {
-        /// The key.
+        /// The key of the object.
         key: Key,
     },
     /// The condition of a put does not hold: HTTP status 412 as the first answer to a request that
     /// was sent once.
     #[error("the object {key} was changed or created by another writer; read it again")]
     ConditionFailed {
-        /// The key.
+        /// The key of the object.
         key: Key,
     },
-    /// It is not known whether the operation was applied, or will be: no answer came, or one that
-    /// does not tell (409, 5xx, 412 to a repetition). A writer reads the object to find out, and
-    /// takes into account that a request in flight may still arrive. For a read it only means that
-    /// there was no answer.
+    /// It is unknown whether the operation was applied or will be applied: there was no answer, or
+    /// the answer does not tell (409, 5xx, 412 to a repetition). A writer reads the object to find
+    /// out, and takes into account that a request in flight may still arrive. For a read, this only
+    /// means that there was no answer.
     #[error("it is not known if the request for {key} was applied: {why}; read the object again")]
     Unsure {
         /// The key, or the prefix of a list.
@@ -53,17 +53,17 @@ pub enum ObjectsError {
          read its length first"
     )]
     OutOfRange {
-        /// The key.
+        /// The key of the object.
         key: Key,
-        /// The first byte asked for.
+        /// The offset of the first requested byte.
         start: u64,
-        /// The length of the object, bytes.
+        /// The length of the object, in bytes.
         len: u64,
     },
-    /// The place does not allow it: HTTP status 403, or permissions of the host.
+    /// The place does not allow the operation: HTTP status 403, or permissions of the host.
     #[error("{doing} is not allowed: {why}; check the credentials and permissions")]
     Denied {
-        /// The operation and its object.
+        /// The operation and the object to which it applies.
         doing: String,
         /// The reason.
         why: String,
@@ -74,19 +74,19 @@ pub enum ObjectsError {
         /// The place, as returned by [`crate::Objects::place`].
         place: String,
     },
-    /// An encrypted object differs from the one that was encrypted under its key.
+    /// The stored bytes of an encrypted object are not the bytes that were encrypted under its key.
     #[error("the object {key} in {place} is damaged, or was replaced: it cannot be decrypted")]
     Damaged {
-        /// The key.
+        /// The key of the object.
         key: Key,
         /// The place, as returned by [`crate::Objects::place`].
         place: String,
     },
-    /// An object is encrypted with another secret, or it is encrypted and no secret is given, or it
-    /// is not encrypted although one is given.
+    /// The object is encrypted with another secret, or it is encrypted and no secret is given, or
+    /// it is not encrypted although a secret is given.
     #[error("{}", of_secrets(.key, .place, *.found, *.own))]
     Secret {
-        /// The key.
+        /// The key of the object.
         key: Key,
         /// The place, as returned by [`crate::Objects::place`].
         place: String,
@@ -95,20 +95,21 @@ pub enum ObjectsError {
         /// The secret with which the place is used.
         own: Option<SecretId>,
     },
-    /// A call that can never succeed; the text is a sentence.
+    /// The call can never succeed. The text is a sentence that says why.
     #[error("{0}")]
     Invalid(String),
-    /// An error of the host. Nothing was changed.
+    /// An error of the host occurred, and nothing was changed.
     #[error("{doing} failed: {source}; {}", advice(.source))]
     Io {
-        /// The operation and its object.
+        /// The operation and the object to which it applies.
         doing: String,
         /// The error of the host.
         source: Arc<io::Error>,
     },
 }
 
-/// Describes how the secrets of an object and of its user differ, and what to do.
+/// Describes the difference between the secret of an object and the secret of its user, and what to
+/// do about it.
 fn of_secrets(key: &Key, place: &str, found: Option<SecretId>, own: Option<SecretId>) -> String {
     match (found, own) {
         (Some(found), Some(own)) => format!(
@@ -150,8 +151,9 @@ impl ObjectsError {
     }
 
     /// Returns whether the same call may succeed when it is repeated later, although nothing else
-    /// changes. A put or a delete may be repeated blindly only if [`ObjectsError::is_certain`] too:
-    /// after other errors, [`crate::swap`] and [`crate::create`] find out what holds.
+    /// changes. A put or a delete may be repeated without a check only if
+    /// [`ObjectsError::is_certain`] is true, too. After other errors, [`crate::swap`] and
+    /// [`crate::create`] determine the state.
     pub fn may_be_retried(&self) -> bool {
         match self {
             ObjectsError::Unsure { .. } | ObjectsError::Busy { .. } => true,

@@ -1,18 +1,18 @@
-//! Names of objects. A `Key` was checked on creation, so that no place has to handle names that
-//! leave its folder, need an escape in a request, or are too long for a file.
+//! Names of objects. A `Key` is checked on creation, so that no place has to handle names that
+//! leave its folder, need escapes in a request, or are too long for a file.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// The most bytes of a key; servers take up to 1,024, and the name of a bucket's folder may need
-/// some.
+/// The largest length of a key, in bytes. Servers accept up to 1,024 bytes, and the folder of a
+/// bucket may need some of them.
 const LONGEST: usize = 900;
-/// The most bytes of one part: the longest name of a file.
+/// The largest length of one part, in bytes, which is the longest name of a file.
 const LONGEST_PART: usize = 255;
 
 /// The name of an object: 1 to 900 bytes of `a-z A-Z 0-9 - _ . /`. The parts between the slashes
-/// have 1 to 255 bytes and are neither `.` nor `..`; so there is no slash at either end. Keys are
-/// ordered by their bytes.
+/// have 1 to 255 bytes and are neither `.` nor `..`, so a key neither begins nor ends with a slash.
+/// Keys are ordered by their bytes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(Arc<str>);
 
@@ -40,14 +40,14 @@ impl Key {
         &self.0
     }
 
-    /// Returns the folders, and the name in the last of them.
+    /// Returns the folders of the key, and the name in the last folder.
     pub(crate) fn split(&self) -> (impl Iterator<Item = &str>, &str) {
         let (folders, name) = self.0.rsplit_once('/').unwrap_or(("", &self.0));
         (folders.split('/').filter(|part| !part.is_empty()), name)
     }
 }
 
-/// Returns the reason why this is not a key.
+/// Returns the reason why `name` is not a key, or `None` if it is one.
 fn objection(name: &str) -> Option<&'static str> {
     if name.is_empty() || name.len() > LONGEST {
         return Some("a key has 1 to 900 bytes");
@@ -55,7 +55,7 @@ fn objection(name: &str) -> Option<&'static str> {
     name.split('/').find_map(part_objection)
 }
 
-/// Returns the reason why this is not a part of a key.
+/// Returns the reason why `part` is not a part of a key, or `None` if it is one.
 pub(crate) fn part_objection(part: &str) -> Option<&'static str> {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
     match part {

@@ -1,16 +1,16 @@
 //! Objects by key with conditions: the interface of an object store such as a bucket of S3, and
 //! places that provide it on one machine.
 //!
-//! - [`Objects`] is the interface. It blocks, and distinguishes the cases that a caller must
+//! - [`Objects`] is the interface. Its calls block, and distinguish the cases that a caller must
 //!   handle: above all errors after which nothing was changed, and [`ObjectsError::Unsure`].
-//! - [`DirectoryObjects`] keeps them in a folder that any number of processes share.
-//! - [`MemoryObjects`] keeps them in memory, and [`FaultyObjects`] makes any place behave as badly
-//!   as a network and a busy server do, reproducibly from a seed.
-//! - `EncryptedObjects` encrypts them before they are sent (feature `encryption`).
+//! - [`DirectoryObjects`] keeps objects in a folder that any number of processes share.
+//! - [`MemoryObjects`] keeps objects in memory. [`FaultyObjects`] adds the faults of a network and
+//!   a busy server to any place, reproducibly from a seed.
+//! - `EncryptedObjects` encrypts objects before they are sent (feature `encryption`).
 //! - [`CountObjects`] counts requests and bytes, [`RoundObjects`] counts the reads that had to wait
-//!   for one another, and [`Unreachable`] answers none.
+//!   for one another, and [`Unreachable`] fails all requests.
 //! - [`swap`] and [`create`] are the protocol by which all users replace and create an object that
-//!   others may replace or create too. They resolve lost answers.
+//!   others may replace or create too. Both resolve lost answers.
 //!
 //! ```
 //! use bytes::Bytes;
@@ -66,18 +66,18 @@ use bytes::Bytes;
 /// for it. Any number of threads may call it, and other processes may use the same place.
 ///
 /// Every operation on one key is atomic, and a read that begins after a put or delete was answered
-/// sees it, or a later one. Nothing is promised about the order of operations on two keys that are
-/// in progress together.
+/// sees this operation or a later one. Nothing is promised about the order of operations on two
+/// keys that are in progress together.
 ///
-/// No key may be a folder of another one (`a` and `a/b`): a server would accept both, but a folder
-/// does not, and refuses the second as [`ObjectsError::Invalid`].
+/// No key may be a folder of another one (`a` and `a/b`). A server would accept both keys, but a
+/// folder cannot have both, and refuses the second with [`ObjectsError::Invalid`].
 pub trait Objects: Send + Sync + std::fmt::Debug {
-    /// Returns the object, or the part of it. A range which begins in the object and ends beyond it
-    /// returns the bytes that exist; one that begins at or after the end is
-    /// [`ObjectsError::OutOfRange`].
+    /// Returns the object, or the requested part of it. For a range that begins in the object and
+    /// ends beyond it, the bytes that exist are returned. A range that begins at or after the end
+    /// is an [`ObjectsError::OutOfRange`].
     fn get(&self, key: &Key, part: Part) -> Result<Object>;
 
-    /// Reads like [`Objects::get`], unless the object has this tag: then it returns `None`, and no
+    /// Reads like [`Objects::get`], but returns `None` if the object has this tag. In that case no
     /// bytes are sent if the place can compare tags.
     fn get_other(&self, key: &Key, part: Part, tag: &Tag) -> Result<Option<Object>> {
         self.get(key, part).map(|object| Some(object).filter(|object| object.tag != *tag))
@@ -85,23 +85,25 @@ pub trait Objects: Send + Sync + std::fmt::Debug {
 
     /// Creates or replaces the object if the condition holds, durably, and returns its new tag.
     /// Returns [`ObjectsError::ConditionFailed`] if the condition does not hold, and
-    /// [`ObjectsError::NotFound`] if there is no object for [`Condition::Matches`]; both are
-    /// certain.
+    /// [`ObjectsError::NotFound`] if there is no object for [`Condition::Matches`]. After both
+    /// errors it is certain that nothing was changed.
     fn put(&self, key: &Key, bytes: Bytes, condition: Condition) -> Result<Tag>;
 
     /// Deletes the object. Deleting a missing object succeeds.
     fn delete(&self, key: &Key) -> Result<()>;
 
     /// Returns the first objects after `after` whose keys begin with `prefix`, by ascending key.
-    /// Both compare bytes, need not be keys, and may be empty. A list is not a snapshot: it may or
-    /// may not have the effects of puts and deletions by others between two pages.
+    /// `after` and `prefix` are compared as bytes, need not be keys, and may be empty. A list is
+    /// not a snapshot: puts and deletions by others between two pages may or may not be visible in
+    /// it.
     fn list(&self, prefix: &str, after: &str) -> Result<Page>;
 
-    /// Returns the place, for messages: `dir:/mnt/x`, `s3://bucket/name`. It has no secrets.
+    /// Returns the place, for messages, such as `dir:/mnt/x` or `s3://bucket/name`. The text
+    /// contains no secrets.
     fn place(&self) -> String;
 
     /// Returns the secret with which the objects are encrypted before they are sent, or `None` if
-    /// they are not.
+    /// they are not encrypted.
     fn secret(&self) -> Option<SecretId> {
         None
     }

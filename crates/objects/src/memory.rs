@@ -16,11 +16,11 @@ use crate::error::{ObjectsError, Result};
 use crate::key::Key;
 use crate::object::{Condition, Listed, Object, Page, Part, Tag};
 
-/// The number of entries of a page, as on servers.
+/// The number of entries of a page, which is the same as on servers.
 const PAGE: usize = 1000;
 
-/// Objects in memory. A tag is a hash of the bytes, as on servers: a stale tag is accepted when the
-/// same bytes recur.
+/// Objects in memory. A tag is a hash of the bytes, as on servers, so a stale tag is accepted when
+/// the same bytes recur.
 pub struct MemoryObjects {
     objects: RwLock<BTreeMap<Key, Stored>>,
     env: Arc<dyn Env>,
@@ -46,7 +46,7 @@ impl MemoryObjects {
         Self::with_env(Arc::new(Machine::default()))
     }
 
-    /// Creates an empty place; the clock of `env` sets the times of new objects.
+    /// Creates an empty place that takes the times of new objects from the clock of `env`.
     pub fn with_env(env: Arc<dyn Env>) -> Self {
         MemoryObjects { objects: RwLock::default(), env, page: PAGE }
     }
@@ -69,7 +69,8 @@ impl fmt::Debug for MemoryObjects {
     }
 }
 
-/// Returns whether two keys cannot exist together in a folder: one is a folder of the other.
+/// Returns whether this key clashes with an existing one, so that a folder could not hold both: one
+/// of them is a folder of the other.
 fn clash(objects: &BTreeMap<Key, Stored>, key: &Key) -> bool {
     let text = key.as_str();
     let folder = format!("{text}/");
@@ -85,7 +86,7 @@ impl Objects for MemoryObjects {
         let found = objects.get(key).ok_or_else(|| ObjectsError::NotFound { key: key.clone() })?;
         let len = found.bytes.len() as u64;
         let range = part.within(key, len)?;
-        // Both ends are at most the length of bytes in memory.
+        // Both ends are at most the length of the bytes in memory.
         let bytes = found.bytes.slice(range.start as usize..range.end as usize);
         Ok(Object { bytes, tag: found.tag.clone(), len })
     }
@@ -147,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_stale_tag_is_accepted_when_the_same_bytes_recur() -> Result<()> {
-        // Every server that was tried does the same: this is why a head has a nonce.
+        // Every server that was tried does the same. This is why a head has a nonce.
         let objects = MemoryObjects::new();
         let key = Key::new("head")?;
         let stale = objects.put(&key, Bytes::from("a"), Condition::Absent)?;

@@ -1,4 +1,5 @@
-//! The types that operations on objects take and return: parts, conditions, tags, pages of lists.
+//! The types that operations on objects take and return: parts, conditions, tags, and pages of
+//! lists.
 
 use std::fmt;
 use std::ops::Range;
@@ -21,8 +22,9 @@ pub enum Part {
 
 impl Part {
     /// Returns the range of this part in an object of `len` bytes. Returns
-    /// [`ObjectsError::OutOfRange`] if it begins at or after the end, and [`ObjectsError::Invalid`]
-    /// if it has no bytes for any object: a request of HTTP cannot express that.
+    /// [`ObjectsError::OutOfRange`] if the range begins at or after the end, and
+    /// [`ObjectsError::Invalid`] if the range is empty for every object, which an HTTP request
+    /// cannot express.
     pub fn within(&self, key: &Key, len: u64) -> Result<Range<u64>> {
         match self {
             Part::Whole => Ok(0..len),
@@ -38,24 +40,24 @@ impl Part {
     }
 }
 
-/// The version of an object, as its server writes it. Servers derive it from the bytes alone, so
-/// the same bytes have the same tag again; two contents never share one.
+/// The version of an object, in the notation of its server. Servers derive the tag from the bytes
+/// alone, so the same bytes always have the same tag, and different bytes never share a tag.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Tag(String);
 
 impl Tag {
-    /// Creates a tag as a server wrote it.
+    /// Creates a tag from the text that a server sent.
     pub fn new(text: impl Into<String>) -> Tag {
         Tag(text.into())
     }
 
-    /// Returns the tag of these bytes if this crate is the server: their SHA-256 in hexadecimal
-    /// digits.
+    /// Returns the tag that the places of this crate use for these bytes: the SHA-256 in
+    /// hexadecimal digits.
     pub fn of(bytes: &[u8]) -> Tag {
         Hasher::over(bytes).tag()
     }
 
-    /// Returns the text.
+    /// Returns the text of the tag.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -67,7 +69,7 @@ impl fmt::Display for Tag {
     }
 }
 
-/// Makes a tag of bytes that arrive in pieces.
+/// Computes the tag of bytes that arrive in pieces.
 #[derive(Default)]
 pub(crate) struct Hasher(Sha256);
 
@@ -96,18 +98,18 @@ impl Hasher {
 pub struct Object {
     /// The bytes of the part.
     pub bytes: Bytes,
-    /// The tag of the version that they belong to.
+    /// The tag of the version to which the bytes belong.
     pub tag: Tag,
-    /// The length of the whole object, bytes.
+    /// The length of the whole object, in bytes.
     pub len: u64,
 }
 
 /// The condition under which a put is applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Condition {
-    /// No condition: an existing object is replaced.
+    /// The put is always applied, and replaces an existing object.
     Always,
-    /// There is no object with this key: `If-None-Match: *`.
+    /// No object with this key exists: `If-None-Match: *`.
     Absent,
     /// The object has this tag: `If-Match`.
     Matches(Tag),
@@ -118,18 +120,19 @@ pub enum Condition {
 pub struct Page {
     /// The objects, by ascending key.
     pub entries: Vec<Listed>,
-    /// `true` if there may be others after the last entry. Then there is an entry to continue from.
+    /// `true` if there may be more objects after the last entry. In that case there is at least one
+    /// entry from which the list can continue.
     pub more: bool,
 }
 
 /// An object in a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// Its key.
+    /// The key of the object.
     pub key: Key,
-    /// Its length, bytes.
+    /// The length of the object, in bytes.
     pub len: u64,
-    /// The time at which it was last put, by the clock of the place, since 1970.
+    /// The time of the last put of the object since 1970, by the clock of the place.
     pub modified: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! Requests that are repeated, as long as the caller is willing to wait.
+//! Repeats requests while the patience of the caller lasts.
 
 use std::time::Duration;
 
@@ -9,11 +9,12 @@ use crate::error::{ObjectsError, Result};
 use crate::key::Key;
 use crate::object::{Object, Part, Tag};
 
-/// The patience of a caller: the number of requests, and the sleep before each repetition: at first
-/// `first`, then twice as long each time, up to `longest`.
+/// The patience of a caller: the number of requests, and the time to sleep before each repetition.
+/// The time is `first` before the first repetition, and doubles with each further one, up to
+/// `longest`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
-    /// The most requests; 0 counts as 1.
+    /// The largest number of requests. 0 counts as 1.
     pub requests: u32,
     /// The sleep before the second request.
     pub first: Duration,
@@ -22,20 +23,20 @@ pub struct Patience {
 }
 
 impl Default for Patience {
-    /// Returns the patience for eight requests within some 6 seconds.
+    /// Returns a patience of eight requests within about 6 seconds.
     fn default() -> Self {
         Patience { requests: 8, first: Duration::from_millis(50), longest: Duration::from_secs(2) }
     }
 }
 
 impl Patience {
-    /// Begins to count requests.
+    /// Starts to count the requests of one operation.
     pub(crate) fn begin(self) -> Attempts {
         Attempts { left: self.requests.max(1) - 1, sleep: self.first, longest: self.longest }
     }
 }
 
-/// The rest of a patience.
+/// The requests and sleeps that remain of a patience.
 pub(crate) struct Attempts {
     left: u32,
     sleep: Duration,
@@ -43,7 +44,7 @@ pub(crate) struct Attempts {
 }
 
 impl Attempts {
-    /// Sleeps before the next request; returns `false` if there is none.
+    /// Sleeps before the next request, or returns `false` if no request remains.
     pub fn next(&mut self) -> bool {
         if self.left == 0 {
             return false;
@@ -57,9 +58,9 @@ impl Attempts {
     }
 }
 
-/// Reads like [`Objects::get`], and repeats the read after errors that may pass, and after answers
-/// that are shorter than the requested part. The bytes may still be damaged: only a checksum in
-/// them tells.
+/// Reads like [`Objects::get`], and repeats the read after transient errors and after answers that
+/// are shorter than the requested part. The bytes may still be damaged, which only a checksum in
+/// them can reveal.
 pub fn get_patiently(
     objects: &dyn Objects,
     key: &Key,
@@ -71,8 +72,8 @@ pub fn get_patiently(
     })
 }
 
-/// Reads like [`get_patiently`] an object whose tag may differ from this one, by
-/// [`Objects::get_other`].
+/// Reads like [`get_patiently`], but by [`Objects::get_other`], so that the object is not read if
+/// it has this tag.
 pub fn get_other_patiently(
     objects: &dyn Objects,
     key: &Key,
@@ -86,7 +87,7 @@ pub fn get_other_patiently(
     })
 }
 
-/// Fails unless the object has all bytes of the part.
+/// Returns an error unless the object has all bytes of the part.
 fn whole(key: &Key, part: &Part, object: Object) -> Result<Object> {
     let range = part.within(key, object.len)?;
     if object.bytes.len() as u64 == range.end - range.start {

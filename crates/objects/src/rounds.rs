@@ -1,4 +1,4 @@
-//! Answers reads in rounds, to count the reads that had to wait for one another.
+//! Answers reads in rounds, to count how many reads had to wait for one another.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use crate::object::{Condition, Object, Page, Part, Tag};
 use crate::secret_id::SecretId;
 
 /// Objects whose reads are answered in rounds, for tests. A read waits until no other read has
-/// arrived for a while; then all reads that wait are answered together. So reads that were sent
+/// arrived for some time. Then all waiting reads are answered together. So reads that were sent
 /// together take one round, and a read that depends on the answer of another one takes a further
 /// round. Over a network, a round takes the time of one request, however many reads it has.
 ///
-/// Other requests are answered at once, and take no round.
+/// Other requests are answered at once and do not count as rounds.
 pub struct RoundObjects {
     inner: Arc<dyn Objects>,
     quiet: Duration,
@@ -29,14 +29,14 @@ pub struct RoundObjects {
 struct State {
     /// The number of rounds that have ended.
     rounds: u64,
-    /// The arrival of the last read.
+    /// The time at which the last read arrived.
     last: Instant,
 }
 
 impl RoundObjects {
-    /// Answers the reads of `inner`. A round ends when no read has arrived for the time `quiet`. It
-    /// has to be much longer than the caller takes to send all reads that it sends together,
-    /// otherwise they are counted as several rounds.
+    /// Creates a place that answers the reads of `inner` in rounds. A round ends when no read has
+    /// arrived for the time `quiet`. `quiet` must be much longer than the time that a caller needs
+    /// to send reads together, otherwise they are counted as several rounds.
     pub fn new(inner: Arc<dyn Objects>, quiet: Duration) -> Self {
         let state = Mutex::new(State { rounds: 0, last: Instant::now() });
         RoundObjects { inner, quiet, state, ended: Condvar::new() }
@@ -47,7 +47,7 @@ impl RoundObjects {
         self.state.lock().rounds
     }
 
-    /// Waits until the round of a read that arrives now has ended.
+    /// Waits for the end of the round to which a read that arrives now belongs.
     fn wait(&self) {
         let mut state = self.state.lock();
         let own = state.rounds;

@@ -1,9 +1,9 @@
-//! Tells secrets apart.
+//! Identities by which secrets are told apart.
 
 use std::fmt;
 
-/// Identifies a secret with which objects are encrypted, without revealing it: eight bytes that are
-/// derived from the secret.
+/// The identity of a secret with which objects are encrypted. It has eight bytes that are derived
+/// from the secret, and does not reveal it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SecretId(pub [u8; 8]);
 

@@ -1,20 +1,21 @@
 //! The protocol by which every user replaces an object that others may replace too (a *head*), or
-//! creates one that others may create. It resolves requests whose answer was lost.
+//! creates an object that others may create too. It resolves requests whose answer was lost.
 //!
 //! The following invariants hold:
 //!
 //! - The bytes of an attempt have a random nonce that no other attempt has. Tags depend on the
-//!   bytes alone, so without it a stale tag is accepted when bytes recur. With it, a tag that was
-//!   replaced never comes back, and a request in flight that arrives after its sender has given up
-//!   can be applied only if nothing else was: then it is the swap that was requested.
-//! - All requests of one call send the same bytes. If the first is applied late, the condition of
-//!   the second fails, and the object that is then read is the one of this caller.
+//!   bytes alone, so without the nonce a stale tag would be accepted when bytes recur. With the
+//!   nonce, a replaced tag never recurs. So a request that arrives after its sender has given up
+//!   can be applied only if no other request was, and then it is the requested swap.
+//! - All requests of one call send the same bytes. If the first request is applied late, the
+//!   condition of the second one fails, and the object that is then read has the bytes of this
+//!   caller.
 //! - A failed condition is certain only as the answer to the first request, when no other request
 //!   of this call can have been applied. In all other cases the object is read, and its bytes
 //!   decide.
 //! - If several writers replace an object in turn, its bytes must tell whether they came after this
-//!   attempt: another writer may replace it before this one has read it. In a head of a store a
-//!   higher epoch tells that, as the epoch's owner is the only writer.
+//!   attempt: another writer may replace the object before this one has read it. In a head of a
+//!   store a higher epoch tells this, because the owner of the epoch is the only writer.
 
 use bytes::Bytes;
 
@@ -27,19 +28,19 @@ use crate::retry::{Attempts, Patience, get_patiently};
 /// The judgement of a caller on bytes that were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// They have the nonce of this attempt, or come after it: it was applied.
+    /// The bytes have the nonce of this attempt, or come after it: the attempt was applied.
     Mine,
-    /// They neither have the nonce nor come after it.
+    /// The bytes neither have the nonce of this attempt nor come after it.
     Other,
-    /// Their checksum is wrong, so they tell nothing. They are read again.
+    /// The checksum of the bytes is wrong, so the bytes tell nothing and are read again.
     Damaged,
 }
 
 /// The outcome of [`swap`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Swapped {
-    /// The swap was applied, once. The tag is that of the object as it was seen last, which is that
-    /// of a successor if one was read.
+    /// The swap was applied exactly once. The tag belongs to the last version of the object that
+    /// was read, which may be a successor.
     Done(Tag),
     /// The swap was not applied and never will be: another writer has replaced the object by this
     /// one.
@@ -51,7 +52,7 @@ pub enum Swapped {
 pub enum Created {
     /// This call has created the object.
     Done(Tag),
-    /// Another writer has created it, with these bytes.
+    /// Another writer has created this object.
     Taken(Object),
 }
 
@@ -81,10 +82,10 @@ pub fn swap(
         };
         match error {
             // The failure is certain if it answers the first request, but the caller needs the
-            // present object anyway.
+            // current object anyway.
             ObjectsError::ConditionFailed { .. } => {}
             ObjectsError::Unsure { .. } => unsure = Some(error),
-            // A read could tell nothing about this object that is not known.
+            // A read could reveal nothing new about this object.
             error if error.may_be_retried() && unsure.is_none() => {
                 if attempts.next() {
                     continue;
@@ -99,20 +100,20 @@ pub fn swap(
         match verdict {
             Verdict::Mine => return Ok(Swapped::Done(object.tag)),
             Verdict::Other if object.tag != *expected => return Ok(Swapped::Overtaken(object)),
-            // Nothing was applied yet, but a request in flight still can be. The swap is tried
-            // again, with the same bytes.
+            // Nothing has been applied yet, but a request in flight still may be. Repeat the swap
+            // with the same bytes.
             Verdict::Other | Verdict::Damaged => again(&mut attempts, &unsure, key)?,
         }
     }
 }
 
-/// Creates the object, if there is none, with `bytes`, which no other writer would put under its
-/// key: they contain a nonce, or the key belongs to the writer alone.
+/// Creates the object with `bytes` if it does not exist. No other writer may put the same bytes
+/// under its key: either they contain a nonce, or the key belongs to this writer alone.
 ///
 /// After an error with [`ObjectsError::is_certain`] nothing was created. After
 /// [`ObjectsError::Unsure`] the caller may call again with the same bytes. If others may delete the
-/// object before the call ends, or while a request is in progress, it may be created twice: so
-/// names that can be deleted have the epoch of their writer in them.
+/// object before the call ends, or while a request is in progress, it may be created twice. So the
+/// names of objects that can be deleted contain the epoch of their writer.
 pub fn create(
     objects: &dyn Objects,
     key: &Key,
@@ -122,14 +123,14 @@ pub fn create(
     let mut attempts = patience.begin();
     let mut unsure = None;
     loop {
-        // Says that an object existed, which may be the one that this call created.
+        // `true` if an object existed, which may be the object that this call has created.
         let mut existed = false;
         match objects.put(key, bytes.clone(), Condition::Absent) {
             Ok(tag) => return Ok(Created::Done(tag)),
             Err(ObjectsError::ConditionFailed { .. }) if unsure.is_none() => {
                 match get_patiently(objects, key, Part::Whole, patience) {
                     Ok(object) => return Ok(Created::Taken(object)),
-                    // The object was deleted after the condition had failed.
+                    // The object was deleted after the condition failed.
                     Err(ObjectsError::NotFound { .. }) => again(&mut attempts, &unsure, key)?,
                     // Nothing was created, so an uncertain read does not make the outcome
                     // uncertain.
@@ -160,7 +161,7 @@ pub fn create(
     }
 }
 
-/// Reads the object until `judge` can decide about its bytes, as long as the patience lasts.
+/// Reads the object until `judge` can decide about its bytes, or the patience is exhausted.
 fn read_back(
     objects: &dyn Objects,
     key: &Key,
@@ -187,8 +188,8 @@ fn read_back(
     }
 }
 
-/// Reads the object until it has the bytes `mine`, or two reads in a row return the same other
-/// bytes, as a single read may be a damaged copy of `mine`.
+/// Reads the object until it has the bytes `mine`, or two consecutive reads return the same other
+/// bytes, because a single read may return a damaged copy of `mine`.
 fn settled(objects: &dyn Objects, key: &Key, mine: &Bytes, patience: Patience) -> Result<Object> {
     let mut attempts = patience.begin();
     let mut before = None;
@@ -205,11 +206,11 @@ fn settled(objects: &dyn Objects, key: &Key, mine: &Bytes, patience: Patience) -
     }
 }
 
-/// Returns the error of a read: if a request was not answered, its outcome is still not known,
-/// regardless of the read.
+/// Returns the error of a failed read. If a request was not answered, its outcome is still unknown,
+/// whatever the error of the read.
 fn still(unsure: &Option<ObjectsError>, error: ObjectsError) -> ObjectsError {
     match (unsure, error) {
-        // No request is in flight, so the condition that failed was certain.
+        // No request is in flight, so the failure of the condition is certain.
         (None, ObjectsError::Unsure { key, why }) => ObjectsError::Busy { key, why },
         (None, error) => error,
         (Some(ObjectsError::Unsure { key, why }), error) => {
@@ -220,7 +221,7 @@ fn still(unsure: &Option<ObjectsError>, error: ObjectsError) -> ObjectsError {
     }
 }
 
-/// Sleeps before the next request, or returns the error with which the patience ends.
+/// Sleeps before the next request, or returns an error if the patience is exhausted.
 fn again(attempts: &mut Attempts, unsure: &Option<ObjectsError>, key: &Key) -> Result<()> {
     if attempts.next() {
         return Ok(());

@@ -1,10 +1,10 @@
-//! A place that is not asked, for stores that are opened without it.
+//! A place without access to its objects, for stores that are opened without their place.
 
 use bytes::Bytes;
 
 use crate::{Condition, Key, Object, Objects, ObjectsError, Page, Part, Result, Tag};
 
-/// A place that fails every request at once. It has the name of the place that it stands for.
+/// A place that fails every request at once. It has the name of the place for which it stands.
 #[derive(Clone, Debug)]
 pub struct Unreachable {
     place: String,

@@ -1,5 +1,5 @@
-//! Files that do not have the name of an object yet. Their writer holds a lock on each, so that the
-//! files of killed processes can be recognized.
+//! Files that do not have the name of an object yet. The process that writes such a file holds a
+//! lock on it, so that the files of killed processes can be recognized.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -24,8 +24,8 @@ pub(super) struct FreshFiles {
     random: Machine,
 }
 
-/// A fresh file, which is durable except for its name. Its name among the fresh ones is removed
-/// when it is dropped.
+/// A fresh file, which is durable except for its name. When it is dropped, its name in the folder
+/// of fresh files is removed.
 #[derive(Debug)]
 pub(super) struct Fresh<'a> {
     files: &'a FreshFiles,
@@ -57,8 +57,8 @@ impl FreshFiles {
                 opened => opened?,
             };
             let fresh = Fresh { files: self, name, file: fd.into(), renamed: false };
-            // Before the file was locked, another process may have taken it for an orphan: then it
-            // holds the lock, or has removed the name.
+            // Before the file was locked, another process may have mistaken it for an orphan. Then
+            // that process holds the lock, or has removed the name.
             match flock(&fresh.file, FlockOperation::NonBlockingLockExclusive) {
                 Err(Errno::WOULDBLOCK) => continue,
                 locked => locked?,
@@ -80,7 +80,7 @@ impl FreshFiles {
                 continue;
             }
             let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            // A file that cannot be opened belongs to another user, or is gone.
+            // A file that cannot be opened belongs to another user, or was removed.
             let Ok(file) = openat(&self.folder, name, flags, Mode::empty()) else { continue };
             if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
                 && unlinkat(&self.folder, name, AtFlags::empty()).is_ok()
@@ -106,7 +106,7 @@ impl Fresh<'_> {
         Ok(fstat(&self.file)?.st_nlink as u64)
     }
 
-    /// Notes that the file has no name among the fresh ones any more.
+    /// Records that the file no longer has a name in the folder of fresh files.
     pub fn was_renamed(&mut self) {
         self.renamed = true;
     }

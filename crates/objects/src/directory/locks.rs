@@ -1,5 +1,5 @@
-//! Locks of keys. The name of a key selects one of 256 shards; a shard has a lock in this process,
-//! and a file that processes lock.
+//! Locks of keys. A key selects one of 256 shards by its name. A shard has a lock for the threads
+//! of this process, and a file that is locked against other processes.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -21,13 +21,13 @@ const SHARDS: usize = 256;
 #[derive(Debug)]
 pub(super) struct Locks {
     folder: OwnedFd,
-    /// The locks for which threads of this process wait, rather than for the file, so that the
-    /// process determines their order and schedule.
+    /// The locks of the shards in this process. Threads wait for these locks rather than for the
+    /// files, so that the process determines their order and schedule.
     shards: Vec<Mutex<()>>,
 }
 
-/// The lock of a key. The kernel releases the lock of the file with its descriptor, even after a
-/// kill.
+/// The lock of a key. The kernel releases the lock of the file when its descriptor is closed, even
+/// if the process is killed.
 #[derive(Debug)]
 pub(super) struct Locked<'a> {
     _file: OwnedFd,
@@ -40,7 +40,7 @@ impl Locks {
         Ok(Locks { folder, shards: (0..SHARDS).map(|_| Mutex::new(())).collect() })
     }
 
-    /// Waits until no other thread or process has the lock of this key.
+    /// Takes the lock of this key, and waits until no other thread or process holds it.
     pub fn of(&self, key: &Key) -> rustix::io::Result<Locked<'_>> {
         let shard = Hasher::over(key.as_str().as_bytes()).digest()[0];
         let thread = self.shards[usize::from(shard)].lock();

@@ -1,15 +1,16 @@
-//! Objects in a folder: each is a file, and the parts of its key are folders. Any number of
-//! processes may use it, on one machine, or on several if the file system has locks for all of them
-//! (NFS has). The objects are plain files, so they may be copied to a bucket and back.
+//! Objects in a folder. Each object is a file, and the parts of its key are folders. Any number of
+//! processes may use the folder, on one machine, or on several if the file system provides locks
+//! across machines (as NFS does). The objects are plain files, so they may be copied to a bucket
+//! and back.
 //!
 //! The following invariants hold:
 //!
 //! - A file of an object never changes. A put writes a new file among the fresh ones, syncs it, and
-//!   renames it to the name of the object; so a reader that has opened a file reads one version to
+//!   renames it to the name of the object. So a reader that has opened a file reads one version to
 //!   its end.
-//! - All puts and deletions of a key hold the lock of its shard from before they read the present
-//!   state until the folder is synced. So the condition of one holds when it is applied, and data
-//!   that a later one replaces is durable. Readers take no lock.
+//! - All puts and deletions of a key hold the lock of its shard from before they read the current
+//!   state until the folder is synced. So the condition of a put still holds when the put is
+//!   applied, and the data that a later put replaces is durable. Readers take no lock.
 //! - Names that do not belong to keys of this crate have a `~`. No key refers to them, and no list
 //!   contains them.
 //! - Folders are never removed: a put could be about to use one.
@@ -39,11 +40,11 @@ use locks::Locks;
 use root::{Found, Root};
 use tags::Tags;
 
-/// The number of entries of a page, as on servers.
+/// The number of entries of a page, which is the same as on servers.
 const PAGE: usize = 1000;
 
-/// Objects in a folder. Only the owner may read its files, as objects may hold data that others may
-/// not read by the permissions in it.
+/// Objects in a folder. Only the owner may read its files, because objects may hold data whose
+/// permissions deny other users access.
 pub struct DirectoryObjects {
     root: Root,
     fresh: FreshFiles,
@@ -54,12 +55,13 @@ pub struct DirectoryObjects {
 
 impl DirectoryObjects {
     /// Opens an existing folder, and removes the files that killed processes have left in it.
-    /// Returns [`ObjectsError::NoBucket`] if there is none. Fails if its file system has no locks.
+    /// Returns [`ObjectsError::NoBucket`] if the folder does not exist, and an error if its file
+    /// system has no locks.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let root = Root::open(path.as_ref())?;
         let failed = |e: Errno| ObjectsError::io(format!("opening {}", root.place()), e);
         let locks = Locks::open(&root).map_err(failed)?;
-        // A file system without locks is refused at once, not by the first writer.
+        // Report a file system without locks now, instead of when the first writer uses it.
         locks.of(&Key::new("probe")?).map_err(failed)?;
         let fresh = FreshFiles::open(&root).map_err(failed)?;
         let removed = fresh.remove_orphans().map_err(failed)?;
@@ -69,7 +71,7 @@ impl DirectoryObjects {
         Ok(DirectoryObjects { root, fresh, locks, tags: Tags::default(), page: PAGE })
     }
 
-    /// Opens a folder, and creates it if there is none, with the folders above it.
+    /// Opens a folder. Creates the folder and its parents if they do not exist.
     pub fn create(path: impl AsRef<Path>) -> Result<Self> {
         Root::create(path.as_ref())?;
         Self::open(path)
@@ -93,8 +95,8 @@ impl DirectoryObjects {
         }
     }
 
-    /// Returns the error for something other than an object with its name, or with the name of one
-    /// of its folders.
+    /// Returns the error for a key that cannot be an object because a folder, an object or a link
+    /// has its name, or the name of one of its folders.
     fn occupied(&self, key: &Key) -> ObjectsError {
         ObjectsError::Invalid(format!(
             "{key} cannot be an object in {}: a folder, an object or a link has its name or the \
@@ -110,8 +112,8 @@ impl DirectoryObjects {
         ObjectsError::NotFound { key: key.clone() }
     }
 
-    /// Gives a fresh file the name of its object if the condition holds. The lock of the key is
-    /// held.
+    /// Renames a fresh file to the name of its object if the condition holds. The caller holds the
+    /// lock of the key.
     fn place_fresh(
         &self,
         key: &Key,
@@ -136,11 +138,12 @@ impl DirectoryObjects {
             _ => {}
         }
         if *condition == Condition::Absent {
-            // The lock suffices among processes that take it. In addition, a link never replaces a
-            // file, even if others take no lock.
+            // The lock suffices among processes that take it. In addition, creating a link never
+            // replaces a file, even if another process takes no lock.
             match linkat(fresh.folder(), fresh.name(), folder, name, AtFlags::empty()) {
                 Ok(()) => return Ok(()),
-                // An NFS server may have made the link, and answered a repetition of the request.
+                // An NFS server may have created the link, and then answered a repetition of the
+                // request.
                 Err(Errno::EXIST) if fresh.links().map_err(&failed)? > 1 => return Ok(()),
                 Err(Errno::EXIST) => return Err(changed()),
                 // These are the errors of file systems without links, such as those of USB disks.
@@ -157,8 +160,8 @@ impl DirectoryObjects {
         Ok(())
     }
 
-    /// Makes a change of names in a folder durable. The change was applied, so after an error it is
-    /// not known whether it lasts.
+    /// Makes a change of names in a folder durable. The change is already applied, so after an
+    /// error it is unknown whether the change will last.
     fn sync_change(&self, key: &Key, folder: &OwnedFd) -> Result<()> {
         rustix::io::retry_on_intr(|| fsync(folder)).map_err(|e| ObjectsError::Unsure {
             key: key.to_string(),

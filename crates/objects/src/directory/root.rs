@@ -1,5 +1,5 @@
-//! The folder, and the folders in it. They are opened part by part without following links, so that
-//! no key leads out of the folder, even if others put links into it.
+//! The root folder and the folders in it. Each part of a path is opened without following links, so
+//! that no key leads out of the root folder, even if other users create links in it.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -25,17 +25,17 @@ const MOST_SYNCED: usize = 1 << 16;
 pub(super) struct Root {
     fd: OwnedFd,
     path: PathBuf,
-    /// Folders whose names this process has made durable. Another process may have made a folder
-    /// without having synced it yet when this one puts an object into it.
+    /// Folders whose names this process has made durable. This process cannot rely on another
+    /// process for this: that process may have created a folder without having synced its name yet.
     synced: Mutex<HashSet<String>>,
 }
 
-/// The thing that has a name in a folder.
+/// The kind of entry that has a name in a folder.
 pub(super) enum Found {
     Nothing,
     Object(File, Stat),
     Folder,
-    /// A link, a pipe, a device.
+    /// A link, a pipe, or a device.
     Other,
 }
 
@@ -86,8 +86,8 @@ impl Root {
         fstat(&self.fd).is_ok_and(|stat| stat.st_nlink == 0)
     }
 
-    /// Opens the folder that the file of an object is in. Returns `NOENT` if there is none, and
-    /// `NOTDIR` if a part of it is a file or a link.
+    /// Opens the folder that contains the file of an object. Returns `NOENT` if the folder does not
+    /// exist, and `NOTDIR` if a part of its path is a file or a link.
     pub fn folder_of(&self, key: &Key) -> rustix::io::Result<OwnedFd> {
         let (folders, _) = key.split();
         let mut folder = open_folder(&self.fd, ".")?;
@@ -97,7 +97,8 @@ impl Root {
         Ok(folder)
     }
 
-    /// Opens that folder, and creates it durably if it is missing.
+    /// Opens the folder that contains the file of an object, and creates it durably if it is
+    /// missing.
     pub fn make_folder_of(&self, key: &Key) -> rustix::io::Result<OwnedFd> {
         let (folders, _) = key.split();
         let mut folder = open_folder(&self.fd, ".")?;

@@ -1,8 +1,8 @@
-//! Tags of files. A tag is the hash of all bytes, but a read of a part must not have to read them
-//! all: so the writer of a file notes the tag in an extended attribute, with the length and the
-//! time of the file that it is for. A file without a valid note, because it was copied into the
-//! folder or its file system has no attributes, is hashed once, and its tag is remembered as long
-//! as the file does not change.
+//! Tags of files. A tag is the hash of all bytes of an object, but a read of a part must not have
+//! to read all bytes. So the writer of a file stores the tag in an extended attribute, with the
+//! length and the time of the file. A file may lack a valid attribute because it was copied into
+//! the folder, or because its file system has no attributes. Such a file is hashed once, and its
+//! tag is remembered while the file does not change.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -14,25 +14,27 @@ use rustix::fs::{Stat, XattrFlags, fgetxattr, fsetxattr, fstat};
 
 use crate::object::{Hasher, Tag};
 
-/// The extended attribute.
+/// The name of the extended attribute.
 const NOTE: &str = "user.kvfs.tag";
 /// The number of tags of files without a note that are remembered.
 const MOST: usize = 4096;
-/// The bytes of a file that are hashed at once.
+/// The number of bytes of a file that are hashed at once.
 const PIECE: usize = 256 << 10;
 
 #[derive(Debug, Default)]
 pub(super) struct Tags {
-    /// Tags keyed by device and inode, with the version of the file that each is for.
+    /// Tags by device and inode, each with the version of the file to which it belongs.
     of_files: Mutex<HashMap<(u64, u64), (String, Tag)>>,
 }
 
-/// Returns the length and the time of a file: a file that was edited or copied has others.
+/// Returns the length and the time of a file. A file that was edited or copied has a different
+/// length or time.
 fn version(stat: &Stat) -> String {
     format!("{} {}.{:09}", stat.st_size, stat.st_mtime, stat.st_mtime_nsec)
 }
 
-/// Notes the tag of a complete file. If that is not possible, its readers hash the file.
+/// Stores the tag of a complete file in its attribute. If that is not possible, readers hash the
+/// file.
 pub(super) fn note(file: &File, tag: &Tag) {
     if let Ok(stat) = fstat(file) {
         let note = format!("{tag} {}", version(&stat));
@@ -53,7 +55,8 @@ impl Tags {
             return Ok(tag);
         }
         let inode = (stat.st_dev, stat.st_ino);
-        // A file that reuses the number of a deleted one has another time of its last change.
+        // A file that reuses the inode number of a deleted file has a different time of its last
+        // change.
         let version = format!("{} {}.{:09}", version(stat), stat.st_ctime, stat.st_ctime_nsec);
         if let Some((of, tag)) = self.of_files.lock().get(&inode)
             && *of == version

@@ -13,7 +13,7 @@ use crate::object::{Listed, Page};
 struct Walk<'a> {
     prefix: &'a str,
     after: &'a str,
-    /// One entry more than the page has tells whether there is another page.
+    /// One more than the number of entries of the page, to find out whether there is another page.
     most: usize,
     entries: Vec<Listed>,
 }
@@ -33,7 +33,8 @@ pub(super) fn page(
 }
 
 impl Walk<'_> {
-    /// Adds the objects of a folder. `at` is empty, or the folder with a slash at the end.
+    /// Adds the objects of a folder. `at` is the path of the folder with a slash at the end, or
+    /// empty for the root.
     fn folder(&mut self, folder: &OwnedFd, at: &str) -> rustix::io::Result<()> {
         for path in self.children(folder, at)? {
             if self.entries.len() == self.most {
@@ -43,7 +44,7 @@ impl Walk<'_> {
             match name.strip_suffix('/') {
                 Some(name) => match openat(folder, name, FOLDER, Mode::empty()) {
                     Ok(inner) => self.folder(&inner, &path)?,
-                    // Another process has removed or replaced it.
+                    // Another process has removed or replaced the folder.
                     Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
                     Err(e) => return Err(e),
                 },
@@ -53,8 +54,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Returns the paths in a folder that may lead to entries, in the order of keys: the path of a
-    /// folder ends with a slash, which is part of the order.
+    /// Returns the paths in a folder that may lead to entries, in the order of keys. The path of a
+    /// folder ends with a slash, which takes part in the order.
     fn children(&self, folder: &OwnedFd, at: &str) -> rustix::io::Result<Vec<String>> {
         let mut paths = Vec::new();
         for entry in Dir::read_from(folder)? {

@@ -1,5 +1,5 @@
-//! The layout of an encrypted object: a header, and then chunks, each of which is decrypted by
-//! itself, so that a part of the object is read without the rest. `docs/format.md` specifies it.
+//! The layout of an encrypted object: a header, and then chunks. Each chunk can be decrypted alone,
+//! so that a part of the object can be read without the rest. `docs/format.md` specifies it.
 
 use std::ops::Range;
 
@@ -12,24 +12,24 @@ use crate::secret_id::SecretId;
 
 /// The beginning of the header, before the identity of the secret.
 pub(super) const MAGIC: [u8; 8] = *b"KVFSENC1";
-/// Bytes of the header.
+/// The length of the header, in bytes.
 pub(super) const HEADER: u64 = 16;
-/// Bytes of a chunk before it is encrypted; the last one of an object may have fewer.
+/// The length of a chunk before encryption, in bytes. The last chunk of an object may be shorter.
 const CHUNK: u64 = 64 << 10;
 const TAG_LEN: usize = 16;
-/// The bytes that encryption adds to a chunk.
+/// The number of bytes that encryption adds to a chunk.
 const MORE: u64 = (NONCE_LEN + TAG_LEN) as u64;
-/// Bytes that a whole chunk takes.
+/// The number of bytes that a whole chunk takes after encryption.
 const STORED: u64 = CHUNK + MORE;
 
-/// Returns the number of bytes of an object before encryption, or `None` if no encrypted object has
-/// this length.
+/// Returns the length of an object before encryption, or `None` if no encrypted object has the
+/// length `stored`.
 pub(super) fn plain_len(stored: u64) -> Option<u64> {
     let chunks = chunks_of(stored)?;
     (stored - HEADER).checked_sub(chunks * MORE)
 }
 
-/// Returns the number of chunks, at least one, of an object that takes this many bytes.
+/// Returns the number of chunks of an object that takes `stored` bytes. The number is at least one.
 fn chunks_of(stored: u64) -> Option<u64> {
     let chunks = stored.checked_sub(HEADER)?;
     let last = chunks % STORED;
@@ -43,12 +43,12 @@ pub(super) fn first_chunk(range: &Range<u64>) -> (u64, u64) {
     (first, first * CHUNK)
 }
 
-/// Returns the range in which the bytes of a range are stored: whole chunks, with the header in
-/// front of the first one.
+/// Returns the range of stored bytes that contains a range of the object: whole chunks, and the
+/// header if the first chunk is among them.
 pub(super) fn stored_range(range: &Range<u64>) -> Range<u64> {
     let at = |chunk: u64| HEADER.saturating_add(chunk.saturating_mul(STORED));
     let (first, _) = first_chunk(range);
-    // A request must ask for at least one byte.
+    // A request must include at least one byte.
     let start = if first == 0 { 0 } else { at(first).min(u64::MAX - 1) };
     start..at(range.end.div_ceil(CHUNK).max(first + 1))
 }
@@ -61,8 +61,9 @@ pub(super) fn header_of(bytes: &[u8]) -> Option<SecretId> {
     (*magic == MAGIC).then_some(SecretId(*id))
 }
 
-/// Returns the data that a chunk is bound to in addition to the key of its object: its place, and
-/// whether it is the last one, so that an object cannot be cut off between two chunks.
+/// Returns the data to which a chunk is bound in addition to the key of its object: its position,
+/// and whether it is the last chunk. The latter prevents an object from being cut off between two
+/// chunks.
 fn bound_to(chunk: u64, is_last: bool) -> Aad<[u8; 9]> {
     let mut bytes = [u8::from(is_last); 9];
     bytes[..8].copy_from_slice(&chunk.to_le_bytes());
@@ -78,7 +79,8 @@ pub(super) fn encrypt(bytes: &[u8], id: SecretId, key: &LessSafeKey) -> Result<B
     for number in 0..chunks {
         let start = number * CHUNK as usize;
         let chunk = &bytes[start..bytes.len().min(start + CHUNK as usize)];
-        // A nonce is never used twice for one key: an object that is replaced keeps its key.
+        // A nonce is never used twice with one key, because an object that is replaced keeps its
+        // encryption key.
         let mut nonce = [0; NONCE_LEN];
         random(&mut nonce)?;
         out.extend_from_slice(&nonce);
@@ -92,14 +94,15 @@ pub(super) fn encrypt(bytes: &[u8], id: SecretId, key: &LessSafeKey) -> Result<B
     Ok(out.into())
 }
 
-/// Decrypts the chunks from `first` on of an object that takes `len` bytes in all; the header is in
-/// front of chunk 0. Returns `None` if they are not the bytes that were encrypted for this place.
+/// Decrypts the chunks from number `first` on of an object that takes `len` bytes in total. The
+/// header precedes chunk 0. Returns `None` if the bytes are not the bytes that were encrypted for
+/// this position.
 pub(super) fn decrypt(stored: Bytes, first: u64, len: u64, key: &LessSafeKey) -> Option<Vec<u8>> {
     let mut bytes = Vec::from(stored);
     let mut from = if first == 0 { HEADER as usize } else { 0 };
     let chunks = chunks_of(len)?;
     let (mut number, mut to) = (first, 0);
-    // Decrypted chunks move to the front, where the header and their nonces were.
+    // Decrypted chunks move to the front, over the header and the nonces.
     while from < bytes.len() {
         let end = bytes.len().min(from + STORED as usize);
         let begins = from + NONCE_LEN;

@@ -1,10 +1,11 @@
-//! Objects whose bytes the place cannot read: encrypted with AES-256-GCM before they are sent.
+//! Objects that are encrypted with AES-256-GCM before they are sent, so that the place cannot read
+//! them.
 //!
 //! - `secret`: the secret of 256 bits, and the key of each object that is derived from it;
 //! - `frame`: the layout of an encrypted object.
 //!
 //! Keys of objects, their lengths and their times are not hidden. Each object has an encryption key
-//! of its own, so one cannot be put in the place of another, and a chunk is bound to its place in
+//! of its own, so an object cannot replace another one, and each chunk is bound to its position in
 //! its object. A writer at the place can still restore an older version of an object.
 
 mod frame;
@@ -22,7 +23,7 @@ use crate::object::{Condition, Listed, Object, Page, Part, Tag};
 use crate::secret_id::SecretId;
 
 /// A place whose objects are all encrypted with one secret. Without a secret, no object may be
-/// encrypted, and reading an encrypted one is an error.
+/// encrypted, and reading an encrypted object is an error.
 #[derive(Debug)]
 pub struct EncryptedObjects {
     inner: Arc<dyn Objects>,
@@ -35,7 +36,8 @@ impl EncryptedObjects {
         EncryptedObjects { inner, secret }
     }
 
-    /// Reads a part of an object with `request`, which gets the bytes to read.
+    /// Reads a part of an object with `request`, to which it passes the range of stored bytes to
+    /// read.
     fn read(
         &self,
         key: &Key,
@@ -78,8 +80,8 @@ impl EncryptedObjects {
         Ok(Some(Object { bytes, tag: object.tag, len }))
     }
 
-    /// Returns the object if it is encrypted with this secret, or unencrypted if there is none; the
-    /// check needs an object that was read `from_start`.
+    /// Returns the object if it is encrypted with this secret, or if it is unencrypted and there is
+    /// no secret. The check applies only to an object that was read `from_start`.
     fn checked(&self, key: &Key, object: Object, from_start: bool) -> Result<Object> {
         let (found, own) = (frame::header_of(&object.bytes), self.secret());
         if !from_start || found == own {
@@ -112,8 +114,8 @@ impl Objects for EncryptedObjects {
         self.inner.delete(key)
     }
 
-    /// Returns entries with the lengths before encryption; 0 if the object cannot be an encrypted
-    /// one.
+    /// Returns entries with the lengths before encryption. The length is 0 if the object cannot be
+    /// an encrypted one.
     fn list(&self, prefix: &str, after: &str) -> Result<Page> {
         let page = self.inner.list(prefix, after)?;
         let Page { entries, more } = page;

@@ -10,10 +10,10 @@ use crate::error::{ObjectsError, Result};
 use crate::key::Key;
 use crate::secret_id::SecretId;
 
-/// Bytes of a secret.
+/// The length of a secret, in bytes.
 const LEN: usize = 32;
 
-/// A secret of 256 bits, with which objects are encrypted. It is written as 64 hexadecimal digits.
+/// A secret of 256 bits, with which objects are encrypted. Its text is 64 hexadecimal digits.
 #[derive(Clone)]
 pub struct Secret {
     derives: Prk,
@@ -21,14 +21,14 @@ pub struct Secret {
 }
 
 impl fmt::Debug for Secret {
-    /// Omits the secret itself, which appears in no message.
+    /// Omits the secret, which must not appear in any message.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Secret({})", self.id)
     }
 }
 
 impl Secret {
-    /// Parses a secret: 64 hexadecimal digits, with space around them.
+    /// Parses a secret: 64 hexadecimal digits, possibly surrounded by whitespace.
     pub fn parse(text: &str) -> Result<Secret> {
         let wrong =
             || ObjectsError::Invalid("a secret is 64 hexadecimal digits on one line".into());
@@ -39,7 +39,7 @@ impl Secret {
         }
         let mut bytes = [0; LEN];
         for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
-            // Two digits are less than 256.
+            // Two hexadecimal digits are a number less than 256.
             *byte = (digit(pair[0])? << 4 | digit(pair[1])?) as u8;
         }
         Secret::of(bytes)
@@ -52,20 +52,20 @@ impl Secret {
         Ok(Secret { derives, id: SecretId(id) })
     }
 
-    /// Generates a new secret, as its text.
+    /// Generates a new secret and returns its text.
     pub fn generate() -> Result<String> {
         let mut bytes = [0; LEN];
         random(&mut bytes)?;
         Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// Returns the identity that tells it apart from other secrets.
+    /// Returns the identity that distinguishes this secret from others.
     pub fn id(&self) -> SecretId {
         self.id
     }
 
-    /// Returns the encryption key of an object. No two objects have the same key, so bytes of one
-    /// are not valid in another.
+    /// Returns the encryption key of an object. No two objects have the same encryption key, so the
+    /// bytes of one object are not valid in another.
     pub(super) fn key_of(&self, key: &Key) -> Result<LessSafeKey> {
         let mut bytes = [0; LEN];
         fill(&self.derives, &[b"object", key.as_str().as_bytes()], &mut bytes)?;
@@ -74,7 +74,7 @@ impl Secret {
     }
 }
 
-/// The length that a derived key is to have.
+/// The requested length of a derived key.
 struct Wanted(usize);
 
 impl KeyType for Wanted {
@@ -88,7 +88,7 @@ fn fill(from: &Prk, info: &[&[u8]], out: &mut [u8]) -> Result<()> {
     derived.fill(out).map_err(|_| failed())
 }
 
-/// Fills `out` from the random numbers of the system.
+/// Fills `out` with random numbers of the system.
 pub(super) fn random(out: &mut [u8]) -> Result<()> {
     SystemRandom::new().fill(out).map_err(|_| failed())
 }

@@ -2,31 +2,31 @@
 
 use std::time::Duration;
 
-/// The rate of each fault: it strikes once in this many requests that it can strike, at random; 0
-/// is never. All are 0 by default.
+/// The rate of each fault. A fault with the rate n affects each request of its kind with a
+/// probability of 1 to n; with the rate 0 it never occurs. All rates are 0 by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rates {
-    /// [`Injected::LostRequest`], of all requests.
+    /// The rate of [`Injected::LostRequest`] among all requests.
     pub lost_request: u64,
-    /// [`Injected::LostAnswer`], of puts and deletions.
+    /// The rate of [`Injected::LostAnswer`] among puts and deletions.
     pub lost_answer: u64,
-    /// [`Injected::LateRequest`], of puts and deletions.
+    /// The rate of [`Injected::LateRequest`] among puts and deletions.
     pub late_request: u64,
-    /// [`Injected::Conflict`], of puts with a condition.
+    /// The rate of [`Injected::Conflict`] among puts with a condition.
     pub conflict: u64,
-    /// [`Injected::TooMany`], of all requests.
+    /// The rate of [`Injected::TooMany`] among all requests.
     pub too_many: u64,
-    /// [`Injected::SlowDown`], of all requests.
+    /// The rate of [`Injected::SlowDown`] among all requests.
     pub slow_down: u64,
-    /// [`Injected::LateList`], of lists.
+    /// The rate of [`Injected::LateList`] among lists.
     pub late_list: u64,
-    /// [`Injected::RepeatedEntry`], of lists that continue after a page.
+    /// The rate of [`Injected::RepeatedEntry`] among lists that continue after a page.
     pub repeated_entry: u64,
-    /// [`Injected::Truncated`], of reads.
+    /// The rate of [`Injected::Truncated`] among reads.
     pub truncated: u64,
-    /// [`Injected::Flipped`], of reads.
+    /// The rate of [`Injected::Flipped`] among reads.
     pub flipped: u64,
-    /// [`Injected::Delay`], of all requests.
+    /// The rate of [`Injected::Delay`] among all requests.
     pub delay: u64,
     /// The longest delay.
     pub longest_delay: Duration,
@@ -35,25 +35,25 @@ pub struct Rates {
 /// A fault that was injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Injected {
-    /// The request was not applied, and its sender does not know that.
+    /// The request was not applied, but its sender does not know this.
     LostRequest,
-    /// The request was applied (or its condition failed), and its sender does not know which.
+    /// The request was applied, or its condition failed, but its sender does not know the outcome.
     LostAnswer,
-    /// The sender has given up on the request, which will be applied during a later one.
+    /// The sender has given up on the request, which will be applied during a later request.
     LateRequest,
     /// A late request has arrived, and was applied if its condition held.
     Arrived,
     /// The answer was 409, and the put was applied or not.
     Conflict,
-    /// The answer was 429. Nothing was applied.
+    /// The answer was 429. The request was not applied.
     TooMany,
-    /// The answer was 503 with `SlowDown`. Nothing was applied.
+    /// The answer was 503 with `SlowDown`. The request was not applied.
     SlowDown,
-    /// A list lacked new objects, or had deleted ones.
+    /// A list lacked new objects, or still had deleted ones.
     LateList,
-    /// A page began with the last entry of the page before.
+    /// A page began with the last entry of the previous page.
     RepeatedEntry,
-    /// A read returned fewer bytes than it should have; tag and length are right.
+    /// A read returned fewer bytes than it should have; the tag and the length are right.
     Truncated,
     /// A read returned one wrong bit.
     Flipped,
@@ -64,10 +64,10 @@ pub enum Injected {
     Delay,
 }
 
-/// An entry of the trace.
+/// An entry of the trace of faults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// `get`, `put`, `delete` or `list`.
+    /// The operation: `get`, `put`, `delete` or `list`.
     pub operation: &'static str,
     /// The key, or the prefix of a list.
     pub key: String,

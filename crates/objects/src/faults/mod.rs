@@ -1,6 +1,6 @@
-//! Objects with the faults of networks and busy servers: requests and answers that are lost,
-//! requests that arrive after their sender has given up, refusals, late lists, damaged reads,
-//! outages, delays. A seed decides which faults strike, and a trace records them.
+//! Objects with the faults of networks and busy servers: lost requests and answers, requests that
+//! arrive after their sender has given up, refusals, outdated lists, damaged reads, outages, and
+//! delays. A seed determines the faults, and a trace records them.
 
 mod kinds;
 
@@ -20,8 +20,8 @@ use crate::key::Key;
 use crate::object::{Condition, Listed, Object, Page, Part, Tag};
 use crate::secret_id::SecretId;
 
-/// The number of newest objects that a late list may lack, and of last deleted ones that it may
-/// have.
+/// The number of newest objects that a late list may lack, and of last deleted objects that it may
+/// still have.
 const RECENT: usize = 32;
 
 /// Objects with faults. The same requests in the same order encounter the same faults.
@@ -45,14 +45,14 @@ struct FaultState {
     last_listed: Option<Listed>,
 }
 
-/// A request that changes something.
+/// A request that changes an object.
 #[derive(Clone, Debug)]
 enum Request {
     Put(Key, Bytes, Condition),
     Delete(Key),
 }
 
-/// The outcome of such a request.
+/// The outcome of a request that changes an object.
 enum Fate {
     Answered,
     Unsure { injected: Injected, applied: bool },
@@ -123,7 +123,7 @@ impl FaultyObjects {
         FaultyObjects { inner, state: Mutex::new(state) }
     }
 
-    /// Changes the rates from now on.
+    /// Sets the rates for the requests from now on.
     pub fn set_rates(&self, rates: Rates) {
         self.state.lock().rates = rates;
     }
@@ -133,14 +133,14 @@ impl FaultyObjects {
         self.state.lock().outage = outage;
     }
 
-    /// Delivers all requests in flight; returns their number.
+    /// Delivers all requests in flight, and returns their number.
     pub fn deliver(&self) -> usize {
         let under_way = std::mem::take(&mut self.state.lock().under_way);
         under_way.iter().for_each(|request| self.arrive(request));
         under_way.len()
     }
 
-    /// Returns the faults until now, in order.
+    /// Returns the faults that have been injected so far, in order.
     pub fn trace(&self) -> Vec<Event> {
         self.state.lock().trace.clone()
     }
@@ -152,7 +152,7 @@ impl FaultyObjects {
         let _ = self.apply(request);
     }
 
-    /// Applies a request; returns the new tag of a put.
+    /// Applies a request, and returns the new tag of a put.
     fn apply(&self, request: &Request) -> Result<Option<Tag>> {
         let lists = self.state.lock().rates.late_list > 0;
         let (tag, listed) = match request {
@@ -160,7 +160,7 @@ impl FaultyObjects {
                 (Some(self.inner.put(key, bytes.clone(), condition.clone())?), None)
             }
             Request::Delete(key) => {
-                // The first key that begins with this one is this one, if it exists.
+                // If this key exists, it is the first key that begins with it.
                 let page = if lists { self.inner.list(key.as_str(), "")? } else { Page::default() };
                 self.inner.delete(key)?;
                 (None, page.entries.into_iter().next().filter(|listed| listed.key == *key))
@@ -170,7 +170,7 @@ impl FaultyObjects {
         Ok(tag)
     }
 
-    /// Applies the faults that may affect any request before it reaches the server.
+    /// Injects the faults that may affect any request before it reaches the server.
     fn on_the_way(&self, operation: &'static str, key: &str) -> Result<()> {
         let (delay, arrived) = {
             let mut state = self.state.lock();
@@ -241,7 +241,7 @@ impl FaultyObjects {
             Fate::Answered => self.apply(&request),
             Fate::Unsure { injected, applied } => {
                 if applied {
-                    // The answer is lost, whether it was a success or not.
+                    // The answer is lost, whether the request succeeded or not.
                     let _ = self.apply(&request);
                 }
                 Err(unsure(key.as_str(), injected))
@@ -295,7 +295,7 @@ impl Objects for FaultyObjects {
             }));
             told.entries.sort_by(|a, b| a.key.cmp(&b.key));
             told.entries.dedup_by(|a, b| a.key == b.key);
-            // A page that is followed by others must have an entry to continue from.
+            // A page that is not the last one must have an entry from which the list continues.
             if told.entries.is_empty() && page.more {
                 told = page.clone();
             }
