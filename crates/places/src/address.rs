@@ -13,30 +13,31 @@ use zones::Device;
 use crate::error::{Error, Result};
 use crate::secrets::with_secret;
 
-/// The beginnings of addresses of a folder and of a bucket.
+/// The scheme of the address of a folder.
 const FOLDER: &str = "dir:";
+/// The scheme of the address of a bucket.
 const BUCKET: &str = "s3://";
 
-/// The advice for a word that should be an address.
+/// The advice for an invalid address.
 pub const FORMS: &str = "write dir:FOLDER/NAME or s3://BUCKET/NAME, as dir:/srv/stores/work";
 
-/// The advice for a word that should be a place.
+/// The advice for an invalid place.
 pub const FORMS_OF_PLACES: &str =
     "write dir:FOLDER, s3://BUCKET, s3://BUCKET/PREFIX, or the address of a store";
 
 /// The address of a store in object storage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// The place of the objects, with the scheme.
+    /// The place of the objects, including its scheme.
     pub place: String,
     /// The name of the store at the place.
     pub name: String,
-    /// One of its snapshots.
+    /// The snapshot that the address names.
     pub snapshot: Option<String>,
 }
 
 impl Address {
-    /// Parses a word. Returns `None` if it is not an address, but a path.
+    /// Parses a word. Returns `None` if it is a path instead of an address.
     pub fn parse(word: &Path) -> Result<Option<Address>> {
         let Some(text) = word.to_str() else { return Ok(None) };
         let wrong = || Error::NoName(text.to_owned());
@@ -60,12 +61,13 @@ impl Address {
         Ok(Some(Address { place, name: name.into(), snapshot }))
     }
 
-    /// Parses a word that must be an address, like `parse`.
+    /// Parses a word like `parse`, but fails if it is not an address.
     pub fn required(word: &Path) -> Result<Address> {
         Address::parse(word)?.ok_or_else(|| Error::NoAddress(word.to_owned()))
     }
 
-    /// Returns whether both are the same store, under any name of the folder.
+    /// Returns whether both addresses refer to the same store, even if they name the folder by
+    /// different paths.
     pub fn is_same(&self, other: &Address) -> bool {
         let folder = |address: &Address| {
             let folder = address.place.strip_prefix(FOLDER)?;
@@ -76,22 +78,22 @@ impl Address {
         is_same_place && (&self.name, &self.snapshot) == (&other.name, &other.snapshot)
     }
 
-    /// Returns whether it is in a bucket, whose server may not keep the conditions that heads
-    /// depend on.
+    /// Returns whether the store is in a bucket, whose server may not keep the conditions that
+    /// heads depend on.
     pub fn is_in_bucket(&self) -> bool {
         self.place.starts_with(BUCKET)
     }
 
-    /// Returns the store at the address. With `make`, a missing folder is created.
+    /// Returns the store at the address. If `make` is set, creates the folder if it is missing.
     pub fn store(&self, make: bool) -> Result<RemoteStore> {
-        // The name is checked before a folder is created for it.
+        // Check the name before a folder is created for it.
         RemoteStore::check_name(&self.name).map_err(Error::Name)?;
         RemoteStore::new(open(&self.place, make)?, &self.name).map_err(Error::Name)
     }
 }
 
 impl Address {
-    /// Returns whether a store exists at the address, or did.
+    /// Returns whether a store exists at the address, or existed there before.
     fn is_there(&self) -> Result<bool> {
         if self.snapshot.is_some() || RemoteStore::check_name(&self.name).is_err() {
             return Ok(false);
@@ -144,8 +146,8 @@ fn in_bucket(address: &str) -> Result<Arc<dyn Objects>, ObjectsError> {
     Err(ObjectsError::Invalid(what))
 }
 
-/// Returns the place of the store's zones, if they are in object storage. A file that is not a
-/// store is refused when it is opened.
+/// Returns the place of the store's zones if they are in object storage. This does not check
+/// whether the device has a store: opening it does.
 pub fn zones_of(device: &dyn Device) -> Result<Option<RemoteZones>> {
     let copy = match LocalCopy::of(device) {
         Ok(copy) => copy,
@@ -162,14 +164,14 @@ fn zones_in(copy: &LocalCopy) -> Result<RemoteZones> {
     let objects = open(&copy.place, false)?;
     let given = objects.secret();
     if given != copy.secret {
-        // Zones are read in ranges, which do not tell how they are encrypted.
+        // Zones are read in ranges, and a range does not tell how it is encrypted.
         return Err(Error::Secret { place: copy.place.clone(), of_file: copy.secret, given });
     }
     Ok(RemoteZones::new(objects))
 }
 
-/// Returns the place that a word names, either itself or by the address of one of its stores, with
-/// the text to show for it.
+/// Returns the place that a word names, and its text for messages. The word is the place itself, or
+/// the address of a store in it.
 pub fn place(word: &Path) -> Result<(String, RemotePlace)> {
     let text = word.to_str().unwrap_or_default();
     let whole = if let Some(folder) = text.strip_prefix(FOLDER).filter(|f| !f.is_empty()) {
@@ -180,13 +182,13 @@ pub fn place(word: &Path) -> Result<(String, RemotePlace)> {
     } else {
         return Err(Error::NoPlace(word.to_owned()));
     };
-    // A place itself may have a name that could be a store's.
+    // The last part of a place may look like the name of a store.
     let by_name = match Address::parse(word) {
         Ok(Some(address)) if address.is_there()? => Some(address.place),
         _ => None,
     };
     let place = by_name.unwrap_or(whole);
-    // A folder without stores is left alone: opening it would create locks in it.
+    // Do not open a folder without stores: opening it would create locks in it.
     if place.strip_prefix(FOLDER).is_some_and(|folder| !Path::new(folder).join("m").is_dir()) {
         return Err(Error::Empty(place));
     }

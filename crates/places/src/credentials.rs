@@ -1,6 +1,6 @@
-//! The credentials of a client of a server on the network, and the authorities that it trusts: as
-//! given by the caller, or else by the environment. Files with secrets must not be accessible to
-//! every user.
+//! The credentials of a client of a server on the network, and the authorities that the client
+//! trusts. The caller or the environment provides them. Files with secrets must not be accessible
+//! to every user.
 
 use std::fs::{File, Metadata};
 use std::io::Read;
@@ -11,15 +11,18 @@ use kvdb_server::TlsClient;
 
 use crate::error::{Error, Result};
 
-/// Limit of the bytes of a secret.
+/// The largest length of a secret, in bytes.
 pub const LONGEST_SECRET: u64 = 4096;
 
-/// The variable with a token.
+/// The environment variable that contains a token.
 pub const TOKEN: &str = "KVFS_TOKEN";
-/// The variables with the names of files.
+/// The environment variable that names the file with the token.
 const TOKEN_FILE: &str = "KVFS_TOKEN_FILE";
+/// The environment variable that names the file with the trusted certificates.
 const CA: &str = "KVFS_CA";
+/// The environment variable that names the file with the certificate of the client.
 const CERT: &str = "KVFS_CERT";
+/// The environment variable that names the file with the key of this certificate.
 const CERT_KEY: &str = "KVFS_CERT_KEY";
 
 /// Credentials for a server on the network.
@@ -29,7 +32,8 @@ pub struct Credentials {
     pub token: Option<String>,
     /// The file whose first line is the token. It is used if no token is given.
     pub token_file: Option<PathBuf>,
-    /// The trusted certificates (PEM); if there is no file, those that the machine trusts.
+    /// The trusted certificates (PEM). If no file is given, the certificates that the machine
+    /// trusts are used.
     pub ca: Option<PathBuf>,
     /// The certificate of the client (PEM).
     pub cert: Option<PathBuf>,
@@ -38,7 +42,7 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Adds the files and the token that the environment names, where none are given.
+    /// Fills in the files and the token from the environment where the caller has given none.
     pub fn or_environment(self) -> Credentials {
         let file = |given: Option<PathBuf>, variable| {
             let named = || std::env::var_os(variable).filter(|path| !path.is_empty());
@@ -51,7 +55,8 @@ impl Credentials {
         };
         let token = self.token.or_else(|| std::env::var(TOKEN).ok().filter(|t| !t.is_empty()));
         Credentials {
-            // A file takes precedence over the token of the environment.
+            // A file, given or named by the environment, takes precedence over the token of the
+            // environment.
             token: token.filter(|_| token_file.is_none()),
             token_file,
             ca: file(self.ca, CA),
@@ -98,7 +103,7 @@ impl Credentials {
     }
 }
 
-/// Reads the first line of a file, which must not be accessible to others. `what` names its
+/// Reads the first line of a file that must not be accessible to other users. `what` names its
 /// content in messages.
 pub fn read_secret(path: &Path, what: &'static str) -> Result<String> {
     let cannot = |e| unreadable(path, e);
@@ -113,7 +118,8 @@ pub fn read_secret(path: &Path, what: &'static str) -> Result<String> {
     line.map(String::from).ok_or_else(|| Error::NoLine { path: path.to_owned(), what })
 }
 
-/// Fails if every user may use a file. `what` names its content in messages.
+/// Returns an error if the permissions of a file let every user access it. `what` names its content
+/// in messages.
 fn must_be_private(path: &Path, metadata: &Metadata, what: &'static str) -> Result {
     match metadata.permissions().mode() & 0o007 == 0 {
         true => Ok(()),

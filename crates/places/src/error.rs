@@ -1,5 +1,5 @@
-//! Errors, in sentences for the user. Advice is given by the program, whose commands and calls have
-//! names of their own.
+//! Errors, in sentences for the user. The program adds advice, because only the program knows the
+//! names of its commands and calls.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,7 +12,8 @@ pub const VARIABLE: &str = "KVFS_SECRET_FILE";
 /// The result of an operation on a store in object storage.
 pub type Result<T = (), E = Error> = std::result::Result<T, E>;
 
-/// Describes how the secret of a local file and the given one differ, and what to do.
+/// Describes the difference between the secret of a local file and the given one, and what to do
+/// about it.
 fn of_secrets(place: &str, of_file: Option<SecretId>, given: Option<SecretId>) -> String {
     let variable = VARIABLE;
     match (of_file, given) {
@@ -39,7 +40,7 @@ pub enum Error {
     /// A word is a path where an address is required. See [`crate::FORMS`].
     #[error("{} is no address of a store in object storage", .0.display())]
     NoAddress(PathBuf),
-    /// A word names no place. See [`crate::FORMS_OF_PLACES`].
+    /// A word does not name a place. See [`crate::FORMS_OF_PLACES`].
     #[error("{} is no place in object storage", .0.display())]
     NoPlace(PathBuf),
     /// The place has no stores. See [`crate::FORMS_OF_PLACES`].
@@ -64,7 +65,7 @@ pub enum Error {
     Stores {
         /// The place, with the scheme.
         place: String,
-        /// The error of the stores.
+        /// The error of the operation.
         source: kvdb::Error,
     },
     /// The server does not keep the conditions on which heads depend; the text is a sentence.
@@ -76,7 +77,8 @@ pub enum Error {
         .0.display()
     )]
     NoSecret(PathBuf),
-    /// A local file was made from a store that is encrypted with another secret, or with none.
+    /// A local file was made from a store that is encrypted with another secret, or is not
+    /// encrypted.
     #[error("{}", of_secrets(.place, *.of_file, *.given))]
     Secret {
         /// The place of the store.
@@ -89,7 +91,7 @@ pub enum Error {
     /// A file or directory of this machine cannot be used.
     #[error("cannot use {}: {source}", path.display())]
     Path {
-        /// Its path.
+        /// The path.
         path: PathBuf,
         /// The error of the host.
         source: io::Error,
@@ -97,7 +99,7 @@ pub enum Error {
     /// A local file could not be opened as the device of a store.
     #[error("cannot open {}: {source}", path.display())]
     Device {
-        /// Its path.
+        /// The path of the file.
         path: PathBuf,
         /// The error of the device.
         source: zones::Error,
@@ -105,7 +107,7 @@ pub enum Error {
     /// An operation on the store failed.
     #[error("cannot {doing} {address}: {source}")]
     Store {
-        /// The verb.
+        /// The verb that names the operation.
         doing: &'static str,
         /// The address of the store.
         address: String,
@@ -122,7 +124,7 @@ pub enum Error {
         /// The error of the store.
         source: kvdb::Error,
     },
-    /// A local file says that its zones lie elsewhere, but not where.
+    /// A local file says that its zones lie elsewhere, but not at which place.
     #[error("cannot tell where the store lies: {0}")]
     NoHome(kvdb::Error),
     /// This machine has no local file of the store.
@@ -133,12 +135,12 @@ pub enum Error {
     InUse {
         /// The address of the store.
         address: String,
-        /// The number of possible local files.
+        /// The largest number of local files.
         most: usize,
         /// The directory that they lie in.
         directory: PathBuf,
     },
-    /// The last changes are not published: only the local file has them.
+    /// The last changes are not published. Only the local file has them.
     #[error("{address} lacks the last changes: {why}")]
     NotPublished {
         /// The address of the store.
@@ -151,7 +153,7 @@ pub enum Error {
     /// A thread could not be started.
     #[error("cannot start to {doing}: {source}")]
     Thread {
-        /// The verb.
+        /// The verb that names the task of the thread.
         doing: &'static str,
         /// The error of the host.
         source: io::Error,
@@ -165,24 +167,25 @@ pub enum Error {
         /// The reason.
         why: String,
     },
-    /// A client of a server on the network has neither a token nor a certificate.
+    /// The client of a server on the network has neither a token nor a certificate.
     #[error("a server of the network wants a token, or a certificate of the client")]
     NoCredentials,
-    /// A certificate of the client is given without its key, or a key alone.
+    /// A certificate of the client is given without its key, or a key is given without its
+    /// certificate.
     #[error("the certificate of a client and its key go together")]
     HalfCertificate,
     /// A file with a secret may be used by every user.
     #[error("{} has a {what}, and every user may use the file", path.display())]
     NotPrivate {
-        /// Its path.
+        /// The path of the file.
         path: PathBuf,
-        /// Its content.
+        /// The content of the file.
         what: &'static str,
     },
     /// A file that should have a secret in its first line has none.
     #[error("{} has no {what} in its first line", path.display())]
     NoLine {
-        /// Its path.
+        /// The path of the file.
         path: PathBuf,
         /// The secret that it should have.
         what: &'static str,
@@ -190,7 +193,7 @@ pub enum Error {
     /// A file of this machine cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Unreadable {
-        /// Its path.
+        /// The path of the file.
         path: PathBuf,
         /// The error of the host.
         source: io::Error,
@@ -198,7 +201,7 @@ pub enum Error {
     /// Certificates could not be used.
     #[error("{0}")]
     Tls(kvdb_server::Error),
-    /// A server could not be reached, or refuses the client.
+    /// A server could not be reached, or it refuses the client.
     #[error("cannot read {address}: {source}")]
     Server {
         /// The address of the server.

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::address::Address;
 use crate::error::{self, Result};
 
-/// The default interval at which the place is asked.
+/// The default interval at which the place is checked for a new state.
 pub const EVERY: Duration = Duration::from_secs(10);
 
 /// The store that is followed: the options `-o follow=ADDRESS,follow_every=SECONDS` of a mount.
@@ -21,14 +21,15 @@ pub const EVERY: Duration = Duration::from_secs(10);
 pub struct Following {
     /// The store.
     pub of: Address,
-    /// The interval at which the place is asked.
+    /// The interval at which the place is checked for a new state.
     pub every: Duration,
 }
 
-/// The thread that asks. When dropped, it ends after the request in progress.
+/// The thread that checks the place for new states. When it is dropped, the thread ends after the
+/// request in progress.
 pub struct FollowingThread {
     shared: Arc<Shared>,
-    /// Nothing is ever sent: the thread ends when this is dropped.
+    /// The channel that ends the thread when it is dropped. Nothing is ever sent through it.
     end: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -42,13 +43,13 @@ pub struct Shared {
 struct Status {
     /// The state that is shown, or `None` if the place could not be opened yet.
     shown: Option<LocalCopy>,
-    /// The last time at which the place had nothing newer, or the newest state was shown.
+    /// The last time at which the mount was known to show the newest state of the place.
     asked: Instant,
-    /// States that were shown since the mount.
+    /// The number of states that were shown since the mount.
     followed: u64,
-    /// The reason why the last try failed.
+    /// The reason why the last attempt failed.
     failing: Option<String>,
-    /// The mount does not follow the store any more.
+    /// `true` if the mount no longer follows the store.
     ended: bool,
 }
 
@@ -84,7 +85,7 @@ impl FollowingThread {
         Ok(FollowingThread { shared, end: Some(end), thread: Some(thread) })
     }
 
-    /// Returns the shared state, for holders that must not keep the store open.
+    /// Returns a weak reference to the shared state, for holders that must not keep the store open.
     pub fn shared(&self) -> Weak<Shared> {
         Arc::downgrade(&self.shared)
     }
@@ -100,7 +101,7 @@ impl Drop for FollowingThread {
 }
 
 impl Shared {
-    /// Shows the newest state; returns whether another try makes sense.
+    /// Shows the newest state. Returns whether another attempt makes sense.
     fn follow(&self, views: &Views, db: &Kvdb, follower: &mut Option<Follower>) -> bool {
         let of = &self.what.of;
         let followed = match (&mut *follower, of.store(false)) {
@@ -125,7 +126,7 @@ impl Shared {
                 status.followed += u64::from(newer);
             }
             Err(e) => {
-                // A state that cannot be shown here is shown by the next mount.
+                // If a state cannot be shown by this mount, a new mount shows it.
                 let anew =
                     matches!(e, kvfs::Error::Invalid(_) | kvfs::Error::Store(Error::Invalid(_)));
                 if anew {

@@ -1,4 +1,4 @@
-//! A store of one's own that begins as a copy of one in object storage.
+//! Creates a separate store that begins as a copy of a store in object storage.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use zones::FileDevice;
 use crate::address::{Address, zones_of};
 use crate::error::{Error, Result};
 
-/// Makes `file` a fork of the store at the address, or of its snapshot, if the address names one.
-/// `options` has no snapshot. `made` is called when the file is complete, and the fork is abandoned
-/// if it fails; `note` is called if the registration of the fork remains in that case.
+/// Makes `file` a fork of the store at the address, or of the snapshot that the address names.
+/// `options` has no snapshot. Calls `made` when the file is complete, and abandons the fork if
+/// `made` fails. If the registration of the fork cannot be removed in that case, calls `note`.
 pub fn fork<E: From<Error>>(
     source: &Address,
     file: &Path,
@@ -24,7 +24,7 @@ pub fn fork<E: From<Error>>(
     let options = ForkOptions { snapshot: source.snapshot.clone(), ..options.clone() };
     let copy = from.fork_to_path(file, &options).map_err(|e| cannot(source, e))?;
     if let Err(failure) = made().and_then(|()| Ok(go_back(source, file)?)) {
-        // An incomplete fork would block the next try.
+        // Remove an incomplete fork, because it would block the next attempt.
         let _ = std::fs::remove_file(file);
         if let Some(fork) = copy.fork
             && let Err(e) = from.drop_fork(fork)
@@ -36,7 +36,7 @@ pub fn fork<E: From<Error>>(
     Ok(copy)
 }
 
-/// Makes the fork begin as the snapshot that the address names.
+/// Rolls the fork back to the snapshot that the address names.
 fn go_back(source: &Address, file: &Path) -> Result {
     let Some(snapshot) = &source.snapshot else { return Ok(()) };
     let in_the_way = |source| Error::Device { path: file.to_owned(), source };

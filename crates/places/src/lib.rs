@@ -1,12 +1,12 @@
-//! Stores in object storage as a program of this machine uses them: by their addresses, through
-//! local files in directories of the user. And stores that a server holds, by its address.
+//! Access to stores in object storage by their addresses, through local files in directories of the
+//! user. Stores that a server holds are accessed by the address of the server.
 //!
 //! - `address`: `dir:FOLDER/NAME` and `s3://BUCKET/NAME`, and the objects to which they refer;
-//! - `server`: the trial of a server before a store depends on it;
+//! - `server`: the check of a server before a store depends on it;
 //! - `secrets`: the secret with which objects are encrypted;
 //! - `local_copies`: the local files of readers and writers, their paths, and how they are claimed;
-//! - `forking`: a store of one's own that begins as a copy of a published one;
-//! - `publishing`, `following`: threads that publish an open store, and show published states;
+//! - `forking`: a separate store that begins as a copy of a published one;
+//! - `publishing`, `following`: threads that publish an open store or show published states;
 //! - `served`: `kvfs+unix:SOCKET`, `kvfs+vsock://CID:PORT` and `kvfs://HOST:PORT`, and how
 //!   transactions on a server end;
 //! - `served_directory`: a directory of such a store, by the address of its server and its path;

@@ -1,6 +1,7 @@
-//! The local files of stores in object storage that are mounted by their address, in a directory of
-//! the user: one for each store and mount that reads it, which can be fetched again completely; and
-//! one for each store that is written, which has the changes that were not published yet.
+//! The local files of stores in object storage that are mounted by their address. They lie in a
+//! directory of the user. Each mount that reads a store has a file for it, which can be fetched
+//! again completely. Each store that is written has one file, which contains the changes that are
+//! not published yet.
 
 use std::fs::{DirBuilder, File};
 use std::io;
@@ -17,11 +18,11 @@ use crate::address::Address;
 use crate::error::{Error, Result};
 use crate::host::host_name;
 
-/// The most concurrent mounts of one store by one user.
+/// The largest number of concurrent mounts of one store by one user.
 const MOST: usize = 64;
 
-/// Returns a directory of the user: the one that the variable names, or one with a name below the
-/// home directory, or a directory of the system.
+/// Returns a directory of the user: the directory that the environment variable names, or a
+/// directory below the home directory, or a directory of the system.
 fn directory_of_user(variable: &str, below_home: &str, system: &str) -> PathBuf {
     let of = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
     let named = of(variable).or_else(|| of("HOME").map(|home| home.join(below_home)));
@@ -42,7 +43,8 @@ fn unopened(path: &Path, source: zones::Error) -> Error {
     Error::Device { path: path.to_owned(), source }
 }
 
-/// Returns the name of a local file: that of the store, and digits that identify its place.
+/// Returns the name of a local file, which consists of the name of the store and digits that
+/// identify its place.
 fn stem(address: &Address) -> String {
     let whole = Address { snapshot: None, ..address.clone() }.to_string();
     let digest = Sha1::digest(whole.as_bytes());
@@ -54,7 +56,7 @@ fn stem(address: &Address) -> String {
 pub fn own_file(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    // A link is not followed, and a file of another user is not written.
+    // Do not follow a link, and do not write a file of another user.
     let file = options.custom_flags(libc::O_NOFOLLOW).open(path)?;
     let meta = file.metadata()?;
     match meta.is_file() && meta.uid() == rustix::process::geteuid().as_raw() {
@@ -76,16 +78,16 @@ pub fn path_of_writer(address: &Address, directory: Option<&Path>) -> Result<Pat
 
 /// A local file that was updated or claimed, and its note.
 pub struct LocalFile {
-    /// Its path.
+    /// The path of the file.
     pub path: PathBuf,
-    /// The file, which is locked until the last reference to this is dropped.
+    /// The open file, which is locked until the last reference to the device is dropped.
     pub device: Arc<FileDevice>,
-    /// The note of the state that the file has.
+    /// The record in the file of the state that it has.
     pub copy: LocalCopy,
 }
 
-/// Claims the store for that file. With `take`, it does so even if another machine has the store
-/// open.
+/// Claims the store for the local file at `path`. If `take` is set, claims it even if another
+/// machine has the store open.
 pub fn claim(address: &Address, path: &Path, take: bool) -> Result<LocalFile> {
     let store = address.store(false)?;
     let file = own_file(path).map_err(|e| unusable(path, e))?;
@@ -100,8 +102,8 @@ pub fn claim(address: &Address, path: &Path, take: bool) -> Result<LocalFile> {
     }
 }
 
-/// Returns the newest local file of a store that no mount uses, without an update; with `to_write`,
-/// the one by which the store is written.
+/// Returns the newest local file of a store that no mount uses, without updating it. If `to_write`
+/// is set, returns the file by which the store is written.
 pub fn as_it_is(address: &Address, directory: Option<&Path>, to_write: bool) -> Result<PathBuf> {
     let none = || Error::NothingHere(address.to_string());
     if to_write {
@@ -142,7 +144,7 @@ fn readers_of(address: &Address, directory: &Path) -> impl Iterator<Item = PathB
     })
 }
 
-/// Returns a local file with the newest state of a store that no mount uses: the first free one is
+/// Returns a local file of a store with the newest state. The first file that no mount uses is
 /// updated.
 pub fn of(address: &Address, directory: Option<&Path>) -> Result<LocalFile> {
     let store = address.store(false)?;

@@ -1,5 +1,5 @@
-//! A mount that publishes its store by itself, whenever something was committed. The loss of a
-//! machine loses only changes that were not published by then.
+//! A mount that publishes its store automatically after commits. If the machine is lost, only
+//! changes that were not yet published are lost.
 
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Weak};
@@ -15,7 +15,7 @@ use crate::address::Address;
 use crate::error::{self, Result};
 use crate::host::host_name;
 
-/// The default interval at which the thread checks for something to publish.
+/// The default interval at which the thread checks for unpublished commits.
 pub const EVERY: Duration = Duration::from_secs(10);
 
 /// The longest time for which an unmount publishes the last commits.
@@ -25,18 +25,19 @@ const LAST: Duration = Duration::from_secs(60);
 /// a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Publication {
-    /// The address.
+    /// The address at which the store is published.
     pub to: Address,
-    /// The interval at which the thread checks for something to publish.
+    /// The interval at which the thread checks for unpublished commits.
     pub every: Duration,
-    /// Syncs return only when the commits have reached object storage, too.
+    /// `true` if syncs return only when the commits have also reached object storage.
     pub syncs_there: bool,
 }
 
-/// The thread that publishes. When dropped, it ends, and a publication of its own is cut off.
+/// The thread that publishes. When it is dropped, the thread ends, and a publication that it has
+/// begun is cut off.
 pub struct Publishing {
     shared: Arc<Shared>,
-    /// Nothing is ever sent: the thread ends when this is dropped.
+    /// The channel that ends the thread when it is dropped. Nothing is ever sent through it.
     end: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -54,19 +55,20 @@ pub struct Shared {
 
 #[derive(Default)]
 struct Status {
-    /// The last publication, and the time at which it ended.
+    /// The result of the last publication, and the time at which it ended.
     last: Option<(PushStats, Instant)>,
     publications: u64,
     objects: u64,
     bytes: u64,
-    /// The reason why the last try failed.
+    /// The reason why the last attempt failed.
     failing: Option<String>,
-    /// Another publisher has taken over the store: this one no longer publishes by itself.
+    /// `true` if another publisher has taken over the store. Then this publisher no longer
+    /// publishes automatically.
     overtaken: bool,
 }
 
 impl Status {
-    /// Returns the error that the place lacks changes, if the last publication has failed.
+    /// Returns the error that the place lacks changes if the last publication has failed.
     fn lacks(&self, to: &Address) -> Option<error::Error> {
         let (address, displaced) = (to.to_string(), self.overtaken);
         let why = self.failing.clone();
@@ -74,9 +76,9 @@ impl Status {
     }
 }
 
-/// Publishes an open store once, and returns the publisher, which the caller closes when nothing
-/// more has to be published. With `take`, it publishes even if the store was written at its address
-/// in the meantime.
+/// Publishes an open store once and returns the publisher, which the caller closes when nothing
+/// more has to be published. If `take` is set, publishes even if the store has since been written
+/// at its address.
 pub fn push(
     db: &Kvdb,
     to: &RemoteStore,
@@ -96,8 +98,8 @@ fn of_store(doing: &'static str, address: &Address, source: Error) -> error::Err
 }
 
 impl Publishing {
-    /// Starts to publish the store. After GOINGDOWN nothing is published, since unsynced changes
-    /// are to be dropped.
+    /// Starts to publish the store. After GOINGDOWN nothing is published, because unsynced changes
+    /// must be dropped.
     pub fn start(db: &Kvdb, views: &Views, what: Publication) -> Result<Publishing> {
         // If the place cannot be opened now, each publication tries to open it again.
         let publisher = match (what.to.store(false), what.syncs_there) {
@@ -129,10 +131,10 @@ impl Publishing {
         Ok(Publishing { shared, end: Some(end), thread: Some(thread) })
     }
 
-    /// Fails if the store cannot be published at this place. It is no error if the place cannot be
-    /// reached now, or if the store was written at its address: serving files comes first, and
-    /// publication is tried again. But a file by which the store was written takes no more changes
-    /// once another file writes it.
+    /// Returns an error if the store cannot be published at this place. A place that cannot be
+    /// reached now, or a store that was written at its address, is not an error: serving files has
+    /// priority, and publication is tried again. But if the store is written through this file at
+    /// its address, and another file has taken this role, the file accepts no more changes.
     pub fn check(db: &Kvdb, what: &Publication) -> Result {
         let Ok(store) = what.to.store(false) else { return Ok(()) };
         let cannot = |source| of_store("publish to", &what.to, source);
@@ -149,25 +151,25 @@ impl Publishing {
         }
     }
 
-    /// Returns the shared state, for holders that must not keep the store open.
+    /// Returns a weak reference to the shared state, for holders that must not keep the store open.
     pub fn shared(&self) -> Weak<Shared> {
         Arc::downgrade(&self.shared)
     }
 
-    /// Makes syncs return from now on when commits are on this machine, for a store that is about
-    /// to be closed, and that no one uses any more.
+    /// Makes syncs return as soon as commits are durable on this machine. The store is about to be
+    /// closed and is no longer used.
     pub fn sync_here(&self) {
         self.shared.publisher.lock().iter_mut().for_each(Publisher::sync_here);
     }
 
-    /// Publishes the last commits of a store that is about to be closed. This takes a minute at
-    /// most, and is skipped if the last publication has failed. An error says that the place lacks
-    /// some of the commits, or that the store stays open for writing by this machine; this is
-    /// logged, too.
+    /// Publishes the last commits of a store that is about to be closed. This takes at most a
+    /// minute, and is skipped if the last publication has failed. An error means that the place
+    /// lacks some of the commits, or that the store stays open for writing by this machine. The
+    /// error is also logged.
     pub fn finish(mut self) -> Result {
         let shared = self.shared.clone();
         let lacks = || shared.status.lock().lacks(&shared.what.to);
-        // The next machine has to be able to write the store at its address, so another try is
+        // The next machine has to be able to write the store at its address, so another attempt is
         // worthwhile.
         if let (Some(lacks), false) = (lacks(), shared.is_writer()) {
             tracing::warn!("{} lacks the last changes", shared.what.to);
@@ -207,7 +209,7 @@ pub fn publisher(db: &Kvdb, store: &RemoteStore) -> kvdb::Result<Publisher> {
     Ok(publisher)
 }
 
-/// Creates the publisher of a mount. The head says that the store is open as long as it is mounted.
+/// Creates the publisher of a mount. While the store is mounted, the head says that it is open.
 fn publisher_to(db: &Kvdb, store: &RemoteStore) -> kvdb::Result<Publisher> {
     let mut publisher = publisher(db, store)?;
     publisher.stay_open(&host_name());
@@ -216,7 +218,8 @@ fn publisher_to(db: &Kvdb, store: &RemoteStore) -> kvdb::Result<Publisher> {
 
 impl Shared {
     fn is_due(&self) -> bool {
-        // Only one lock is held at a time: a publication holds the publisher's lock for long.
+        // Hold only one lock at a time, because a publication holds the lock of the publisher for a
+        // long time.
         let overtaken = self.status.lock().overtaken;
         !overtaken && self.publisher.lock().as_ref().is_none_or(Publisher::is_due)
     }
@@ -235,13 +238,13 @@ impl Shared {
         }
     }
 
-    /// Returns whether this publishes to the address.
+    /// Returns whether the store is published at this address.
     pub fn is_to(&self, address: &Address) -> bool {
         self.what.to.is_same(address)
     }
 
-    /// Publishes now, on request of a user. This takes the right to publish from any other
-    /// publisher, so a mount that was overtaken publishes by itself again afterwards.
+    /// Publishes the store now, at the request of a user. This takes the right to publish from any
+    /// other publisher, so a mount that was overtaken publishes automatically again afterwards.
     pub fn publish_by_hand(&self) -> kvdb::Result<PushStats> {
         self.publisher.lock().iter_mut().for_each(Publisher::take);
         self.publish()
@@ -251,7 +254,7 @@ impl Shared {
         let mut publisher = self.publisher.lock();
         let publisher = match &mut *publisher {
             Some(publisher) => publisher,
-            // A missing folder is not created: the file system that should contain it may not be
+            // Do not create a missing folder: the file system that should contain it may not be
             // mounted.
             nothing => {
                 let store = self.what.to.store(false);
@@ -271,7 +274,7 @@ impl Shared {
         self.publisher.lock().as_ref().is_some_and(Publisher::is_writer)
     }
 
-    /// Lets another machine write a store that is written at its address.
+    /// Allows another machine to write a store that this machine has written at its address.
     fn close(&self) -> Result {
         let closed = self.publisher.lock().as_mut().map_or(Ok(()), Publisher::close);
         closed.map_err(|source| {
@@ -284,7 +287,7 @@ impl Shared {
     fn publish(&self) -> kvdb::Result<PushStats> {
         let to = &self.what.to;
         let outcome = self.try_to_publish();
-        // Only one lock is held at a time, as above.
+        // Hold only one lock at a time, as above.
         let is_writer = outcome.is_err() && self.is_writer();
         let mut status = self.status.lock();
         match &outcome {
@@ -321,7 +324,7 @@ impl Shared {
 
     /// Returns the state as JSON.
     pub fn figures(&self) -> Value {
-        // If a publication is in progress, it is not waited for: its changes are not published yet.
+        // Do not wait for a publication in progress. Its changes are not published yet.
         let (is_due, is_writer) = match self.publisher.try_lock() {
             Some(publisher) => (
                 publisher.as_ref().is_none_or(Publisher::is_due),

@@ -1,5 +1,5 @@
-//! The secret with which stores in object storage are encrypted: it is in the file that the
-//! environment names.
+//! The secret with which stores in object storage are encrypted. The environment names the file
+//! that contains it.
 
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -11,10 +11,10 @@ use objects::{EncryptedObjects, Objects, Secret, SecretId};
 pub use crate::error::VARIABLE;
 use crate::error::{Error, Result};
 
-/// The most bytes of the file: a longer one holds no secret.
+/// The largest length of the file of a secret, in bytes. A longer file contains no secret.
 const MOST: usize = 4096;
 
-/// Returns the secret that the environment names, or `None` if it names none.
+/// Returns the secret that the environment names, or `None` if it names no file.
 pub(crate) fn given() -> Result<Option<Secret>> {
     let named = std::env::var_os(VARIABLE).filter(|path| !path.is_empty());
     named.map(|path| read(Path::new(&path))).transpose()
@@ -28,7 +28,7 @@ fn read(path: &Path) -> Result<Secret> {
     secret.ok_or_else(|| Error::NoSecret(path.to_owned()))
 }
 
-/// Creates a file with a new secret, readable only by its user, if the path does not exist.
+/// Creates a file with a new secret that only its user can read. Fails if the path exists.
 pub fn make(path: &Path) -> Result<SecretId> {
     let unusable = |source| Error::Path { path: path.to_owned(), source };
     let cannot = |source| Error::Place { place: path.display().to_string(), source };
@@ -48,7 +48,7 @@ pub fn make(path: &Path) -> Result<SecretId> {
     Ok(Secret::parse(&text).map_err(cannot)?.id())
 }
 
-/// Opens the objects of a place with the given secret, or without one.
+/// Opens the objects of a place with the given secret, or unencrypted if there is none.
 pub(crate) fn with_secret(objects: Arc<dyn Objects>) -> Result<Arc<dyn Objects>> {
     Ok(Arc::new(EncryptedObjects::new(objects, given()?)))
 }

@@ -1,8 +1,7 @@
-//! Stores that a server holds (`kvfs serve`), by the address of the server: `kvfs+unix:SOCKET` at a
+//! Stores that a server holds (`kvfs serve`). The address of the server is `kvfs+unix:SOCKET` at a
 //! socket of this machine, `kvfs+vsock://CID:PORT` on the host of this virtual machine or in a
-//! virtual machine of this host, `kvfs://HOST:PORT` on the network. How the file system of a
-//! transaction on a server is committed and aborted lives here, too, since each program that has
-//! one needs it.
+//! virtual machine of this host, or `kvfs://HOST:PORT` on the network. This module also commits and
+//! aborts the file system of a transaction on a server, because several programs need this.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -17,13 +16,16 @@ use kvfs::Fs;
 use crate::credentials::Credentials;
 use crate::error::{Error, Result};
 
-/// The beginnings of the addresses of servers.
+/// The scheme of the address of a server at a local socket.
 const UNIX: &[u8] = b"kvfs+unix:";
+/// The scheme of the address of a server at a vsock port.
 const VSOCK: &[u8] = b"kvfs+vsock:";
+/// The scheme of the address of a server on the network.
 const NETWORK: &[u8] = b"kvfs://";
+/// The scheme of an unencrypted TCP connection, which is rejected.
 const PLAIN_TCP: &[u8] = b"kvfs+tcp:";
 
-/// The advice for a word that should be the address of a server.
+/// The advice for an invalid address of a server.
 pub const FORMS_OF_SERVERS: &str =
     "write kvfs+unix:SOCKET, kvfs+vsock://CID:PORT or kvfs://HOST:PORT";
 
@@ -34,7 +36,7 @@ pub enum Server {
     Unix(PathBuf),
     /// A server on the host of this virtual machine, or in a virtual machine of this host.
     Vsock(VsockAddress),
-    /// A server that listens on the network, and shows a certificate with this host name.
+    /// A server that listens on the network, and presents a certificate with this host name.
     Network {
         /// The name or the number of the host.
         host: String,
@@ -98,8 +100,8 @@ impl Server {
         }
     }
 
-    /// Connects to the server. The credentials are for servers on other machines; the token in the
-    /// options is replaced by theirs.
+    /// Connects to the server. The credentials apply to servers on other machines. Their token
+    /// replaces the token in the options.
     pub fn connect(
         &self,
         credentials: &Credentials,
@@ -151,8 +153,8 @@ impl fmt::Display for Server {
     }
 }
 
-/// Commits a transaction on a server with all data that is written in its file system. Unless there
-/// is a conflict, the file system has ended then: its calls fail with ESTALE.
+/// Commits a transaction on a server with all data that was written in its file system. Unless
+/// there is a conflict, this ends the file system: its calls then fail with ESTALE.
 pub fn commit(fs: &Fs, transaction: &ServedTransaction, synced: bool) -> kvfs::Result<Outcome> {
     fs.end_served(|| {
         let committed = transaction.commit(synced)?;
@@ -161,8 +163,9 @@ pub fn commit(fs: &Fs, transaction: &ServedTransaction, synced: bool) -> kvfs::R
     })
 }
 
-/// Like [`commit`], if `may` says so when nothing can be written any more. Returns `None` if it
-/// does not: then nothing has ended.
+/// Like [`commit`], but calls `may` when nothing can be written any more, and commits only if `may`
+/// returns `true`. Otherwise returns `None`, and neither the transaction nor the file system has
+/// ended.
 pub fn commit_if(
     fs: &Fs,
     transaction: &ServedTransaction,
@@ -182,14 +185,14 @@ pub fn commit_if(
 /// The outcome of an abort.
 #[derive(Debug)]
 pub enum Aborted {
-    /// The server has ended it.
+    /// The server has ended the transaction.
     There,
-    /// The server cannot be reached, for this reason. It ends the transaction with its lease.
+    /// The server cannot be reached, for this reason. The transaction ends when its lease expires.
     Later(std::io::Error),
 }
 
-/// Ends a transaction on a server and its file system, and discards their changes. Fails if a
-/// commit was requested whose outcome is unknown, and if the server cannot be reached and would
+/// Ends a transaction on a server and its file system, and discards their changes. Returns an error
+/// if a commit was requested whose outcome is unknown, or if the server cannot be reached and would
 /// keep the transaction because it is durable.
 pub fn abort(client: &Client, fs: &Fs, transaction: &ServedTransaction) -> kvdb::Result<Aborted> {
     let aborted = match transaction.abort() {
