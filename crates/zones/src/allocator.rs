@@ -1,18 +1,19 @@
-//! The allocator of zones: it knows which zones are free, and why the others are not. All state is
-//! in memory, under one lock that is never held during I/O; after opening it is rebuilt from the
-//! pins that recovery takes. Every choice takes the lowest zone, so that a seed reproduces a run.
+//! The allocator of zones. It knows which zones are free, and why other zones are in use. All state
+//! is in memory, under one lock that is never held during I/O. When a store is opened, the state is
+//! rebuilt from the pins that recovery takes. The allocator always takes the lowest suitable zone,
+//! so that a seed reproduces a run.
 //!
 //! A zone is in one of these states:
 //!
-//! - *pinned*: at least one [`ZonePin`](crate::ZonePin) has it;
-//! - *open*: a stream appends to it (it may be pinned at the same time);
-//! - free and *written*: it had data. Overwriting that costs the host no metadata, so such zones
-//!   are taken first;
-//! - free and *fresh*: preallocated, never written;
-//! - free and *unknown*: it was free when the store was opened, or was in use at its close, and the
-//!   host may or may not have allocated all of its space;
-//! - free and *punched*: given back to the host. A store that was closed has given back all zones
-//!   that were free then.
+//! - *pinned*: at least one [`ZonePin`](crate::ZonePin) includes the zone;
+//! - *open*: a stream appends to the zone, which may also be pinned;
+//! - free and *written*: the zone had data. Overwriting this data costs the host no metadata, so
+//!   such zones are taken first;
+//! - free and *fresh*: the zone is preallocated and was never written;
+//! - free and *unknown*: the zone was free when the store was opened, or was in use when the store
+//!   was closed, and the host may or may not have allocated all of its space;
+//! - free and *punched*: the zone was given back to the host. A store gives back all free zones
+//!   when it is closed.
 //!
 //! Written and fresh zones are *backed*: writes to them do not fail for lack of space. The reserve
 //! is a number of backed free zones that user data must leave.
@@ -28,20 +29,21 @@ use crate::zone_info::{ZoneInfo, ZoneState};
 use crate::zone_use::ZoneUse;
 use crate::{Error, Lifetime, Priority, Purpose, Result, SECTOR, ZONE_SIZE, ZoneId, round_up};
 
-/// The number of zones by which a file grows at once, if there is space.
+/// The number of zones by which a file grows at once if there is enough space.
 const GROWTH: u32 = 8;
 
 pub(crate) struct Allocator {
     state: Mutex<AllocatorState>,
-    /// Bytes of data not yet written for which space was promised. It changes without the lock.
+    /// The number of bytes not yet written for which space was promised. It changes without the
+    /// lock.
     promised: Arc<AtomicU64>,
 }
 
 pub(crate) struct AllocatorState {
     pub started: bool,
-    /// The zones that are free before the start were given back to the host.
+    /// `true` if the zones that are free before the start were given back to the host.
     pub given_back: bool,
-    /// The zones that the capacity allows, including zone 0.
+    /// The number of zones that the capacity allows, including zone 0.
     pub limit: u32,
     pub reserve: u32,
     promised: Arc<AtomicU64>,
@@ -51,26 +53,27 @@ pub(crate) struct AllocatorState {
     pub unknown: BTreeSet<u32>,
     pub punched: BTreeSet<u32>,
     pub streams: Streams,
-    /// The fewest backed free zones since `idle` was last called.
+    /// The smallest number of backed free zones since the last call of `idle`.
     fewest: usize,
-    /// The zones that were taken since the store was opened.
+    /// The number of zones that were taken since the store was opened.
     taken: u64,
-    /// Extents seen before the start, keyed by zone: the end of the last one, and the most bytes
-    /// that a single pin counts there.
+    /// The extents that were seen before the start, by zone: the end of the last extent, and the
+    /// largest number of bytes that a single pin counts in the zone.
     seen: BTreeMap<u32, SeenExtents>,
 }
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Zone {
     pub pins: u32,
-    /// The bytes alive: the sum over all pins, which may count the same bytes more than once.
+    /// The number of bytes alive: the sum over all pins, which may count the same bytes more than
+    /// once.
     pub live: u64,
     pub open: bool,
     pub written: bool,
-    /// The host may lack space for a part of it, which was given back.
+    /// `true` if the host may lack space for a part of the zone that was given back.
     pub partial: bool,
-    /// The number of zones that were taken up to this one, itself included; 0 if it was not taken
-    /// since the store was opened.
+    /// The number of zones that had been taken when this zone was taken, including this zone, or 0
+    /// if it was not taken since the store was opened.
     taken: u64,
     purpose: Option<Purpose>,
 }
@@ -81,10 +84,10 @@ struct SeenExtents {
     largest_pin: u64,
 }
 
-/// The request to the host before a zone can be taken.
+/// The request that the host must fulfil before a zone can be taken.
 #[derive(Debug)]
 pub(crate) enum Growth {
-    /// Allocate space for these free zones, which cannot be taken until then.
+    /// Allocate space for these free zones. They cannot be taken before that.
     Back {
         zones: Vec<u32>,
         unknown: bool,
@@ -164,8 +167,8 @@ impl Allocator {
         Ok(())
     }
 
-    /// Adds a pin to each zone of `uses`, whatever its state here: the zone belongs to another
-    /// state of the store, which was not written here.
+    /// Adds a pin to each zone of `uses`, whatever the state of the zone here. The zone belongs to
+    /// another state of the store, which was not written by this process.
     pub fn follow(&self, uses: &ZoneUse) {
         let mut state = self.lock();
         let state = &mut *state;
@@ -237,7 +240,7 @@ impl Allocator {
             let seen = state.seen.get(&zone).copied().unwrap_or_default();
             stream.skip_to(seen.end);
             // If a zone has more live bytes than lie before the recorded position, it was reused
-            // after that position was recorded; a zone without live bytes is free.
+            // after the position was recorded. A zone without live bytes is free.
             let plausible = state.zones.get(zone as usize).is_some_and(|known| {
                 zone > 0
                     && known.pins > 0
@@ -261,14 +264,14 @@ impl Allocator {
                 free.insert(zone);
             }
         }
-        // The depth at which the zones were taken from the reserve is not known. It is at most the
+        // The depth of the reserve at which these zones were taken is not known. It is at most the
         // current depth of the store.
         let depth = state.depth(state.unknown.len() + state.punched.len() + 1);
         state.streams.iter_mut().for_each(|(_, stream)| stream.set_depth(depth));
         state.seen.clear();
     }
 
-    /// Adds zones at the end of the device, which the host has allocated.
+    /// Adds the zones that the host has allocated at the end of the device.
     pub fn grown(&self, to: u32) {
         let mut state = self.lock();
         let to = to.min(state.limit);
@@ -279,7 +282,7 @@ impl Allocator {
     }
 
     /// Returns the request to the host after which [`AllocatorState::take`] can succeed. Only one
-    /// caller at a time may act on it.
+    /// caller at a time may perform the request.
     pub fn plan(&self, priority: Priority) -> Growth {
         let mut state = self.lock();
         let state = &mut *state;
@@ -298,15 +301,16 @@ impl Allocator {
         if to > from { Growth::Grow { from, to } } else { Growth::Full }
     }
 
-    /// Ends [`Growth::Back`] for one zone; `success` says whether the host has allocated it.
+    /// Completes [`Growth::Back`] for one zone. `success` says whether the host has allocated the
+    /// zone.
     pub fn backed(&self, zone: u32, success: bool) {
         let mut state = self.lock();
         if success { state.make_free(zone) } else { _ = state.punched.insert(zone) }
     }
 
-    /// Removes up to `most` free zones, so that `keep` are left, and returns them: first the
-    /// unknown ones, then backed ones, the highest first. They cannot be taken until
-    /// [`Allocator::punched`].
+    /// Removes at most `most` free zones so that `keep` remain, and returns the removed zones.
+    /// Unknown zones are removed first, then backed zones in descending order. They cannot be taken
+    /// before [`Allocator::punched`].
     pub fn surplus(&self, keep: usize, most: usize) -> Vec<u32> {
         let mut state = self.lock();
         let state = &mut *state;
@@ -315,7 +319,7 @@ impl Allocator {
         }
         let mut free: Vec<u32> = state.written.iter().chain(&state.fresh).copied().collect();
         free.sort_unstable();
-        // Zones that are certainly backed are kept rather than unknown ones.
+        // Prefer to keep zones that are certainly backed over unknown ones.
         free.extend(state.unknown.iter().copied());
         let surplus = free.split_off(keep.max(free.len().saturating_sub(most)).min(free.len()));
         for zone in &surplus {
@@ -326,8 +330,8 @@ impl Allocator {
         surplus
     }
 
-    /// Ends [`Allocator::surplus`] for one zone; `success` says whether it was given back to the
-    /// host.
+    /// Completes [`Allocator::surplus`] for one zone. `success` says whether the zone was given
+    /// back to the host.
     pub fn punched(&self, zone: u32, success: bool) {
         let mut state = self.lock();
         state.zones[zone as usize].written = false;
@@ -342,7 +346,7 @@ impl AllocatorState {
         self.written.len() + self.fresh.len()
     }
 
-    /// Returns the number of backed free zones that were free all the time since the last call.
+    /// Returns the number of backed free zones that have been free since the last call.
     pub fn idle(&mut self) -> usize {
         let now = self.backed();
         std::mem::replace(&mut self.fewest, now).min(now)
@@ -353,12 +357,12 @@ impl AllocatorState {
         self.unknown.is_empty() && self.punched.is_empty() && self.zones.len() as u32 >= self.limit
     }
 
-    /// Returns the bytes for which space was promised.
+    /// Returns the number of bytes for which space was promised.
     pub fn promised(&self) -> u64 {
         self.promised.load(Ordering::Relaxed)
     }
 
-    /// Returns the free zones that an allocation must leave.
+    /// Returns the number of free zones that an allocation must leave.
     pub fn floor(&self, priority: Priority) -> usize {
         let promised = u32::try_from(self.promised().div_ceil(ZONE_SIZE)).unwrap_or(u32::MAX);
         priority.floor(self.reserve, promised) as usize
@@ -378,7 +382,7 @@ impl AllocatorState {
         Some(ZoneId(zone))
     }
 
-    /// Notes the purpose for which a zone is taken.
+    /// Records the purpose for which a zone is taken.
     pub fn used_for(&mut self, zone: ZoneId, purpose: Purpose) {
         if let Some(known) = self.zones.get_mut(zone.0 as usize) {
             known.purpose = Some(purpose);
@@ -422,7 +426,8 @@ impl AllocatorState {
             }
             return;
         }
-        // No data in the stream's zone is alive: the stream restarts at its beginning.
+        // No data in the stream's zone is alive, so the stream restarts at the beginning of the
+        // zone.
         for (_, stream) in self.streams.iter_mut() {
             if stream.zone() == Some(zone) {
                 stream.rewind();
@@ -430,7 +435,8 @@ impl AllocatorState {
         }
     }
 
-    /// Closes the stream that fills this zone; the host may lack space for the rest of the zone.
+    /// Closes the stream that fills this zone, because the host may lack space for the rest of the
+    /// zone.
     pub fn close_stream(&mut self, zone: ZoneId) {
         let streams = self.streams.iter_mut().map(|(_, stream)| stream);
         streams.filter(|s| s.zone() == Some(zone.0)).for_each(|stream| stream.close());
@@ -441,8 +447,8 @@ impl AllocatorState {
         }
     }
 
-    /// Returns the address ranges in which nothing lies: free zones, and the unused rests of the
-    /// zones of streams. The free zones count as given back from here on.
+    /// Returns the address ranges without data: free zones, and the unused rests of the zones of
+    /// streams. Marks the free zones as given back to the host.
     pub fn take_unused(&mut self) -> Vec<(u64, u64)> {
         let mut unused: Vec<(u64, u64)> =
             self.streams.iter_mut().flat_map(|(_, stream)| stream.unused()).collect();
@@ -467,7 +473,7 @@ impl AllocatorState {
         debug_assert!(new, "a zone is freed once");
     }
 
-    /// Pins a zone for a writer that does not have it yet.
+    /// Pins a zone for a writer unless the writer has it already.
     pub fn pin_for_writer(&mut self, uses: &mut ZoneUse, zone: u32) {
         if !uses.contains(ZoneId(zone)) {
             self.zones[zone as usize].pins += 1;
@@ -485,7 +491,7 @@ impl AllocatorState {
     }
 
     /// Reserves between `need` and `want` bytes in the open zone of a stream. A writer whose
-    /// priority could not have taken the zone leaves a part of it.
+    /// priority could not have taken the zone must leave a part of it.
     pub fn reserve_in(
         &mut self,
         purpose: Purpose,
@@ -503,7 +509,7 @@ impl AllocatorState {
         stream.reserve(need, want, gaps)
     }
 
-    /// Reserves between `need` and `want` bytes at `addr`, by the rule of `reserve_in`.
+    /// Reserves between `need` and `want` bytes at `addr`, under the same rule as `reserve_in`.
     pub fn extend_at(
         &mut self,
         purpose: Purpose,
@@ -520,9 +526,9 @@ impl AllocatorState {
             .find_map(|stream| stream.extend(addr, need, want))
     }
 
-    /// Continues a stream in `zone`, which the caller has pinned, after `used` bytes, if the zone
-    /// has more room than the stream's own. Otherwise the zone belongs to the caller alone. Returns
-    /// whether the stream continues there.
+    /// Continues a stream after `used` bytes of `zone`, which the caller has pinned, if `zone` has
+    /// more room than the current zone of the stream. Otherwise `zone` belongs to the caller alone.
+    /// Returns whether the stream continues in `zone`.
     pub fn open_zone(
         &mut self,
         purpose: Purpose,
@@ -530,7 +536,7 @@ impl AllocatorState {
         zone: ZoneId,
         used: u64,
     ) -> bool {
-        // The zone itself is taken already.
+        // Add one because the zone itself is already taken.
         let depth = self.depth(self.backed() + 1);
         self.used_for(zone, purpose);
         let stream = self.streams.of(purpose, lifetime);

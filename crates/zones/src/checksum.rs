@@ -7,7 +7,7 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
-/// A CRC-32C computed in parts, equal to [`crc32c`] of their concatenation.
+/// A CRC-32C that is computed in parts. It equals [`crc32c`] of the concatenated parts.
 #[derive(Clone, Debug)]
 pub struct Checksum(Digest);
 
@@ -41,7 +41,7 @@ mod tests {
 
     #[test]
     fn it_is_castagnolis_polynomial() {
-        // The check value of the catalogue, and the vectors of RFC 3720 B.4.
+        // Compare with the check value of the catalogue, and with the vectors of RFC 3720 B.4.
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
         assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
         assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);

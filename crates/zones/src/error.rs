@@ -1,5 +1,5 @@
-//! Errors of a store, with messages for its user. They can be cloned, because every call after a
-//! failed sync returns its error.
+//! Errors of a store, with messages for its user. Errors can be cloned, because every call after a
+//! failed sync returns the error of the sync.
 
 use std::io;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ pub enum Error {
         /// The error of the host.
         source: Arc<io::Error>,
     },
-    /// The store is full for this priority, and the host gives no more space.
+    /// The store is full for this priority, and the host provides no more space.
     #[error("no space left in the store; delete something, or give it more room")]
     NoSpace,
     /// The device has no superblock.
@@ -35,35 +35,36 @@ pub enum Error {
         /// The newest version that this program reads.
         supported: u32,
     },
-    /// Bytes on the device differ from those written.
+    /// Bytes on the device differ from the bytes that were written.
     #[error("corrupt: {what} (at address {addr})")]
     Corrupt {
-        /// The corrupt data and the fault.
+        /// The corrupt data and the defect.
         what: String,
-        /// The device address; 0 if there is none.
+        /// The device address, or 0 if there is none.
         addr: u64,
     },
     /// Another process has the device open.
     #[error("the store {} is in use by another process; unmount it there, or wait", .0.display())]
     Busy(PathBuf),
-    /// [`Zones::start`](crate::Zones::start) was not called yet.
+    /// [`Zones::start`](crate::Zones::start) has not been called yet.
     #[error("nothing can be allocated before recovery has finished")]
     NotStarted,
-    /// Zones of the store lie in object storage, which was not named.
+    /// Zones of the store lie in object storage, but the caller has not named the place.
     #[error(
         "the file is the local part of a store in object storage; open it as that, by its address"
     )]
     Remote,
-    /// A call that can never succeed.
+    /// The call can never succeed. The text says why.
     #[error("invalid request: {0}")]
     Invalid(String),
 }
 
 impl Error {
-    /// Returns an I/O error while `doing` something. An error of a full host becomes
+    /// Returns an I/O error that occurred while `doing` something. If the host is full, returns
     /// [`Error::NoSpace`].
     pub fn io(doing: impl Into<String>, source: io::Error) -> Error {
-        // The source may be an error of this crate that went through the interface of a device.
+        // The source may be an error of this crate that was passed through the interface of a
+        // device.
         if let Some(own) = source.get_ref().and_then(|e| e.downcast_ref::<Error>()) {
             return own.clone();
         }

@@ -1,7 +1,8 @@
-//! Extent writers: append positions on a stream. Objects are placed in memory at addresses known at
-//! once, and written in large pieces. Several writers of one stream may be open: each reserves
-//! ranges of the stream's open zone, small ones first, so that a short writer wastes little, and
-//! contiguous ones as long as no other writer reserves one in between.
+//! Extent writers are append positions on a stream. Objects are placed in memory, at addresses that
+//! are known at once, and are written in large pieces. Several writers of one stream may be open.
+//! Each writer reserves ranges of the open zone of the stream. The first ranges are small, so that
+//! a short writer wastes little space, and the ranges are contiguous unless another writer reserves
+//! a range in between.
 
 use std::sync::Arc;
 
@@ -10,34 +11,36 @@ use crate::{
     round_up,
 };
 
-/// The first range that a writer reserves, bytes. Each further one is twice as large, up to
-/// [`MAX_RANGE`].
+/// The length of the first range that a writer reserves, in bytes. Each further range is twice as
+/// long, up to [`MAX_RANGE`].
 const FIRST_RANGE: u64 = 64 << 10;
-/// The largest range, and the most bytes that are buffered before they are written.
+/// The length of the longest range, which is also the largest number of bytes that are buffered
+/// before they are written.
 const MAX_RANGE: u64 = 1 << 20;
 
-/// An append position on a stream, at which objects are placed. A writer that is dropped unfinished
-/// is abandoned: its objects are lost and their space is free again.
+/// An append position on a stream, at which objects are placed. If a writer is dropped before it is
+/// finished, its objects are lost and their space is free again.
 pub struct ExtentWriter {
     zones: Arc<Zones>,
     purpose: Purpose,
     lifetime: Lifetime,
     priority: Priority,
     pin: ZonePin,
-    /// Objects placed but not written yet. `start`, a multiple of `SECTOR`, is their device
-    /// address.
+    /// The objects that are placed but not yet written. `start`, a multiple of `SECTOR`, is the
+    /// device address of the buffer.
     buffer: Vec<u8>,
     start: u64,
     /// The end of the space that is reserved contiguously with the buffer.
     end: u64,
-    /// The beginning of that space, which is given back if the writer is abandoned.
+    /// The beginning of the space that is reserved contiguously with the buffer. The space is given
+    /// back if the writer is abandoned.
     begin: u64,
-    /// The length of the next range that the writer reserves, bytes.
+    /// The length of the next range that the writer reserves, in bytes.
     range_len: u64,
-    /// Bytes placed in the current zone that `pin` does not count yet.
+    /// The number of bytes placed in the current zone that `pin` does not count yet.
     placed: u64,
     failed: Option<Error>,
-    /// Zones reserved for this writer.
+    /// The zones that are reserved for this writer.
     supply: Vec<ZonePin>,
     behind: bool,
 }
@@ -86,29 +89,29 @@ impl ExtentWriter {
         }
     }
 
-    /// Lets writes run while more objects are placed, for a writer whose caller waits. A sync waits
-    /// for these writes.
+    /// Allows writes to run while more objects are placed, for a writer whose caller waits. A sync
+    /// waits for these writes.
     pub fn write_behind(&mut self) {
         self.behind = true;
     }
 
     /// Adds zones from [`Zones::reserve_zone`], which the writer uses before others. Objects that
-    /// fit them are guaranteed to find space.
+    /// fit into these zones are guaranteed to find space.
     pub fn supply(&mut self, zones: Vec<ZonePin>) {
         self.supply.extend(zones);
     }
 
-    /// Returns those zones of [`ExtentWriter::supply`] that were not used.
+    /// Returns the zones from [`ExtentWriter::supply`] that were not used.
     pub fn unused(&mut self) -> Vec<ZonePin> {
         std::mem::take(&mut self.supply)
     }
 
     /// Places an object of `len` bytes (at most [`ZONE_SIZE`]) at a multiple of `align` (a power of
-    /// two, at most [`SECTOR`]) and returns its address. `write` is called once with the address
-    /// and that many zeros to fill in. An object never crosses a zone, and can be read from the
-    /// device after [`ExtentWriter::flush`] or [`ExtentWriter::finish`]. If there is no room in the
-    /// store ([`Error::NoSpace`]), the writer is as it was before the call; after any other error,
-    /// and after a write that the host has refused for lack of space, it can only be dropped.
+    /// two, at most [`SECTOR`]) and returns its address. Calls `write` once with the address and a
+    /// buffer of `len` zeros to fill. An object never crosses a zone boundary, and can be read from
+    /// the device after [`ExtentWriter::flush`] or [`ExtentWriter::finish`]. If the store has no
+    /// room ([`Error::NoSpace`]), the writer is unchanged. After any other error, and after a write
+    /// that the host has refused for lack of space, the writer can only be dropped.
     pub fn place(
         &mut self,
         align: u32,
@@ -141,7 +144,7 @@ impl ExtentWriter {
         Ok(at)
     }
 
-    /// Returns the bytes placed so far, by zone.
+    /// Returns the number of bytes placed so far in each zone.
     pub fn uses(&self) -> ZoneUse {
         let mut uses = self.pin.uses().clone();
         if self.placed > 0 {
@@ -151,8 +154,8 @@ impl ExtentWriter {
         uses
     }
 
-    /// Writes everything placed so far and returns a pin of its zones, which outlives an abandoned
-    /// writer. The next object begins at a new sector.
+    /// Writes everything placed so far and returns a pin of the zones. The pin remains valid if the
+    /// writer is abandoned. The next object begins at a new sector.
     pub fn pin(&mut self) -> Result<ZonePin> {
         self.flush()?;
         self.begin = self.start;
@@ -162,7 +165,7 @@ impl ExtentWriter {
         self.zones.pin(&uses)
     }
 
-    /// Writes everything placed so far, so that it can be read by address; does not sync. The next
+    /// Writes everything placed so far, so that it can be read by address. Does not sync. The next
     /// object begins at a new sector.
     pub fn flush(&mut self) -> Result<()> {
         if let Some(error) = &self.failed {
@@ -171,8 +174,8 @@ impl ExtentWriter {
         self.write_out(true)
     }
 
-    /// Writes the rest and gives back reserved space that is unused; does not sync. The pin has the
-    /// exact bytes placed in each zone.
+    /// Writes the rest of the buffer and gives back reserved space that is unused. Does not sync.
+    /// The pin has the exact number of bytes placed in each zone.
     pub fn finish(mut self) -> Result<ZonePin> {
         self.flush()?;
         self.count();
@@ -182,8 +185,8 @@ impl ExtentWriter {
         Ok(std::mem::take(&mut self.pin))
     }
 
-    /// Reserves at least `need` more bytes directly after the reserved ones; returns `false` if
-    /// they belong to another writer or the zone ends there.
+    /// Reserves at least `need` more bytes directly after the reserved ones. Returns `false` if
+    /// these bytes belong to another writer or the zone ends before them.
     fn extend(&mut self, need: u64) -> bool {
         if self.end == 0 || ZoneId::of(self.end - 1) != ZoneId::of(self.end - 1 + need) {
             return false;
@@ -205,11 +208,11 @@ impl ExtentWriter {
         }
     }
 
-    /// Replaces the current range by one of at least `need` bytes elsewhere.
+    /// Replaces the current range by another range of at least `need` bytes.
     fn move_on(&mut self, need: u64) -> Result<()> {
         let need = round_up(need, SECTOR);
-        // Only the first range may lie in a gap: a writer that needs more is a long one, which
-        // should stay contiguous.
+        // Only the first range may lie in a gap. A writer that needs more ranges is long and should
+        // stay contiguous.
         let (start, len) = self.zones.reserve_range(
             self.purpose,
             self.lifetime,
@@ -228,8 +231,9 @@ impl ExtentWriter {
         written
     }
 
-    /// Writes the whole sectors of the buffer or, if `all`, the whole buffer, padded. Any error is
-    /// final, also that of a full host: the addresses of what was not written are known already.
+    /// Writes the whole sectors of the buffer or, if `all` is set, the whole buffer with padding.
+    /// Every error is final, even that of a full host, because the addresses of the unwritten
+    /// objects are already known to the caller.
     fn write_out(&mut self, all: bool) -> Result<()> {
         let written = self.write_buffer(all);
         if let Err(error) = &written {
@@ -258,17 +262,17 @@ impl ExtentWriter {
         Ok(())
     }
 
-    /// Adds the bytes placed since the last call to the pin.
+    /// Adds the bytes that were placed since the last call to the pin.
     fn count(&mut self) {
         let placed = std::mem::take(&mut self.placed);
         if placed > 0 {
-            // The end may be that of the zone, so the byte before it is used to find the zone.
+            // `end` may be the end of the zone, so find the zone by the byte before it.
             self.pin.charge(ZoneId::of(self.end - 1), placed);
         }
     }
 
-    /// Records an error after which the writer can only be dropped. A store without room for a
-    /// range is not one.
+    /// Records an error after which the writer can only be dropped. A lack of room for a range is
+    /// not such an error.
     fn fail(&mut self, error: Error) -> Error {
         if !matches!(error, Error::NoSpace) {
             self.failed = Some(error.clone());

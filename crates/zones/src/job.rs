@@ -1,5 +1,5 @@
-//! Jobs: the activities for which bytes are written. Each thread declares its job, so that the
-//! device can count the bytes that each job writes without a parameter on every call path.
+//! Jobs are the activities for which bytes are written. Each thread declares its job, so that the
+//! device can count the bytes of each job without a parameter on every call path.
 
 use std::cell::Cell;
 
@@ -7,27 +7,27 @@ thread_local! {
     static CURRENT: Cell<Job> = const { Cell::new(Job::Commits) };
 }
 
-/// An activity that writes to the device. A thread that has not declared one writes for commits,
+/// An activity that writes to the device. A thread that has not declared a job writes for commits
 /// and reads for clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Job {
-    /// Commits: the journal, large values on their way to their places, and the work of callers
-    /// themselves, such as creating dictionaries or importing.
+    /// Commits: the journal, large values that are written to their places, and the work of
+    /// callers, such as creating dictionaries or importing.
     #[default]
     Commits,
     /// Flushes of sealed memtables into runs.
     Flushes,
-    /// Merges that the shape of the runs calls for, and those that a caller asks for.
+    /// Merges that the shape of the runs requires, and merges that a caller requests.
     Merges,
-    /// Merges that are put off until the store is quiet.
+    /// Merges that are deferred until the store is quiet.
     QuietMerges,
     /// Merges that bring short values into their blocks.
     Gathering,
     /// Defragmentation, automatic or requested.
     Defragmentation,
-    /// Values that are laid in an order of the user's while the store is quiet.
+    /// Laying, which copies values in the order of their use while the store is quiet.
     Laying,
-    /// Reclaim, which a full store tries before it reports that it is full.
+    /// Reclaim, which frees space before a full store reports that it is full.
     Reclaiming,
 }
 
@@ -44,7 +44,7 @@ impl Job {
         Job::Reclaiming,
     ];
 
-    /// Returns the name in metrics and messages.
+    /// Returns the name of the job in metrics and messages.
     pub fn name(self) -> &'static str {
         match self {
             Job::Commits => "commits",
@@ -58,7 +58,7 @@ impl Job {
         }
     }
 
-    /// Returns the job that this thread is at.
+    /// Returns the current job of this thread.
     pub fn current() -> Job {
         CURRENT.get()
     }
@@ -69,8 +69,8 @@ impl Job {
         AtJob { before: CURRENT.replace(self) }
     }
 
-    /// Begins the job like [`Job::begin`], unless the thread is at a background job already, which
-    /// this work is a part of.
+    /// Begins the job like [`Job::begin`], unless this work is part of a background job that the
+    /// thread has already begun.
     #[must_use]
     pub fn begin_unless_part(self) -> AtJob {
         let current = Job::current();
@@ -78,7 +78,7 @@ impl Job {
     }
 }
 
-/// Ends a job of this thread when dropped, and restores the previous one.
+/// Ends a job of this thread when it is dropped, and restores the previous job.
 pub struct AtJob {
     before: Job,
 }

@@ -2,12 +2,13 @@
 //! append-only and freed as a whole.
 //!
 //! [`Zones`] is the store. A writer opens an [`ExtentWriter`] on one of the streams ([`Purpose`])
-//! and places objects; [`ExtentWriter::finish`] returns a [`ZonePin`], which keeps the zones of
-//! these objects from being reused until it is dropped. Reads go by address. The superblock pair in
-//! zone 0 has an opaque root for the user of the crate. The store lies on a [`Device`]: a file,
-//! memory, or a device that fails on purpose ([`CrashDevice`], [`FaultDevice`]).
+//! and places objects; [`ExtentWriter::finish`] returns a [`ZonePin`], which prevents the zones of
+//! these objects from being reused until the pin is dropped. Objects are read by address. The
+//! superblock pair in zone 0 has an opaque root for the user of the crate. The store lies on a
+//! [`Device`]: a file, memory, or a device that fails on purpose ([`CrashDevice`],
+//! [`FaultDevice`]).
 //!
-//! Invariants: no sector of 4096 bytes with durable bytes is written again before its zone was
+//! Invariants: no sector of 4096 bytes with durable bytes is written again before its zone is
 //! freed; nothing read from the device can cause a panic; a failed sync is final.
 //!
 //! ```
@@ -77,33 +78,33 @@ pub use zone_use::ZoneUse;
 
 use std::fmt;
 
-/// The size of a zone, bytes.
+/// The size of a zone, in bytes.
 pub const ZONE_SIZE: u64 = 8 << 20;
 
-/// The size of a sector, bytes: no durable byte ever shares a sector with a later write.
+/// The size of a sector, in bytes. A durable byte never shares a sector with a later write.
 pub const SECTOR: u64 = 4096;
 
-/// Zone `z` is the bytes `z * ZONE_SIZE .. (z + 1) * ZONE_SIZE` of the device. Zone 0 holds the
-/// superblock pair only.
+/// The number of a zone. Zone `z` has the bytes `z * ZONE_SIZE .. (z + 1) * ZONE_SIZE` of the
+/// device. Zone 0 holds only the superblock pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ZoneId(pub u32);
 
 impl ZoneId {
-    /// A zone that no device has: that of addresses beyond every device, so that pinning it fails.
+    /// The zone of addresses beyond every device. No device has this zone, so pinning it fails.
     pub const NOWHERE: ZoneId = ZoneId(u32::MAX);
 
-    /// Returns the zone an address lies in; [`ZoneId::NOWHERE`] for addresses past every possible
-    /// device.
+    /// Returns the zone that contains an address, or [`ZoneId::NOWHERE`] for addresses beyond every
+    /// possible device.
     pub fn of(addr: u64) -> ZoneId {
         u32::try_from(addr / ZONE_SIZE).map_or(ZoneId::NOWHERE, ZoneId)
     }
 
-    /// Returns the address of the zone's first byte.
+    /// Returns the address of the first byte of the zone.
     pub fn start(self) -> u64 {
         u64::from(self.0) * ZONE_SIZE
     }
 
-    /// Returns the address after the zone's last byte.
+    /// Returns the address after the last byte of the zone.
     pub fn end(self) -> u64 {
         self.start() + ZONE_SIZE
     }
@@ -130,7 +131,7 @@ pub enum Purpose {
     Tuples,
     /// Index nodes and filters.
     Index,
-    /// Large values, raw and aligned.
+    /// Large values, which are raw and aligned.
     Pages,
 }
 
@@ -145,7 +146,7 @@ impl Purpose {
         Purpose::Pages,
     ];
 
-    /// Returns the name in metrics and messages.
+    /// Returns the name of the purpose in metrics and messages.
     pub fn name(self) -> &'static str {
         match self {
             Purpose::Superblock => "superblock",
@@ -165,16 +166,16 @@ impl fmt::Display for Purpose {
 }
 
 /// The expected lifetime of data. Each lifetime of a purpose fills zones of its own: the output of
-/// a flush is soon merged away, the output of a merge into the bottom level stays, and a zone with
-/// both could not be freed because of a few bytes.
+/// a flush is soon merged away, and the output of a merge into the bottom level stays. If a zone
+/// had both, a few remaining bytes would prevent the zone from being freed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Lifetime {
-    /// Flushes, and data that is too little for zones of its own.
+    /// Data of flushes, and data that is too little to fill zones of its own.
     #[default]
     Young,
-    /// Merges between levels.
+    /// Data of merges between levels.
     Middle,
-    /// Merges into the bottom level.
+    /// Data of merges into the bottom level.
     Old,
 }
 
@@ -183,30 +184,31 @@ impl Lifetime {
     pub const ALL: [Lifetime; 3] = [Lifetime::Young, Lifetime::Middle, Lifetime::Old];
 }
 
-/// The priority of an allocation: how deep it may reach into the reserve, the free zones that keep
-/// a full store able to flush, merge and delete. Later variants may take more.
+/// The priority of an allocation, which decides how much of the reserve it may use. The reserve is
+/// the free zones that allow a full store to flush, merge and delete. Later variants may take more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Priority {
-    /// User data: fails with [`Error::NoSpace`] rather than take zones of the reserve or space that
-    /// was promised ([`Zones::promise`]).
+    /// User data. The allocation fails with [`Error::NoSpace`] rather than take zones of the
+    /// reserve or space that was promised ([`Zones::promise`]).
     User,
-    /// User data for which space was promised. It may take as much of the reserve as the journal,
-    /// since the journal, flushes and merges may have used the promised space.
+    /// User data for which space was promised. The allocation may take as much of the reserve as
+    /// the journal may, because the journal, flushes and merges may have used the promised space.
     Promised,
-    /// The journal and deletions: leave half of the reserve, but at most 4 zones.
+    /// The journal and deletions. They leave half of the reserve, but at most 4 zones.
     Log,
-    /// Merges, which turn deletions into space: leave all but four zones of the reserve, but at
-    /// least a quarter of it and at most 4 zones.
+    /// Merges, which turn deletions into space. They leave all but four zones of the reserve, but
+    /// at least a quarter of it and at most 4 zones.
     Merge,
-    /// Flushes, without which deletions do not reach a merge: leave one zone.
+    /// Flushes, without which deletions do not reach a merge. They leave one zone.
     Flush,
-    /// Zones that are needed to open a store, and given back at once: may take the last zone.
+    /// Zones that are needed to open a store and are given back at once. Such an allocation may
+    /// take the last zone.
     Last,
 }
 
 impl Priority {
-    /// Returns the number of free zones that must be left over, given the zones reserved and
-    /// promised.
+    /// Returns the number of free zones that an allocation must leave, for a number of zones in the
+    /// reserve and a number of promised zones.
     fn floor(self, reserve: u32, promised: u32) -> u32 {
         match self {
             Priority::User => reserve.saturating_add(promised),
@@ -218,8 +220,8 @@ impl Priority {
     }
 }
 
-/// Returns the next multiple of `align` (a power of two) at or after `n`; saturates at the last
-/// one.
+/// Returns the next multiple of `align` (a power of two) at or after `n`, or the last multiple if
+/// that would overflow.
 pub(crate) fn round_up(n: u64, align: u64) -> u64 {
     match n.checked_add(align - 1) {
         Some(sum) => sum & !(align - 1),

@@ -1,5 +1,5 @@
-//! Loop devices: a write to one is a write to the file that it is bound to, under another name and
-//! another lock.
+//! Loop devices. A write to a loop device is a write to the file to which the device is bound,
+//! under another name and another lock.
 
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};
@@ -11,20 +11,20 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 use rustix::ioctl::{Getter, Opcode};
 
-/// The major number of all loop devices. Their partitions have others.
+/// The major number of all loop devices. Their partitions have other major numbers.
 const MAJOR: u32 = 7;
 
-/// The most loop devices that are followed if one is bound to the next.
+/// The largest number of loop devices that are followed if each is bound to the next one.
 pub(crate) const MOST: usize = 16;
 
-/// The place where the bytes of a loop device are.
+/// The location of the bytes of a loop device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
     /// A regular file.
     File {
-        /// The device of its file system.
+        /// The number of the device on which the file system of the file lies.
         device: u64,
-        /// Its number there.
+        /// The inode number of the file.
         inode: u64,
     },
     /// The block device with this number.
@@ -40,8 +40,9 @@ impl Backing {
     }
 }
 
-/// Returns the backing of the block device with this number, through all loop devices on the way,
-/// or `None` if it is not a bound loop device. `open` is the device if it is open already.
+/// Returns the backing of the block device with this number, after following all loop devices in
+/// between, or `None` if it is not a bound loop device. If the device is already open, `open` is
+/// its descriptor.
 pub fn backing(device: u64, open: Option<BorrowedFd<'_>>) -> Option<Backing> {
     let mut found = next(device, open)?;
     for _ in 0..MOST {
@@ -70,8 +71,9 @@ fn next(device: u64, open: Option<BorrowedFd<'_>>) -> Option<Backing> {
 }
 
 /// Opens the file or block device to which an open loop device is bound, for reading. Returns
-/// `None` if `device` is no bound loop device, if it begins within the file, where another store
-/// may lie, or if the file cannot be opened by its name.
+/// `None` if `device` is not a bound loop device, or if the file cannot be opened by its name. Also
+/// returns `None` if the device begins at an offset in the file, because another store may lie
+/// there.
 pub(crate) fn open_backing(device: &File) -> Option<(File, PathBuf)> {
     let number = device.metadata().ok().filter(|meta| meta.file_type().is_block_device())?.rdev();
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
@@ -80,7 +82,7 @@ pub(crate) fn open_backing(device: &File) -> Option<(File, PathBuf)> {
     }
     let status = status(device.as_fd())?;
     let name = backing_file(Path::new(&format!("/sys/dev/block/{major}:{minor}")))?;
-    // The name may refer to something else by now, even to a pipe, for which the program must not
+    // The name may now refer to something else, even to a pipe, for which the program must not
     // wait.
     let waits = OFlags::NONBLOCK.bits() as i32;
     let file = File::options().read(true).custom_flags(waits).open(&name).ok()?;
@@ -91,16 +93,17 @@ pub(crate) fn open_backing(device: &File) -> Option<(File, PathBuf)> {
 /// The state of a bound loop device.
 struct Status {
     backing: Backing,
-    /// The byte of the backing file at which the device begins.
+    /// The offset in the backing file at which the device begins, in bytes.
     offset: u64,
 }
 
-/// Asks an open loop device for its backing, which is found also if its name has changed.
+/// Requests the backing of an open loop device from the kernel. This works even if the name of the
+/// file has changed.
 fn status(device: BorrowedFd<'_>) -> Option<Status> {
     const LOOP_GET_STATUS64: Opcode = 0x4c05;
     // SAFETY: the device is a loop device, which writes a `loop_info64`: 232 bytes, all values of
-    // which are valid integers. The first four are the file's device, its inode, its number if it
-    // is a block device, and the offset.
+    // which are valid integers. The first four are the device of the file, its inode, its number if
+    // it is a block device, and the offset.
     let info = unsafe {
         rustix::ioctl::ioctl(device, Getter::<LOOP_GET_STATUS64, [u64; 29]>::new()).ok()?
     };
@@ -129,7 +132,7 @@ fn backing_file(directory: &Path) -> Option<PathBuf> {
 }
 
 /// Returns the names of all bound loop devices and of their backing files. A backing file may have
-/// been renamed or replaced, so the caller checks where a name leads.
+/// been renamed or replaced, so the caller must check which file a name refers to.
 pub fn names() -> Vec<PathBuf> {
     let Ok(devices) = std::fs::read_dir("/sys/block") else { return Vec::new() };
     let names = |device: std::fs::DirEntry| {

@@ -1,6 +1,7 @@
 //! Entry points to every parser of this crate, for the fuzz targets under `fuzz/` and the test
-//! below. Each takes any bytes and must neither panic nor run without end. Checksums are made to
-//! fit, so that the code after their check is reached. Normal builds do not include this module.
+//! below. Each entry point takes any bytes, and must neither panic nor run forever. The checksums
+//! are corrected first, so that the code after the check is reached. Normal builds do not include
+//! this module.
 
 use std::hint::black_box;
 
@@ -8,8 +9,8 @@ use crate::remote::ZoneTable;
 use crate::superblock::{COPIES, MAGIC, SIZE, Superblock, checksum};
 use crate::{ZoneUse, varint};
 
-/// Parses a copy of the superblock. `data` has its version and the bytes after the checksum; its
-/// magic and checksum are made to fit.
+/// Parses a copy of the superblock. `data` has the version and the bytes after the checksum. The
+/// magic and the checksum are filled in.
 pub fn superblock(data: &[u8]) {
     let mut block = [0; SIZE];
     block[..8].copy_from_slice(&MAGIC);
@@ -26,7 +27,7 @@ pub fn superblock(data: &[u8]) {
     }
 }
 
-/// Parses a map of zones. The result is encoded again, and must parse to the same map.
+/// Parses a map of zones. Encodes the result again, which must parse to the same map.
 pub fn zone_use(data: &[u8]) {
     let mut rest = data;
     let Ok(mut uses) = ZoneUse::decode(&mut rest) else { return };
@@ -41,7 +42,7 @@ pub fn zone_use(data: &[u8]) {
     black_box(uses.total_bytes());
 }
 
-/// Parses a zone table. The result is encoded again, and must parse to the same table.
+/// Parses a zone table. Encodes the result again, which must parse to the same table.
 pub fn zone_table(data: &[u8]) {
     let mut rest = data;
     let Ok(table) = ZoneTable::decode(&mut rest) else { return };
@@ -55,7 +56,7 @@ pub fn zone_table(data: &[u8]) {
     black_box((table.end(), table.zones().count()));
 }
 
-/// Parses numbers, and byte strings preceded by their lengths.
+/// Parses numbers and length-prefixed byte strings.
 pub fn varints(data: &[u8]) {
     let mut rest = data;
     while let Ok(n) = varint::get_u64(&mut rest) {

@@ -1,4 +1,4 @@
-//! Zone pins: no zone of a pin is reused as long as the pin lives.
+//! Zone pins. No zone of a pin is reused while the pin exists.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,31 +6,31 @@ use std::sync::Arc;
 use crate::allocator::Allocator;
 use crate::{ZoneId, ZoneUse};
 
-/// Keeps its zones from being reused. Dropping it releases them: a zone without a pin that is not
-/// open for a stream is free from then on, so the change that made its data unnecessary must be
-/// durable before. The default pins nothing.
+/// Prevents its zones from being reused. When a pin is dropped, a zone without another pin is free
+/// unless it is open for a stream. So the change that made the data unnecessary must be durable
+/// before the pin is dropped. The default pin has no zones.
 #[derive(Default)]
 pub struct ZonePin {
-    /// The allocator, or `None` if the pin pins nothing.
+    /// The allocator, or `None` if the pin has no zones.
     allocator: Option<Arc<Allocator>>,
     uses: ZoneUse,
 }
 
 impl ZonePin {
-    /// Returns a pin of zones whose pins were counted already.
+    /// Returns a pin of zones that the allocator has already counted as pinned.
     pub(crate) fn counted(allocator: &Arc<Allocator>, uses: ZoneUse) -> ZonePin {
         ZonePin { allocator: Some(Arc::clone(allocator)), uses }
     }
 
-    /// Returns the pinned zones, and the bytes alive in each by this pin.
+    /// Returns the pinned zones, each with the number of bytes that this pin keeps alive.
     pub fn uses(&self) -> &ZoneUse {
         &self.uses
     }
 
-    /// Adds the zones of `other`, a pin of the same store, to this one.
+    /// Adds the zones of `other`, a pin of the same store, to this pin.
     ///
     /// # Panics
-    /// If `other` belongs to another store, which is a bug of the caller.
+    /// Panics if `other` belongs to another store, which is a bug of the caller.
     pub fn merge(&mut self, mut other: ZonePin) {
         let Some(theirs) = other.allocator.take() else { return };
         let allocator = self.allocator.get_or_insert_with(|| Arc::clone(&theirs));
@@ -43,7 +43,7 @@ impl ZonePin {
         self.uses.merge(&std::mem::take(&mut other.uses));
     }
 
-    /// Adds bytes placed in a zone that is pinned.
+    /// Adds bytes that were placed in a pinned zone.
     pub(crate) fn charge(&mut self, zone: ZoneId, bytes: u64) {
         if let Some(allocator) = self.allocator.as_ref().filter(|_| bytes > 0) {
             allocator.charge(zone, bytes);
@@ -51,7 +51,7 @@ impl ZonePin {
         }
     }
 
-    /// Releases the zones in which it has no bytes.
+    /// Releases the zones in which the pin has no bytes.
     pub(crate) fn release_empty(&mut self) {
         let empty = self.uses.split_off_empty();
         if let Some(allocator) = &self.allocator {

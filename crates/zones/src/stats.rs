@@ -3,39 +3,41 @@
 
 use crate::{Job, Purpose};
 
-/// I/O of one purpose since the store was opened.
+/// The I/O of one purpose since the store was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PurposeStats {
-    /// Reads.
+    /// The number of reads.
     pub read_ops: u64,
-    /// Bytes read.
+    /// The number of bytes that were read.
     pub read_bytes: u64,
-    /// Ranges that were announced before they were read. The reads themselves count as well.
+    /// The number of ranges that were announced before they were read. The reads themselves are
+    /// counted as well.
     pub ahead_ops: u64,
-    /// Bytes announced.
+    /// The number of bytes that were announced.
     pub ahead_bytes: u64,
-    /// Writes.
+    /// The number of writes.
     pub write_ops: u64,
-    /// Bytes written.
+    /// The number of bytes that were written.
     pub write_bytes: u64,
-    /// Accesses that did not begin where the one before ended.
+    /// The number of accesses that did not begin where the previous access ended.
     pub seeks: u64,
 }
 
-/// I/O since the store was opened. The difference of two of them is the I/O in between.
+/// The I/O since the store was opened. The difference between two such values is the I/O in
+/// between.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IoStats {
     /// The I/O of each purpose, in the order of [`Purpose::ALL`].
     pub by_purpose: [PurposeStats; Purpose::ALL.len()],
-    /// Bytes written, in the order of [`Job::ALL`].
+    /// The number of bytes that each job has written, in the order of [`Job::ALL`].
     pub written_by_job: [u64; Job::ALL.len()],
-    /// Reads by threads that are at no job of the background.
+    /// The number of reads by threads that do not perform a background job.
     pub client_read_ops: u64,
-    /// Syncs.
+    /// The number of syncs.
     pub syncs: u64,
-    /// Ranges given back to the host.
+    /// The number of ranges that were given back to the host.
     pub discards: u64,
-    /// Bytes given back to the host.
+    /// The number of bytes that were given back to the host.
     pub discarded_bytes: u64,
 }
 
@@ -45,17 +47,17 @@ impl IoStats {
         &self.by_purpose[purpose as usize]
     }
 
-    /// Returns the bytes that one job has written.
+    /// Returns the number of bytes that one job has written.
     pub fn written_by(&self, job: Job) -> u64 {
         self.written_by_job[job as usize]
     }
 
-    /// Returns the bytes that each job has written.
+    /// Returns the number of bytes that each job has written.
     pub fn jobs(&self) -> impl Iterator<Item = (Job, u64)> {
         Job::ALL.into_iter().zip(self.written_by_job)
     }
 
-    /// Returns the sum over all purposes.
+    /// Returns the sum of the I/O over all purposes.
     pub fn total(&self) -> PurposeStats {
         self.by_purpose.iter().fold(PurposeStats::default(), |sum, p| PurposeStats {
             read_ops: sum.read_ops + p.read_ops,

@@ -1,15 +1,15 @@
-//! The open zone of a stream: the part of it that is reserved, and the gaps that writers gave back.
-//! All positions are multiples of `SECTOR`.
+//! The open zone of a stream, with the reserved part of the zone and the gaps that writers gave
+//! back. All positions are multiples of `SECTOR`.
 
 use std::collections::BTreeMap;
 
 use crate::{Lifetime, Priority, Purpose, SECTOR, ZONE_SIZE, ZoneId, round_up};
 
-/// The part of a zone taken from the reserve that is left to writers which may take zones there,
-/// bytes.
+/// The number of bytes of a zone from the reserve that must be left to writers which may take such
+/// a zone.
 const LEFT: u64 = ZONE_SIZE / 2;
 
-/// The streams of a store: one for each purpose and lifetime.
+/// The streams of a store, one for each purpose and lifetime.
 #[derive(Debug, Default)]
 pub(crate) struct Streams([[Stream; Lifetime::ALL.len()]; Purpose::ALL.len()]);
 
@@ -18,7 +18,7 @@ impl Streams {
         &mut self.0[purpose as usize][lifetime as usize]
     }
 
-    /// Returns the streams of a purpose, the youngest lifetime first.
+    /// Returns the streams of a purpose, with the youngest lifetime first.
     pub fn lifetimes(&mut self, purpose: Purpose) -> &mut [Stream] {
         &mut self.0[purpose as usize]
     }
@@ -36,7 +36,7 @@ impl Streams {
     }
 }
 
-/// A stream. Nothing can be reserved without an open zone.
+/// A stream. Space can be reserved only if the stream has an open zone.
 #[derive(Debug, Default)]
 pub(crate) struct Stream {
     open: Option<OpenZone>,
@@ -47,9 +47,9 @@ struct OpenZone {
     zone: u32,
     /// The lowest priority that could have taken this zone.
     depth: Priority,
-    /// The offset in the zone after everything reserved.
+    /// The offset in the zone after all reserved space.
     next: u64,
-    /// Offsets (start → end) before `next` that were reserved and given back.
+    /// The gaps before `next`: offsets (start → end) of space that was reserved and given back.
     gaps: BTreeMap<u64, u64>,
 }
 
@@ -58,17 +58,17 @@ impl Stream {
         self.open.as_ref().map(|o| o.zone)
     }
 
-    /// Returns the address after everything reserved.
+    /// Returns the address after all reserved space.
     pub fn position(&self) -> Option<u64> {
         self.open.as_ref().map(|o| ZoneId(o.zone).start() + o.next)
     }
 
-    /// Returns the number of bytes of the zone after everything reserved.
+    /// Returns the number of bytes of the zone after all reserved space.
     pub fn rest(&self) -> u64 {
         self.open.as_ref().map_or(0, |o| ZONE_SIZE - o.next)
     }
 
-    /// Continues in `zone` from the offset `next`; returns the previous zone.
+    /// Continues in `zone` at the offset `next`, and returns the previous zone.
     pub fn open(&mut self, zone: u32, next: u64, depth: Priority) -> Option<u32> {
         self.open.replace(OpenZone { zone, depth, next, gaps: BTreeMap::new() }).map(|o| o.zone)
     }
@@ -81,8 +81,8 @@ impl Stream {
     }
 
     /// Returns whether a writer whose priority could not have taken this zone must leave the next
-    /// `want` bytes. Otherwise merges would use up the zones that flushes take from the reserve,
-    /// one after the other, until no flush found space.
+    /// `want` bytes to other writers. Otherwise merges would use up, one after the other, the zones
+    /// that flushes take from the reserve, until flushes find no space.
     pub fn is_kept_from(&self, priority: Priority, want: u64) -> bool {
         self.open.as_ref().is_some_and(|o| priority < o.depth && ZONE_SIZE - o.next < LEFT + want)
     }
@@ -91,7 +91,7 @@ impl Stream {
         self.open = None;
     }
 
-    /// Returns the address ranges of the zone in which nothing lies.
+    /// Returns the address ranges of the zone without data.
     pub fn unused(&self) -> Vec<(u64, u64)> {
         let Some(open) = &self.open else { return Vec::new() };
         let base = ZoneId(open.zone).start();
@@ -100,7 +100,8 @@ impl Stream {
         all.map(|(start, end)| (base + start, base + end)).collect()
     }
 
-    /// Restarts at the beginning of the zone, in which nothing is alive or reserved.
+    /// Restarts at the beginning of the zone. No data in the zone is alive, and no space is
+    /// reserved.
     pub fn rewind(&mut self) {
         if let Some(open) = &mut self.open {
             open.next = 0;
@@ -108,7 +109,7 @@ impl Stream {
         }
     }
 
-    /// Moves forward to an address of the open zone, if that lies after the position.
+    /// Moves forward to an address of the open zone if the address lies after the position.
     pub fn skip_to(&mut self, addr: u64) {
         if let Some(open) = &mut self.open {
             let offset = addr.saturating_sub(ZoneId(open.zone).start()).min(ZONE_SIZE);
@@ -116,8 +117,8 @@ impl Stream {
         }
     }
 
-    /// Reserves between `need` and `want` bytes, in a gap (if `gaps`) or at the end. Returns the
-    /// address and the length.
+    /// Reserves between `need` and `want` bytes, in a gap (if `gaps` is set) or at the end. Returns
+    /// the address and the length.
     pub fn reserve(&mut self, need: u64, want: u64, gaps: bool) -> Option<(u64, u64)> {
         let open = self.open.as_mut()?;
         let base = ZoneId(open.zone).start();
@@ -149,7 +150,7 @@ impl Stream {
         self.reserve(need, want, false).map(|(_, len)| len)
     }
 
-    /// Takes back an unused range, unless the stream has left that zone.
+    /// Takes back an unused range unless the stream has left the zone of the range.
     pub fn give_back(&mut self, start: u64, end: u64) {
         let Some(open) = &mut self.open else { return };
         let base = ZoneId(open.zone).start();
@@ -157,7 +158,7 @@ impl Stream {
             return;
         }
         let (mut start, mut end) = (start - base, end - base);
-        // Neighbouring gaps are joined, and a gap at the end becomes free space.
+        // Join neighbouring gaps. A gap at the end becomes free space.
         if let Some((&before, _)) =
             open.gaps.range(..start).next_back().filter(|&(_, &e)| e == start)
         {

@@ -1,8 +1,8 @@
-//! The superblock pair: the identity of the store, and the root of everything in it. There are two
-//! copies, written one after the other with a sync between, so that a torn one leaves the other,
-//! and a damaged one does not lose the newest root.
+//! The superblock pair has the identity of the store, and the root of all its data. The two copies
+//! are written one after the other with a sync in between, so that a torn copy leaves the other one
+//! intact, and a damaged copy does not lose the newest root.
 //!
-//! One copy is 4096 bytes, integers little-endian:
+//! A copy has 4096 bytes. Integers are little-endian:
 //!
 //! | offset | bytes | field |
 //! |---|---|---|
@@ -19,7 +19,7 @@
 //! | 72 | ≤ 2048 | root |
 //! | 2120 | 1 | profile of the device: 0 not known, 1 solid state, 2 hard disk |
 //!
-//! All else is zero.
+//! All other bytes are zero.
 
 use std::io;
 
@@ -27,19 +27,20 @@ use crate::{Checksum, Device, Error, Purpose, Result, SECTOR, ZONE_SIZE};
 
 /// The format version that this program reads and writes.
 pub const FORMAT_VERSION: u32 = 7;
-/// The format version of a local file whose zones lie in object storage ([`crate::remote`]). It is
-/// the format of a store in all other respects.
+/// The format version of a local file whose zones lie in object storage ([`crate::remote`]). In all
+/// other respects it is the format of a store.
 pub const REMOTE_VERSION: u32 = 8;
-/// The oldest version that is readable. The store gets the newest version with its next root.
+/// The oldest format version that is readable. When the next root is written, the store gets the
+/// newest version.
 const OLDEST_VERSION: u32 = 3;
 
-/// The longest root, bytes.
+/// The largest length of a root, in bytes.
 pub const MAX_ROOT: usize = 2048;
 
-/// The addresses of the copies.
+/// The addresses of the two copies.
 pub(crate) const COPIES: [u64; 2] = [0, 4 << 20];
 
-/// Returns the ranges of zone 0 in which no superblock lies, as addresses.
+/// Returns the address ranges of zone 0 outside of the superblocks.
 pub(crate) fn unused() -> [(u64, u64); 2] {
     let size = SIZE as u64;
     [(COPIES[0] + size, COPIES[1]), (COPIES[1] + size, ZONE_SIZE)]
@@ -50,11 +51,11 @@ pub(crate) const MAGIC: [u8; 8] = *b"KVFS\r\n\x1a\n";
 const ROOT_AT: usize = 72;
 const PROFILE_AT: usize = ROOT_AT + MAX_ROOT;
 
-/// The kind of device that a store was made for, which decides its defaults.
+/// The kind of device for which a store was made. It determines the defaults of the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Profile {
-    /// The kind is not known, as in stores of format versions before 7. It is treated like solid
-    /// state.
+    /// The kind of device is not known, as in stores of format versions before 7. The device is
+    /// treated like solid state.
     #[default]
     Unknown,
     /// A seek costs little more than a read.
@@ -74,22 +75,22 @@ pub struct Superblock {
     pub uuid: [u8; 16],
     /// The format version.
     pub version: u32,
-    /// Incremented with every new root.
+    /// The generation, which is incremented with every new root.
     pub generation: u64,
-    /// Bytes to which the store may grow; `None` is unlimited.
+    /// The number of bytes to which the store may grow, or `None` if it is unlimited.
     pub capacity: Option<u64>,
-    /// Free zones that user data must leave for flushes, merges and deletions.
+    /// The number of free zones that user data must leave for flushes, merges and deletions.
     pub reserve_zones: u32,
-    /// The kind of device that the store was made for.
+    /// The kind of device for which the store was made.
     pub profile: Profile,
     /// The root, which is opaque here.
     pub root: Vec<u8>,
 }
 
 impl Superblock {
-    /// Returns whether a store lies in a file or device: one of the copies begins with the magic of
-    /// a superblock, whether intact or not. `read` fills the bytes at an offset, and returns
-    /// `false` if there are none.
+    /// Returns whether a file or device has a store, which is so if one of the copies begins with
+    /// the magic of a superblock, even if it is damaged. `read` fills the bytes at an offset, and
+    /// returns `false` if there are none.
     pub fn is_one(mut read: impl FnMut(u64, &mut [u8]) -> bool) -> bool {
         let mut begins = [0; MAGIC.len()];
         COPIES.into_iter().any(|addr| read(addr, &mut begins) && begins == MAGIC)
@@ -114,8 +115,8 @@ impl Superblock {
         block
     }
 
-    /// Decodes and checks one copy. Returns `NotAStore` without the magic, `Version` for another
-    /// format, and `Corrupt` for anything else.
+    /// Decodes and checks one copy. Returns `NotAStore` if the magic is missing, `Version` for
+    /// another format version, and `Corrupt` for all other defects.
     pub(crate) fn decode(block: &[u8; SIZE], addr: u64) -> Result<Superblock> {
         let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| block[at + i]));
         let u64_at = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| block[at + i]));
@@ -134,7 +135,7 @@ impl Superblock {
         let Some(profile) = profile else {
             return Err(Error::corrupt("a superblock names an unknown profile", addr));
         };
-        // A generation is incremented with each root, so one this large is corrupt.
+        // A generation is incremented with each root, so a very large generation is corrupt.
         if u64_at(48) != addr
             || root_len > MAX_ROOT
             || u64_at(64) != ZONE_SIZE
@@ -158,7 +159,7 @@ pub(crate) fn checksum(block: &[u8; SIZE]) -> u32 {
     Checksum::new().update(&block[..12]).update(&[0; 4]).update(&block[16..]).finish()
 }
 
-/// Reads one copy.
+/// Reads one copy of the superblock.
 pub(crate) fn read_copy(device: &dyn Device, addr: u64) -> Result<Superblock> {
     let mut block = [0; SIZE];
     match device.read_medium(Purpose::Superblock, addr, &mut block) {
@@ -169,7 +170,7 @@ pub(crate) fn read_copy(device: &dyn Device, addr: u64) -> Result<Superblock> {
 }
 
 /// Returns the newest valid copy and its index. A copy that cannot be read is an error even if the
-/// other can: it may be the newer one, and an old root is worse than none.
+/// other one can, because it may be the newer copy, and an outdated root is worse than none.
 pub(crate) fn read_newest(device: &dyn Device) -> Result<(Superblock, usize)> {
     match COPIES.map(|addr| read_copy(device, addr)) {
         [Ok(a), Ok(b)] if a.uuid != b.uuid => Err(Error::corrupt(
@@ -185,7 +186,7 @@ pub(crate) fn read_newest(device: &dyn Device) -> Result<(Superblock, usize)> {
     }
 }
 
-/// Returns the valid copies, each with its index, and the errors of the others.
+/// Returns the valid copies, each with its index, and the errors of the other copies.
 pub(crate) fn read_remains(device: &dyn Device) -> (Vec<(Superblock, usize)>, Vec<Error>) {
     let (mut copies, mut errors) = (Vec::new(), Vec::new());
     for (i, addr) in COPIES.into_iter().enumerate() {
@@ -198,15 +199,15 @@ pub(crate) fn read_remains(device: &dyn Device) -> (Vec<(Superblock, usize)>, Ve
     (copies, errors)
 }
 
-/// Erases both copies, with the records of zones in object storage that lie after them and before
-/// the second one, durably: the device then holds no store.
+/// Erases both copies durably, so that the device holds no store. Also erases the records of zones
+/// in object storage that lie after each copy and before the second one.
 pub(crate) fn wipe(device: &dyn Device) -> io::Result<()> {
     device.write_at(Purpose::Superblock, COPIES[0], &[0; 2 * SIZE])?;
     device.write_at(Purpose::Superblock, COPIES[1] - SIZE as u64, &[0; 3 * SIZE])?;
     device.sync()
 }
 
-/// Writes one copy; does not sync.
+/// Writes one copy. Does not sync.
 pub(crate) fn write_copy(
     device: &dyn Device,
     superblock: &Superblock,

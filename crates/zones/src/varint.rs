@@ -1,7 +1,7 @@
-//! LEB128 varints: seven bits a byte, least significant first; the high bit is set if more bytes
-//! follow. At most ten bytes.
+//! LEB128 varints. Each byte has seven bits, least significant first, and its high bit is set if
+//! more bytes follow. A varint has at most ten bytes.
 
-/// The error for bytes that are not a varint: truncated, or larger than 64 bits.
+/// The error for bytes that are not a varint, because they are truncated or exceed 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a malformed varint")]
 pub struct Malformed;
@@ -15,7 +15,7 @@ pub fn put_u64(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// Decodes a varint and advances `input` past it; after an error `input` is unchanged.
+/// Decodes a varint and advances `input` past it. After an error `input` is unchanged.
 pub fn get_u64(input: &mut &[u8]) -> Result<u64, Malformed> {
     let mut value = 0u64;
     for (i, &byte) in input.iter().take(10).enumerate() {
@@ -32,7 +32,7 @@ pub fn get_u64(input: &mut &[u8]) -> Result<u64, Malformed> {
     Err(Malformed)
 }
 
-/// Decodes a varint that must fit 32 bits and advances `input`. See [`get_u64`].
+/// Decodes a varint that must fit into 32 bits, and advances `input` like [`get_u64`].
 pub fn get_u32(input: &mut &[u8]) -> Result<u32, Malformed> {
     let mut rest = *input;
     let value = u32::try_from(get_u64(&mut rest)?).map_err(|_| Malformed)?;
@@ -46,8 +46,8 @@ pub fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// Decodes a length, returns that many bytes, and advances `input` past them. The length is
-/// checked.
+/// Decodes a length, returns that many bytes, and advances `input` past them. Checks that `input`
+/// has enough bytes.
 pub fn get_bytes<'a>(input: &mut &'a [u8]) -> Result<&'a [u8], Malformed> {
     let mut rest = *input;
     let len = usize::try_from(get_u64(&mut rest)?).map_err(|_| Malformed)?;

@@ -1,4 +1,4 @@
-//! Descriptions of zones for callers that list all of them.
+//! Descriptions of zones, for callers that list all zones.
 
 use crate::Purpose;
 
@@ -7,13 +7,13 @@ use crate::Purpose;
 pub enum ZoneState {
     /// Zone 0, with the superblock pair.
     Superblock,
-    /// A stream appends to it.
+    /// A stream appends to the zone.
     Open,
-    /// Data in it is alive, or a writer has it to itself.
+    /// Data in the zone is alive, or a writer uses the zone exclusively.
     Held,
-    /// It can be taken.
+    /// The zone can be taken.
     Free,
-    /// It can be taken; until then the host has its space.
+    /// The zone can be taken, but the host has its space until then.
     GivenBack,
 }
 
@@ -22,13 +22,13 @@ pub enum ZoneState {
 pub struct ZoneInfo {
     /// The use of the zone.
     pub state: ZoneState,
-    /// Bytes alive in it, at most a zone: the bytes that pins count there, some perhaps more than
-    /// once.
+    /// The number of bytes alive in the zone, as pins count them, limited to the size of a zone.
+    /// Pins may count the same bytes more than once.
     pub live: u64,
-    /// The purpose that it was taken for, or `None` if it is free, or was taken before the store
-    /// was opened.
+    /// The purpose for which the zone was taken, or `None` if the zone is free, or was taken before
+    /// the store was opened.
     pub purpose: Option<Purpose>,
-    /// The number of zones taken after it, 0 for the newest, or `None` if it is free, or was taken
-    /// before the store was opened.
+    /// The number of zones that were taken after this zone, which is 0 for the newest one, or
+    /// `None` if the zone is free, or was taken before the store was opened.
     pub age: Option<u64>,
 }

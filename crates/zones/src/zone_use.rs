@@ -1,12 +1,12 @@
-//! The bytes that an object (a run, a journal, a snapshot) keeps alive in each zone. It is stored
-//! in manifests, so it can be encoded.
+//! The bytes that an object (a run, a journal, a snapshot) keeps alive in each zone. Maps of these
+//! bytes are stored in manifests, so they have an encoding.
 
 use std::collections::BTreeMap;
 
 use crate::varint::{get_u32, get_u64, put_u64};
 use crate::{Error, Result, ZONE_SIZE, ZoneId};
 
-/// A map from zones to bytes alive, in ascending order of zones.
+/// A map from zones to the number of bytes alive in them, in ascending order of zones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ZoneUse {
     bytes: BTreeMap<ZoneId, u64>,
@@ -18,19 +18,20 @@ impl ZoneUse {
         Self::default()
     }
 
-    /// Returns a map with all bytes of one zone, as a journal or a manifest uses it.
+    /// Returns a map that counts all bytes of one zone, such as a zone of the journal or the
+    /// manifest.
     pub fn whole(zone: ZoneId) -> Self {
         ZoneUse { bytes: BTreeMap::from([(zone, ZONE_SIZE)]) }
     }
 
-    /// Adds bytes alive in a zone; with 0 bytes, it only adds the zone.
+    /// Adds bytes alive in a zone. If `bytes` is 0, only adds the zone.
     pub fn add(&mut self, zone: ZoneId, bytes: u64) {
         let sum = self.bytes.entry(zone).or_insert(0);
         *sum = sum.saturating_add(bytes);
     }
 
-    /// Adds an extent. If it crosses zones, it is counted in each; if it lies beyond every device,
-    /// it is counted in [`ZoneId::NOWHERE`], so that pinning it fails.
+    /// Adds an extent. An extent that crosses zones is counted in each of them. An extent beyond
+    /// every device is counted in [`ZoneId::NOWHERE`], so that pinning it fails.
     pub fn add_extent(&mut self, addr: u64, len: u64) {
         if len == 0 {
             return;
@@ -55,7 +56,7 @@ impl ZoneUse {
         }
     }
 
-    /// Returns the bytes alive in one zone.
+    /// Returns the number of bytes alive in one zone.
     pub fn get(&self, zone: ZoneId) -> u64 {
         self.bytes.get(&zone).copied().unwrap_or(0)
     }
@@ -75,12 +76,12 @@ impl ZoneUse {
         self.bytes.len()
     }
 
-    /// Returns whether there is no zone.
+    /// Returns whether the map has no zones.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// Returns the sum of the bytes over all zones.
+    /// Returns the number of bytes alive in all zones.
     pub fn total_bytes(&self) -> u64 {
         self.bytes.values().fold(0, |sum, &bytes| sum.saturating_add(bytes))
     }
@@ -97,8 +98,8 @@ impl ZoneUse {
         empty
     }
 
-    /// Appends the encoding: the number of zones, then for each the distance to the zone before and
-    /// the bytes, all varints.
+    /// Appends the encoding: the number of zones, then for each zone the distance from the previous
+    /// zone and the number of bytes. All numbers are varints.
     pub fn encode(&self, out: &mut Vec<u8>) {
         put_u64(out, self.bytes.len() as u64);
         let mut before = 0;

@@ -1,10 +1,10 @@
-//! Asynchronous writes: a thread performs large writes while their caller gathers, compresses and
-//! checks the next data (docs/decisions/046-writes-behind.md). All callers see such a write as
+//! Asynchronous writes. A thread performs large writes while the caller gathers, compresses and
+//! checks the next data (docs/decisions/046-writes-behind.md). To all callers such a write appears
 //! done: a read, a write or a discard that overlaps its range waits for it, and
-//! [`WriteBehind::settle_all`], which precedes each sync, waits for all of them.
+//! [`WriteBehind::settle_all`], which precedes each sync, waits for all such writes.
 //!
-//! A write that fails is reported as the host reports writes of its page cache: by the next sync
-//! and every later one. A call that overlaps its range fails with the same error.
+//! A write that fails is reported as the host reports failed writes of its page cache: by the next
+//! sync and by every later one. A call that overlaps its range fails with the same error.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use env::sync::{Condvar, Mutex, MutexGuard};
 use env::thread::{Builder, JoinHandle};
 
-/// The most bytes in progress. A commit of 8 MiB hands over that much at once, less the bytes that
-/// the thread has written by then.
+/// The largest number of bytes in progress. A commit of 8 MiB hands over this many bytes at once,
+/// minus the bytes that the thread has already written.
 const MOST: u64 = 4 << 20;
 
 /// A function that writes to the device.
@@ -37,18 +37,18 @@ struct QueuedWrite {
 #[derive(Default)]
 struct WriteBehindState {
     queue: VecDeque<QueuedWrite>,
-    /// The ranges of the queued writes, and of the one that the thread performs.
+    /// The ranges of the queued writes, and of the write that the thread performs.
     under_way: Vec<WriteInProgress>,
-    /// The number of writes accepted so far.
+    /// The number of writes that were accepted so far.
     numbers: u64,
-    /// The memory of finished writes, for reuse.
+    /// The buffers of finished writes, which are reused.
     spare: Vec<Vec<u8>>,
     failed: Vec<(u64, u64, io::Error)>,
     closed: bool,
 }
 
 impl WriteBehindState {
-    /// Returns whether `more` bytes must wait.
+    /// Returns whether a write of `more` bytes must wait.
     fn is_full(&self, more: u64) -> bool {
         let under_way: u64 = self.under_way.iter().map(|r| r.end - r.start).sum();
         under_way > 0 && under_way + more > MOST
@@ -58,7 +58,7 @@ impl WriteBehindState {
         self.under_way.iter().any(|r| r.start < end && start < r.end)
     }
 
-    /// Returns the error of a failed write in this range.
+    /// Returns the error of a failed write that overlaps this range, if there is one.
     fn failure(&self, start: u64, end: u64) -> io::Result<()> {
         match self.failed.iter().find(|(s, e, _)| *s < end && start < *e) {
             Some((_, _, error)) => Err(again(error)),
@@ -70,8 +70,8 @@ impl WriteBehindState {
 struct WriteBehindShared {
     write: Write,
     state: Mutex<WriteBehindState>,
-    /// A write is in progress or has failed. The flag is set under the lock before `write` returns,
-    /// so a caller that knows of that write finds it set.
+    /// `true` if a write is in progress or has failed. The flag is set under the lock before
+    /// `write` returns, so a caller that knows of the write sees the flag.
     busy: AtomicBool,
     wanted: Condvar,
     done: Condvar,
@@ -114,8 +114,8 @@ impl WriteBehind {
         Some(WriteBehind { shared, thread: Some(thread) })
     }
 
-    /// Hands `bytes` to the thread and replaces them by other, empty memory. Waits while too many
-    /// bytes are in progress. After an error the bytes are unchanged.
+    /// Hands `bytes` to the thread and replaces the vector by an empty one. Waits while too many
+    /// bytes are in progress. After an error `bytes` is unchanged.
     pub fn write(&self, offset: u64, bytes: &mut Vec<u8>) -> io::Result<()> {
         let shared = &*self.shared;
         let end = offset + bytes.len() as u64;
@@ -135,7 +135,8 @@ impl WriteBehind {
         Ok(())
     }
 
-    /// Waits until no write of this range is in progress; fails if a write in the range has failed.
+    /// Waits until no write of this range is in progress. Returns an error if a write in the range
+    /// has failed.
     pub fn settle(&self, offset: u64, len: u64) -> io::Result<()> {
         if !self.shared.busy.load(Ordering::SeqCst) {
             return Ok(());
@@ -159,7 +160,8 @@ impl WriteBehind {
         self.shared.busy.load(Ordering::SeqCst) && !self.shared.state.lock().under_way.is_empty()
     }
 
-    /// Waits until all writes handed over before are done; fails if any write has ever failed.
+    /// Waits for all writes that were accepted before the call. Returns an error if any write has
+    /// ever failed.
     pub fn settle_all(&self) -> io::Result<()> {
         if !self.shared.busy.load(Ordering::SeqCst) {
             return Ok(());
@@ -219,7 +221,7 @@ impl Drop for WriteBehind {
         self.shared.state.lock().closed = true;
         self.shared.wanted.notify_all();
         if let Some(thread) = self.thread.take() {
-            // The thread does not panic, and an error could not be returned here.
+            // The thread does not panic, and `drop` cannot return an error.
             let _ = thread.join();
         }
     }
@@ -230,7 +232,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc::{Receiver, Sender, channel};
 
-    /// A device whose writes end when the test sends their outcome.
+    /// A device whose writes end when the test sends their outcomes.
     struct Slow {
         behind: Arc<WriteBehind>,
         end: Sender<io::Result<()>>,
@@ -267,7 +269,7 @@ mod tests {
         let s = slow();
         write(&s.behind, 8192, 1, 4096).expect("taken");
         assert_eq!(s.begun.recv(), Ok((8192, 1, 4096)));
-        // Calls on other ranges have nothing to wait for.
+        // Calls on other ranges do not wait.
         s.behind.settle(0, 8192).expect("nothing is written there");
         s.behind.settle(12_288, 4096).expect("nothing is written there");
         let behind = s.behind.clone();
@@ -277,8 +279,8 @@ mod tests {
         let behind = s.behind.clone();
         let other = aside(move || write(&behind, 8192, 2, 4096));
         assert!(read.try_recv().is_err() && sync.try_recv().is_err() && other.try_recv().is_err());
-        // Each of the two writes needs an outcome: any of the threads may be so late that it waits
-        // for the second write, too.
+        // Send an outcome for each of the two writes: any of the threads may be so late that it
+        // waits for the second write, too.
         s.end.send(Ok(())).expect("it listens");
         s.end.send(Ok(())).expect("it listens");
         read.recv().expect("it ends").expect("written");

@@ -1,10 +1,11 @@
-//! Claims on the bytes of an open file or block device by its other names. The lock of a file
-//! (`flock`) belongs to the file's inode. A block device has one for each of its device nodes, and
-//! a loop device shares its bytes with the file to which it is bound.
+//! Claims on the bytes of an open file or block device under its other names. The lock of a file
+//! (`flock`) belongs to the inode of the file. A block device has a lock for each of its device
+//! nodes, and a loop device shares its bytes with the file to which it is bound.
 //!
-//! - A writer of a block device opens it exclusively, which the kernel grants once for each device,
-//!   and never while a file system on it is mounted.
-//! - The user of a loop device locks the file that it is bound to, as a user of that file does.
+//! - A writer opens a block device exclusively. The kernel grants this once for each device, and
+//!   never while a file system on the device is mounted.
+//! - A user of a loop device locks the file to which the device is bound, as a direct user of this
+//!   file does.
 
 use std::fs::File;
 use std::io;
@@ -17,14 +18,14 @@ use rustix::io::Errno;
 
 use crate::{Error, Result, loop_devices};
 
-/// Descriptors whose locks and claims last until this is dropped.
+/// Descriptors with locks and claims, which last until this value is dropped.
 #[derive(Debug, Default)]
 pub(super) struct Claims(Vec<File>);
 
 impl Claims {
-    /// Claims the bytes of an open file or block device. Fails with [`Error::Busy`] if another
-    /// descriptor has a claim that excludes this one. A file that cannot be opened by its name,
-    /// because it lies in another mount name space or belongs to another user, is left out.
+    /// Claims the bytes of an open file or block device. Returns [`Error::Busy`] if another
+    /// descriptor has a conflicting claim. A file is skipped if it cannot be opened by its name,
+    /// because it lies in another mount namespace or belongs to another user.
     pub fn take(file: &File, path: &Path, how: FlockOperation) -> Result<Claims> {
         let mut claims = Claims::default();
         let mut below = claims.claim(file, path, how)?;
@@ -39,8 +40,8 @@ impl Claims {
         Ok(claims)
     }
 
-    /// Opens a block device exclusively for a writer. Returns the file that it is bound to, if it
-    /// is a loop device.
+    /// Opens a block device exclusively for a writer. If the device is a loop device, returns the
+    /// file to which it is bound.
     fn claim(
         &mut self,
         file: &File,
@@ -51,14 +52,14 @@ impl Claims {
             return Ok(None);
         }
         if how == FlockOperation::NonBlockingLockExclusive {
-            // The open device, whatever lies at its path by now.
+            // Open the same device again, even if its path now leads to something else.
             let name = format!("/proc/self/fd/{}", file.as_raw_fd());
             let exclusive = OFlags::EXCL.bits() as i32;
             match File::options().read(true).custom_flags(exclusive).open(name) {
                 Ok(claim) => self.0.push(claim),
                 Err(e) => match e.kind() {
                     io::ErrorKind::ResourceBusy => return Err(Error::Busy(path.to_path_buf())),
-                    // Without /proc, or for a device that is passed as a descriptor.
+                    // Ignore a missing /proc, and a device that was passed as a descriptor.
                     io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => {}
                     _ => return Err(Error::io(format!("opening {}", path.display()), e)),
                 },

@@ -1,5 +1,5 @@
-//! Copies from one device to another. Between two files the kernel copies, and shares the space
-//! instead if the file system supports that (XFS, Btrfs, bcachefs).
+//! Copies from one device to another. Between two files, the kernel copies the data, or shares the
+//! space if the file system supports that (XFS, Btrfs, bcachefs).
 
 use std::io;
 
@@ -9,11 +9,11 @@ use rustix::io::Errno;
 use super::Device;
 use crate::Purpose;
 
-/// The bytes that are read and written at once if the kernel does not copy.
+/// The number of bytes that are read and written at once if the kernel does not copy.
 const PIECE: u64 = 1 << 20;
 
-/// Copies `len` bytes at `offset` to the same address of another device, which must be long enough;
-/// does not sync.
+/// Copies `len` bytes at `offset` to the same address of another device, which must be long enough.
+/// Does not sync.
 pub(crate) fn copy_range(
     from: &dyn Device,
     to: &dyn Device,
@@ -32,8 +32,8 @@ pub(crate) fn copy_range(
                 Some(&mut into),
                 (end - at) as usize,
             ) {
-                // The end of the source, or no support by the kernel: the loop below finds out
-                // which.
+                // This is the end of the source, or the kernel does not support the copy. The loop
+                // below finds out which.
                 Ok(0) | Err(Errno::XDEV | Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) => break,
                 Ok(copied) => at += copied as u64,
                 Err(Errno::INTR) => {}

@@ -1,5 +1,5 @@
-//! Counts operations, bytes and seeks by purpose, bytes written by job, and reads of clients, with
-//! a few relaxed atomic operations each, so that counting is always on.
+//! Counts operations, bytes and seeks by purpose, written bytes by job, and reads of clients. Each
+//! count takes a few relaxed atomic operations, so counting is always on.
 
 use std::io;
 use std::sync::Arc;
@@ -9,8 +9,8 @@ use super::{Device, Reading};
 use crate::stats::{IoStats, PurposeStats};
 use crate::{Job, Purpose};
 
-/// A device that counts the operations on another one. A seek is an access that does not begin
-/// where the one before it ended, as on a disk with one head.
+/// A device that counts the operations on another device. A seek is an access that does not begin
+/// where the previous access ended, as on a disk with one head.
 pub struct CountDevice {
     inner: Arc<dyn Device>,
     by_purpose: [Counters; Purpose::ALL.len()],
@@ -48,7 +48,7 @@ impl CountDevice {
         }
     }
 
-    /// Returns the operations counted since the device was created.
+    /// Returns the statistics since this device was created.
     pub fn stats(&self) -> IoStats {
         let purpose = |p: Purpose| {
             let c = &self.by_purpose[p as usize];
@@ -87,8 +87,8 @@ impl CountDevice {
     }
 
     fn moved(&self, counters: &Counters, offset: u64, len: usize) {
-        // Concurrent accesses have no order; an atomic exchange would cost as much as all other
-        // counters.
+        // Concurrent accesses have no order, so plain loads and stores suffice. An atomic exchange
+        // would cost as much as all other counters.
         let head = self.head.load(Relaxed);
         self.head.store(offset.wrapping_add(len as u64), Relaxed);
         if head != offset {

@@ -1,7 +1,7 @@
 //! A device whose power can be cut. It records all operations since the last sync, and derives from
-//! them the images that a real disk may show afterwards: with any subset of the unsynced
-//! operations, and every write torn at sectors of 512 bytes. Synced data always survives; nothing
-//! else is guaranteed.
+//! them the images that a real disk may show afterwards. Any subset of the unsynced operations may
+//! survive, and every write may be torn at sectors of 512 bytes. Only synced data is guaranteed to
+//! survive.
 
 use std::io;
 
@@ -13,7 +13,7 @@ use crate::Purpose;
 
 /// A simulated device whose power can be cut.
 pub struct CrashDevice {
-    /// The content that reads see: everything written.
+    /// The content that reads see, which includes everything written.
     current: MemoryDevice,
     state: Mutex<CrashState>,
 }
@@ -60,21 +60,21 @@ impl CrashDevice {
         CrashDevice { current: image, state: Mutex::new(state) }
     }
 
-    /// Returns the number of writes, syncs, discards and growths so far: the moments at which the
-    /// power can fail.
+    /// Returns the number of writes, syncs, discards and growths so far. The power can fail during
+    /// each of them.
     pub fn operations(&self) -> u64 {
         self.state.lock().done
     }
 
-    /// Cuts the power during the `n`-th operation from now (0 is the next): it and all later ones
-    /// fail. If that is a write, a part of it may survive; if it is a sync, any part may have
-    /// become durable.
+    /// Cuts the power during the `n`-th operation from now (0 is the next one). This operation and
+    /// all later ones fail. If the operation is a write, a part of it may survive; if it is a sync,
+    /// any part of the pending data may have become durable.
     pub fn cut_power_after(&self, n: u64) {
         let mut state = self.state.lock();
         state.cut_at = Some(state.done + n);
     }
 
-    /// Cuts the power now: all later operations fail.
+    /// Cuts the power now, so that all later operations fail.
     pub fn cut_power(&self) {
         self.state.lock().dead = true;
     }
@@ -84,13 +84,14 @@ impl CrashDevice {
         self.state.lock().dead
     }
 
-    /// Returns an image that a power cut now may leave; different seeds give different ones. The
-    /// device is unchanged, so that many outcomes of one moment can be tested.
+    /// Returns an image that a power cut at this moment may leave. Different seeds return different
+    /// images. The device is unchanged, so that many outcomes of one moment can be tested.
     pub fn crash(&self, seed: u64) -> MemoryDevice {
         let state = self.state.lock();
         let image = state.durable.clone();
         let mut random = Random::new(seed);
-        // A quarter of the outcomes each: nothing, everything, and two densities of survivors.
+        // Choose with equal probability between nothing, everything, and two densities of
+        // survivors.
         let (whole, torn) = match random.below(4) {
             0 => return image,
             1 => (100, 0),
@@ -118,8 +119,8 @@ impl CrashDevice {
         self.state.lock().durable.clone()
     }
 
-    /// Counts an operation and runs it unless the power is out. It is pending even if the power
-    /// fails during it.
+    /// Counts an operation and runs it unless the power is out. The operation is pending even if
+    /// the power fails during it.
     fn run(
         &self,
         pending: Option<PendingOperation>,
@@ -146,8 +147,9 @@ fn power_is_out() -> io::Error {
     io::Error::other("the power is out")
 }
 
-/// Applies those sectors of an operation to an image for which `survives` returns `true`. Nothing
-/// survives beyond the image's end: growth may have been lost while later writes were not.
+/// Applies to an image those sectors of an operation for which `survives` returns `true`. Nothing
+/// survives beyond the end of the image, because growth may have been lost while later writes were
+/// not.
 fn apply(image: &MemoryDevice, pending: &PendingOperation, mut survives: impl FnMut(u64) -> bool) {
     let len = image.len().unwrap_or(0);
     match pending {
@@ -155,7 +157,7 @@ fn apply(image: &MemoryDevice, pending: &PendingOperation, mut survives: impl Fn
             let mut at = 0;
             while at < bytes.len() {
                 let addr = offset + at as u64;
-                // Sectors are aligned on the disk, not in the write.
+                // Sectors are aligned to the disk and not to the write.
                 let step = (ATOM - (addr % ATOM as u64) as usize).min(bytes.len() - at);
                 if addr + step as u64 <= len && survives(addr) {
                     let written = image.write_at(Purpose::Superblock, addr, &bytes[at..at + step]);
@@ -164,8 +166,8 @@ fn apply(image: &MemoryDevice, pending: &PendingOperation, mut survives: impl Fn
                 at += step;
             }
         }
-        // The contents are undefined afterwards: any mixture of old bytes and zeros, in larger
-        // units for speed.
+        // The contents of a discarded range are undefined: any mixture of old bytes and zeros. The
+        // mixture is made in larger units for speed.
         PendingOperation::Discard { offset, len: discarded } => {
             let mut at = 0;
             while at < *discarded {
@@ -179,7 +181,7 @@ fn apply(image: &MemoryDevice, pending: &PendingOperation, mut survives: impl Fn
         }
         PendingOperation::Grow { new_len } => {
             if survives(*new_len) {
-                // The device may have no room for a growth during which the power failed.
+                // The device may lack space for a growth during which the power failed.
                 _ = image.grow(*new_len);
             }
         }

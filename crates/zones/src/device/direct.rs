@@ -1,8 +1,8 @@
-//! Reads and writes past the host's page cache: reads, to verify the medium; writes, for data that
-//! is written in small parts and synced at once: the journal, the manifest, the superblock. A
-//! buffered write that is synced afterwards goes through the host's writeback, which costs a
-//! multiple of the write (docs/decisions/001-direct-journal.md); after a direct one only the device
-//! is flushed.
+//! Reads and writes that bypass the page cache of the host. Direct reads verify the medium. Direct
+//! writes are for data that is written in small parts and synced at once: the journal, the
+//! manifest, the superblock. A buffered write that is synced afterwards goes through the writeback
+//! of the host, which costs a multiple of the write (docs/decisions/001-direct-journal.md). After a
+//! direct write, only the device is flushed.
 
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
@@ -12,13 +12,14 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 use rustix::fs::OFlags;
 
-/// The alignment of offset, length and memory of a direct write; enough for every common disk.
+/// The alignment of the offset, the length and the memory of a direct write, which suffices for
+/// every common disk.
 const ALIGN: usize = 4096;
-/// The most bytes written at once.
+/// The largest number of bytes that are written at once.
 const PIECE: usize = 1 << 20;
 
 thread_local! {
-    /// A buffer at any address that is long enough for an aligned one inside.
+    /// A buffer at any address, long enough to contain an aligned buffer.
     static BOUNCE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -29,7 +30,7 @@ fn reopen(file: &File, options: &mut OpenOptions) -> Option<File> {
     options.custom_flags(OFlags::DIRECT.bits() as i32).open(path).ok()
 }
 
-/// Runs `with` on `len` aligned bytes of memory.
+/// Calls `with` with `len` aligned bytes of memory.
 fn bounced<T>(len: usize, with: impl FnOnce(&mut [u8]) -> T) -> T {
     BOUNCE.with_borrow_mut(|bounce| {
         if bounce.len() < len + ALIGN {
@@ -51,7 +52,7 @@ impl DirectReader {
         Some(DirectReader { file: reopen(file, OpenOptions::new().read(true))? })
     }
 
-    /// Reads any range that lies in whole pages of the file.
+    /// Reads any range whose pages lie completely in the file.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         for (i, piece) in buf.chunks_mut(PIECE - 2 * ALIGN).enumerate() {
             let at = offset + (i * (PIECE - 2 * ALIGN)) as u64;

@@ -1,5 +1,5 @@
-//! A device with injected faults: scripted ones (the third write of the journal), random ones from
-//! a seed, or a power cut at the n-th operation after which everything fails.
+//! A device with injected faults: scripted faults (such as the third write of the journal), random
+//! faults from a seed, or a power cut at the n-th operation after which everything fails.
 
 use std::io;
 use std::sync::Arc;
@@ -10,59 +10,61 @@ use env::sync::Mutex;
 use super::{ATOM, Device};
 use crate::Purpose;
 
-/// The operation that a fault strikes.
+/// The kind of operation that a fault affects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Reading.
+    /// A read.
     Read,
-    /// Writing.
+    /// A write.
     Write,
-    /// Syncing.
+    /// A sync.
     Sync,
-    /// Giving space back to the host.
+    /// A discard, which gives space back to the host.
     Discard,
-    /// Growing, and allocating a range that was discarded.
+    /// A growth, or the allocation of a range that was discarded.
     Grow,
 }
 
 /// The effect of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// `EIO`. The first sectors of a write may have been written; a sync has made nothing durable.
+    /// The operation fails with `EIO`. The first sectors of a write may have been written; a sync
+    /// has made nothing durable.
     Error,
-    /// The host is full.
+    /// The operation fails because the host is full.
     NoSpace,
-    /// A read ends early: `UnexpectedEof`.
+    /// A read ends early with `UnexpectedEof`.
     ShortRead,
-    /// A read succeeds with one bit wrong.
+    /// A read succeeds, but one bit is wrong.
     FlipBit,
 }
 
-/// A rule for faults: it skips `after` matching operations, then strikes the next `times` of them,
-/// each with a probability of 1 to `one_in`.
+/// A rule for faults. It skips `after` matching operations, and then affects the next `times`
+/// matching operations, each with a probability of 1 to `one_in`.
 #[derive(Clone, Copy, Debug)]
 pub struct Fault {
-    /// The operation to strike.
+    /// The kind of operation to affect.
     pub on: Operation,
-    /// The purpose to strike; `None` matches all. Only reads and writes have one.
+    /// The purpose to affect, or `None` for all purposes. Only reads and writes have a purpose.
     pub purpose: Option<Purpose>,
-    /// The effect.
+    /// The effect of the fault.
     pub kind: FaultKind,
     /// The number of matching operations that are skipped first.
     pub after: u64,
-    /// The number of matching operations that may be struck.
+    /// The number of matching operations that may be affected.
     pub times: u64,
-    /// The fault strikes with a probability of 1 to this number; with 1 it always strikes.
+    /// The fault occurs with a probability of 1 to this number. If it is 1, the fault always
+    /// occurs.
     pub one_in: u64,
 }
 
 impl Fault {
-    /// Returns a fault that strikes every such operation from now on.
+    /// Returns a fault that affects every operation of this kind from now on.
     pub fn always(on: Operation, kind: FaultKind) -> Fault {
         Fault { on, purpose: None, kind, after: 0, times: u64::MAX, one_in: 1 }
     }
 
-    /// Returns a fault that strikes the next such operation.
+    /// Returns a fault that affects the next operation of this kind.
     pub fn once(on: Operation, kind: FaultKind) -> Fault {
         Fault { times: 1, ..Self::always(on, kind) }
     }
@@ -77,13 +79,13 @@ impl Fault {
         Fault { after, ..self }
     }
 
-    /// Strikes with a probability of 1 to `one_in`.
+    /// Makes the fault occur with a probability of 1 to `one_in`.
     pub fn one_in(self, one_in: u64) -> Fault {
         Fault { one_in, ..self }
     }
 }
 
-/// A device that forwards to another one and fails on purpose.
+/// A device that forwards operations to another device and fails on purpose.
 pub struct FaultDevice {
     inner: Arc<dyn Device>,
     state: Mutex<FaultState>,
@@ -93,13 +95,13 @@ struct FaultState {
     faults: Vec<Fault>,
     random: Random,
     struck: u64,
-    /// The number of operations before the power fails.
+    /// The number of operations that still succeed before the power fails.
     left: Option<u64>,
 }
 
 impl FaultDevice {
-    /// Creates a device over `inner` without faults. The seed decides which bits flip and when a
-    /// fault with `one_in` strikes.
+    /// Creates a device over `inner` without faults. The seed determines which bits flip and when a
+    /// fault with `one_in` occurs.
     pub fn new(inner: Arc<dyn Device>, seed: u64) -> Self {
         let state =
             FaultState { faults: Vec::new(), random: Random::new(seed), struck: 0, left: None };
@@ -118,17 +120,17 @@ impl FaultDevice {
         state.left = None;
     }
 
-    /// Lets `n` more operations succeed; all later ones fail.
+    /// Lets `n` more operations succeed, after which all operations fail.
     pub fn cut_power_after(&self, n: u64) {
         self.state.lock().left = Some(n);
     }
 
-    /// Returns the number of times that a fault has struck.
+    /// Returns the number of operations that a fault has affected.
     pub fn struck(&self) -> u64 {
         self.state.lock().struck
     }
 
-    /// Returns the fault that strikes this operation, and a random number.
+    /// Returns the fault that affects this operation, if there is one, and a random number.
     fn strike(
         &self,
         on: Operation,
@@ -201,7 +203,8 @@ impl Device for FaultDevice {
     fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
         match self.strike(Operation::Write, Some(purpose))? {
             None => self.inner.write_at(purpose, offset, buf),
-            // A failing write may have written a part, but never a part of a sector of the disk.
+            // A failing write may have written a part of the data, but never a part of a disk
+            // sector.
             Some((kind, noise)) => {
                 let end = offset + noise % (buf.len() as u64 + 1);
                 let whole =

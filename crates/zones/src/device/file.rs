@@ -1,4 +1,4 @@
-//! A regular file or a block device of the host, locked as long as it is open.
+//! A regular file or a block device of the host, locked while it is open.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -17,24 +17,27 @@ use super::uring::Rings;
 use super::{Device, Reading, host_memory};
 use crate::{Error, Purpose, Result};
 
-/// The most bytes of one announcement: the host fetches no more than its longest request for each.
+/// The largest number of bytes in one announcement. For each announcement the host fetches no more
+/// than its longest request.
 const WILL_READ_PIECE: u64 = 512 << 10;
 
 /// A file or block device of the host. It holds an exclusive `flock` (a shared one if read-only),
-/// which the kernel releases with the last descriptor, even after a crash, and the like for other
-/// names of the same bytes.
+/// which the kernel releases with the last descriptor, even after a crash. Other names of the same
+/// bytes are locked in the same way.
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
-    /// `None` if the device is read-only or the host has no direct writes.
+    /// The direct writer, or `None` if the device is read-only or the host does not support direct
+    /// writes.
     direct: Option<Arc<DirectWriter>>,
-    /// Performs direct writes whose callers do not wait.
+    /// The thread that performs direct writes for which their callers do not wait.
     behind: Option<WriteBehind>,
-    /// It is opened when it is first needed, and is `None` if the host has no direct reads.
+    /// The direct reader, which is opened on first use, or `None` if the host does not support
+    /// direct reads.
     medium: OnceLock<Option<DirectReader>>,
     block_device: bool,
     rings: Rings,
-    /// Held as long as the device is open.
+    /// The claims on the file, which are held while the device is open.
     _claims: Claims,
 }
 
@@ -51,8 +54,8 @@ impl FileDevice {
         Self::of(file, path, read_only)
     }
 
-    /// Makes writes of every length reach the host before they return, so that the end of this
-    /// process does not lose them.
+    /// Makes writes of every length reach the host before they return, so that they are not lost if
+    /// this process ends.
     #[must_use]
     pub fn without_writes_behind(mut self) -> FileDevice {
         self.behind = None;
@@ -60,7 +63,7 @@ impl FileDevice {
     }
 
     /// Creates a file, which must not exist yet, or opens a block device to be formatted. Only the
-    /// owner may read the file: a store has data that others may not read by the permissions in it.
+    /// owner may read the file, because a store has data whose permissions deny other users access.
     pub fn create(path: impl AsRef<Path>) -> Result<FileDevice> {
         let path = path.as_ref();
         if path.metadata().is_ok_and(|m| m.file_type().is_block_device()) {
@@ -75,15 +78,15 @@ impl FileDevice {
             .open(path)
             .map_err(failed)?;
         let device = Self::of(file, path, false)?;
-        // The name must survive a power cut like the data in the file.
+        // Sync the directory: the name must survive a power cut like the data in the file.
         let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         File::open(parent).and_then(|directory| directory.sync_all()).map_err(failed)?;
         Ok(device)
     }
 
-    /// Creates a device of an open file or block device, which is open for writing as well unless
-    /// `read_only`. `path` is for messages. Locks the file, unless this descriptor holds the lock
-    /// already.
+    /// Creates a device of an open file or block device, which must be open for writing unless
+    /// `read_only` is set. `path` is used in messages. Locks the file, unless this descriptor holds
+    /// the lock already.
     pub fn of(file: File, path: &Path, read_only: bool) -> Result<FileDevice> {
         let doing = || format!("opening {}", path.display());
         let kind = file.metadata().map_err(|e| Error::io(doing(), e))?.file_type();
@@ -101,7 +104,7 @@ impl FileDevice {
         match flock(&file, how) {
             Ok(()) => {
                 let claims = Claims::take(&file, path, how)?;
-                // Read-ahead by the host would be in vain: sequential readers announce their reads
+                // Disable read-ahead by the host, because sequential readers announce their reads
                 // with `will_read`. This is a hint, so a failure is ignored.
                 let _ = fadvise(&file, 0, None, Advice::Random);
                 let direct = if read_only { None } else { DirectWriter::of(&file).map(Arc::new) };
@@ -124,23 +127,25 @@ impl FileDevice {
     }
 }
 
-/// Writes of at least this many bytes are direct; shorter ones are gathered in the page cache.
+/// The length in bytes from which writes are direct. Shorter writes are gathered in the page cache.
 const BULK: usize = 256 << 10;
 
-/// Writes of at least this many bytes may be asynchronous: shorter ones take about as long as
-/// waking the thread for them. While the thread is awake, writes of [`BULK`] bytes are handed to it
-/// as well: the end of a commit whose beginning it still writes.
+/// The length in bytes from which writes may be asynchronous. A shorter write takes about as long
+/// as waking the thread for it. While the thread is awake, writes of at least [`BULK`] bytes are
+/// also handed to it, such as the end of a commit whose beginning the thread still writes.
 const BEHIND: usize = 1 << 20;
 
-/// Returns whether a write bypasses the page cache: data that is synced soon, or written in bulk.
-/// Otherwise it would evict data that is read from the page cache, and each sync of the journal
-/// would wait until the host has written it, too (docs/decisions/021-direct-writes.md).
+/// Returns whether a write bypasses the page cache. This is so for data that is synced soon, and
+/// for bulk data. Otherwise bulk data would evict other data from the page cache, and each sync of
+/// the journal would wait until the host has written the bulk data, too
+/// (docs/decisions/021-direct-writes.md).
 fn goes_past_the_cache(purpose: Purpose, len: usize) -> bool {
     matches!(purpose, Purpose::Journal | Purpose::Manifest | Purpose::Superblock) || len >= BULK
 }
 
 impl FileDevice {
-    /// Waits until no write of a range is in progress. Fails if a write in the range has failed.
+    /// Waits until no write of a range is in progress. Returns an error if a write in the range has
+    /// failed.
     fn settle(&self, offset: u64, len: u64) -> io::Result<()> {
         env::thread::has_descriptors()?;
         self.behind.as_ref().map_or(Ok(()), |behind| behind.settle(offset, len))
@@ -151,8 +156,8 @@ impl FileDevice {
         self.behind.as_ref().map_or(Ok(()), WriteBehind::settle_all)
     }
 
-    /// Allocates a range, or gives it back, and retries after a signal. Does nothing if the host
-    /// does not support that; nothing is lost then.
+    /// Allocates or deallocates a range, and retries after a signal. Does nothing if the host does
+    /// not support the operation, which is harmless.
     fn fallocate(&self, how: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
         env::thread::has_descriptors()?;
         loop {
@@ -172,7 +177,7 @@ impl Device for FileDevice {
     }
 
     fn read_many(&self, purpose: Purpose, reads: &mut [Reading<'_>]) -> io::Result<()> {
-        // A single read gains nothing from a ring.
+        // A single read does not benefit from a ring.
         if reads.len() > 1 {
             reads.iter().try_for_each(|r| self.settle(r.offset, r.buf.len() as u64))?;
             if let Some(outcome) = self.rings.read(&self.file, reads) {
@@ -187,7 +192,7 @@ impl Device for FileDevice {
         self.settle(offset, buf.len() as u64)?;
         if let Some(direct) = self.medium.get_or_init(|| DirectReader::of(&self.file)) {
             match direct.read_at(offset, buf) {
-                // The sectors of the device are larger, or the file ends within a page.
+                // The sectors of the device are larger than a page, or the file ends within a page.
                 Err(e)
                     if matches!(
                         e.kind(),
@@ -271,7 +276,7 @@ impl Device for FileDevice {
             return Err(io::ErrorKind::StorageFull.into());
         }
         self.allocate(len, new_len - len)?;
-        // If the host cannot preallocate, only the length is set.
+        // If the host cannot preallocate, set only the length.
         if self.len()? < new_len { self.file.set_len(new_len) } else { Ok(()) }
     }
 
@@ -284,7 +289,8 @@ impl Device for FileDevice {
     }
 
     fn host_file(&self) -> Option<&File> {
-        // Without the file the caller reads through the device, which reports a failed write.
+        // If a write has failed, return no file: the caller then reads through the device, which
+        // reports the failure.
         self.settle_all().ok()?;
         Some(&self.file)
     }

@@ -1,10 +1,10 @@
-//! The memory that the host could use to cache reads: free memory and clean pages, on the machine
-//! and within the control groups (version 1 or 2) of this process.
+//! The memory that the host can use to cache reads: free memory and clean pages, limited by the
+//! machine and by the control groups (version 1 or 2) of this process.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Returns the memory in bytes, or `None` if it is not known.
+/// Returns the available memory in bytes, or `None` if it is not known.
 pub(super) fn available() -> Option<u64> {
     let machine = field(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable:")? << 10;
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -16,14 +16,14 @@ pub(super) fn available() -> Option<u64> {
     Some(within.fold(machine, u64::min))
 }
 
-/// Returns the number after `name` in lines of names and numbers.
+/// Returns the number after `name` in a text whose lines each have a name and a number.
 fn field(lines: &str, name: &str) -> Option<u64> {
     let line = lines.lines().find(|l| l.split_whitespace().next() == Some(name))?;
     line.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Returns the root of the hierarchy and the group of this process as named by a line of
-/// `/proc/self/cgroup`, if the line is about memory.
+/// Parses a line of `/proc/self/cgroup`. If the line is about memory, returns the root of the
+/// hierarchy and the group of this process.
 fn directory(line: &str) -> Option<(PathBuf, PathBuf)> {
     let mut parts = line.splitn(3, ':');
     let (number, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
@@ -40,8 +40,8 @@ fn up(root: &Path, directory: &Path) -> Vec<PathBuf> {
     directory.ancestors().take_while(|f| f.starts_with(root)).map(Path::to_path_buf).collect()
 }
 
-/// Returns the memory that a control group has left: its limit minus its usage, page cache
-/// excluded. Returns `None` if it has no limit.
+/// Returns the memory that a control group has left: its limit minus its usage without the page
+/// cache. Returns `None` if the group has no limit.
 fn in_group(directory: &Path) -> Option<u64> {
     let read = |name: &str| fs::read_to_string(directory.join(name)).ok();
     let number = |name: &str| read(name)?.trim().parse::<u64>().ok();

@@ -1,5 +1,5 @@
-//! A device in memory: sparse, cheap to clone (clones share their pages until one is written), and
-//! limited in size on request.
+//! A device in memory. It is sparse and cheap to clone (clones share their pages until one of them
+//! is written), and its size can be limited.
 
 use std::io;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::Purpose;
 
 const PAGE: usize = 64 << 10;
 
-/// The default limit, bytes: the size of a large disk.
+/// The default limit, in bytes, which is the size of a large disk.
 const DEFAULT_LIMIT: u64 = 1 << 40;
 
 /// A device in memory. A clone is an independent device with the same content.
@@ -24,7 +24,7 @@ pub struct MemoryDevice {
 #[derive(Clone, Debug, Default)]
 struct MemoryPages {
     len: u64,
-    /// The pages; `None` reads as zeros.
+    /// The pages. A page that is `None` reads as zeros.
     pages: Vec<Option<Arc<Vec<u8>>>>,
 }
 
@@ -47,17 +47,18 @@ impl MemoryDevice {
         Self::default()
     }
 
-    /// Returns an empty device that is full at `limit` bytes.
+    /// Creates an empty device that is full at `limit` bytes.
     pub fn with_limit(limit: u64) -> Self {
         MemoryDevice { memory: RwLock::default(), limit }
     }
 
-    /// Returns the memory in use, bytes.
+    /// Returns the memory in use, in bytes.
     pub fn allocated(&self) -> u64 {
         self.memory.read().pages.iter().flatten().count() as u64 * PAGE as u64
     }
 
-    /// Flips one bit, as a failing medium does. Does nothing beyond the end.
+    /// Flips one bit, as a failing medium does. Does nothing if `offset` is beyond the end of the
+    /// device.
     pub fn flip_bit(&self, offset: u64, bit: u8) {
         let mut byte = [0];
         if self.read_at(Purpose::Superblock, offset, &mut byte).is_ok() {
@@ -67,7 +68,8 @@ impl MemoryDevice {
     }
 }
 
-/// Splits a range into (page, range inside the page, range inside the buffer).
+/// Splits a range by pages. Each piece has the page, the range in the page, and the range in the
+/// buffer.
 fn pieces(
     offset: u64,
     len: usize,
@@ -129,7 +131,7 @@ impl Device for MemoryDevice {
         Ok(())
     }
 
-    /// Gives the space of a range back; it reads as zeros afterwards.
+    /// Frees the memory of a range, which reads as zeros afterwards.
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         let mut memory = self.memory.write();
         let len = len.min(memory.len.saturating_sub(offset));

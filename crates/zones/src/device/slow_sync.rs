@@ -1,5 +1,5 @@
-//! A device whose syncs take as long as a disk's, so that tests see the calls that run during a
-//! sync.
+//! A device whose syncs take as long as the syncs of a disk, so that tests can observe the calls
+//! that run during a sync.
 
 use std::fs::File;
 use std::io;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::{Device, Reading};
 use crate::Purpose;
 
-/// A device over another one that delays each sync.
+/// A device that forwards to another device and delays each sync.
 pub struct SlowSyncDevice {
     inner: Arc<dyn Device>,
     pause: Duration,

@@ -1,10 +1,10 @@
 //! Batched reads: many reads are submitted to the host in one call (`io_uring`). An announcement
-//! for each (`posix_fadvise`) would ring the device's doorbell each time, which on a virtual
-//! machine costs more than the read; batched reads are submitted together and waited for once. They
-//! go through the page cache as all reads do: cached data is copied at once.
+//! (`posix_fadvise`) for each read would ring the doorbell of the device each time, which costs
+//! more than the read on a virtual machine. Batched reads are submitted together and waited for
+//! once. They go through the page cache like all reads, so cached data is copied at once.
 //!
-//! If the host has no `io_uring`, or forbids it, [`Rings::read`] returns `None` and the caller
-//! reads one after the other.
+//! If the host has no `io_uring`, or forbids it, [`Rings::read`] returns `None`, and the caller
+//! reads the ranges one after the other.
 
 use std::fs::File;
 use std::io;
@@ -18,14 +18,17 @@ use io_uring::{IoUring, opcode, types};
 
 use super::Reading;
 
-/// The requests in flight. A solid-state disk reaches its full rate at half of that.
+/// The number of requests in flight. A solid-state disk reaches its full rate at half of this
+/// number.
 const DEPTH: u32 = 64;
-/// The requests that are submitted at once, so that the device begins while others are prepared.
+/// The number of requests that are submitted at once, so that the device begins while further
+/// requests are prepared.
 const BEGIN: usize = 16;
-/// The rings kept for the next reader; further ones are made on demand and dropped.
+/// The number of rings that are kept for later readers. Further rings are created on demand and
+/// dropped after use.
 const KEPT: usize = 4;
 
-/// The rings of one file, made on demand. Each is used by one thread at a time.
+/// The rings of one file, which are created on demand. Each ring is used by one thread at a time.
 #[derive(Default)]
 pub(super) struct Rings {
     idle: Mutex<Vec<IoUring>>,
@@ -46,16 +49,16 @@ impl Rings {
         if self.refused.load(Relaxed) {
             return None;
         }
-        // The thread that waits processes completions, so they need no interrupt. Older hosts do
-        // not support that.
+        // The thread that waits processes completions, so the completions need no interrupt. Older
+        // hosts do not support this.
         let ring =
             IoUring::builder().setup_coop_taskrun().build(DEPTH).or_else(|_| IoUring::new(DEPTH));
         self.refused.store(ring.is_err(), Relaxed);
         ring.ok()
     }
 
-    /// Fills all buffers, or fails as a single read would. Returns `None`, with nothing done, if
-    /// the host has no rings.
+    /// Fills all buffers. Returns the error that a single read would return, or `None`, without
+    /// reading anything, if the host has no rings.
     pub fn read(&self, file: &File, reads: &mut [Reading<'_>]) -> Option<io::Result<()>> {
         let mut ring = self.take()?;
         let outcome =
@@ -73,16 +76,16 @@ fn read_some(ring: &mut IoUring, file: &File, reads: &mut [Reading<'_>]) -> io::
     let mut got = [0usize; DEPTH as usize];
     let mut pushed = 0;
     for (i, r) in reads.iter_mut().enumerate() {
-        // A request has 32 bits for its length; longer ones, and those that do not fit, are read
-        // below.
+        // The length of a request has 32 bits. Longer requests, and those for which the ring has no
+        // room, are performed below.
         let len = u32::try_from(r.buf.len()).unwrap_or(0);
         let entry = opcode::Read::new(types::Fd(file.as_raw_fd()), r.buf.as_mut_ptr(), len)
             .offset(r.offset)
             .build()
             .user_data(i as u64);
-        // SAFETY: the buffer is borrowed exclusively for longer than this function runs, the file
-        // for as long, and the function returns only when no request of this ring is in flight: see
-        // below.
+        // SAFETY: the buffer and the file are borrowed for longer than this function runs (the
+        // buffer exclusively), and the function returns only when no request of this ring is in
+        // flight, as the loop below ensures.
         if unsafe { ring.submission().push(&entry) }.is_err() {
             break;
         }
@@ -102,13 +105,13 @@ fn read_some(ring: &mut IoUring, file: &File, reads: &mut [Reading<'_>]) -> io::
             }
             done += 1;
         }
-        // An interruption, or a lack of memory, is retried. After any error the buffers belong to
+        // Retry after an interruption or a lack of memory. After any error the buffers belong to
         // the host until each request is completed.
         if failed && done == before {
             env::thread::sleep(Duration::from_micros(100));
         }
     }
-    // Failed and short reads are retried as plain reads, which also return the reason.
+    // Retry failed and short reads as plain reads, which also return the reason of a failure.
     for (r, got) in reads.iter_mut().zip(got) {
         if got < r.buf.len() {
             file.read_exact_at(&mut r.buf[got..], r.offset + got as u64)?;

@@ -1,5 +1,5 @@
-//! A device in memory that notifies a watcher of each access, so that a test counts, delays or
-//! refuses accesses in a few lines.
+//! A device in memory that notifies a watcher of each access, so that a test can count, delay or
+//! refuse accesses in a few lines.
 
 use std::io;
 use std::ops::Deref;
@@ -7,15 +7,16 @@ use std::ops::Deref;
 use super::{Device, MemoryDevice, Reading};
 use crate::Purpose;
 
-/// A watcher of the accesses to a [`WatchedDevice`]. Each call precedes the access, and is made by
-/// its thread. If the call returns an error, the access fails with it and has no effect.
+/// A watcher of the accesses to a [`WatchedDevice`]. The thread that performs an access calls the
+/// watcher before the access. If the call returns an error, the access fails with this error and
+/// has no effect.
 pub trait Watch: Send + Sync + 'static {
     /// Called before `len` bytes at `offset` are read.
     fn reads(&self, _purpose: Purpose, _offset: u64, _len: u64) -> io::Result<()> {
         Ok(())
     }
 
-    /// Called when a read is announced ([`Device::will_read`]).
+    /// Called when a read is announced by [`Device::will_read`].
     fn announced(&self, _purpose: Purpose, _offset: u64, _len: u64) {}
 
     /// Called before `len` bytes at `offset` are written.
@@ -34,8 +35,8 @@ pub trait Watch: Send + Sync + 'static {
     }
 }
 
-/// A device in memory with a watcher `W`, whose fields and methods are reached through the device.
-/// Reads of many ranges are made one after the other and are not announced.
+/// A device in memory with a watcher `W`. The device dereferences to the watcher. Reads of many
+/// ranges are performed one after the other and are not announced.
 #[derive(Default)]
 pub struct WatchedDevice<W> {
     memory: MemoryDevice,

@@ -1,4 +1,4 @@
-//! Performs several blocking requests at the same time, each on a thread of its own.
+//! Performs several blocking requests at the same time, each on its own thread.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use env::sync::Mutex;
 use env::thread;
 
-/// Calls `work` for each of `all`, on up to `most` threads, one of which is the caller's. There are
-/// fewer if no more can be started. After an error, which is returned, it begins no further call.
+/// Calls `work` for each element of `all` on up to `most` threads, one of which is the thread of
+/// the caller. Uses fewer threads if no more can be started. After an error, begins no further call
+/// and returns the error.
 pub(super) fn at_once<T: Sync>(
     all: &[T],
     most: usize,
@@ -49,7 +50,7 @@ mod tests {
     fn all_of_it_is_done_and_as_much_at_once_as_may_be() {
         let (together, sum) = (Barrier::new(3), AtomicUsize::new(0));
         let work = |n: &usize| -> io::Result<()> {
-            // Three threads have to arrive before one of them continues.
+            // Each thread waits until three threads have arrived.
             together.wait();
             sum.fetch_add(*n, Ordering::Relaxed);
             Ok(())

@@ -4,24 +4,25 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use crate::Purpose;
 
-/// The requests of a store to object storage since it was opened.
+/// The statistics of the requests of a store to object storage since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteStats {
-    /// Requests for parts of zones, by [`Purpose`] in the order of [`Purpose::ALL`].
+    /// The number of requests for parts of zones, by [`Purpose`] in the order of [`Purpose::ALL`].
     pub gets: [u64; Purpose::ALL.len()],
-    /// Bytes that these requests have fetched.
+    /// The number of bytes that these requests have fetched, in the same order.
     pub got_bytes: [u64; Purpose::ALL.len()],
-    /// Reads that had to wait for a request.
+    /// The number of reads that had to wait for a request.
     pub waits: u64,
-    /// Requests that were made a second time, since the first took long; not among `gets`.
+    /// The number of requests that were sent a second time because the first one took long. They
+    /// are not included in `gets`.
     pub second_gets: u64,
-    /// Zones that were evicted to make room for others.
+    /// The number of zones that were evicted to make room for other zones.
     pub given_up: u64,
-    /// Bytes of zones in object storage that are in the local file, too.
+    /// The number of bytes of zones in object storage that are also in the local file.
     pub cached_bytes: u64,
-    /// Zones that lie in object storage.
+    /// The number of zones that lie in object storage.
     pub zones: u64,
-    /// The last request was not answered, and is being retried.
+    /// `true` if the last request was not answered and is being retried.
     pub waiting: bool,
 }
 
@@ -51,15 +52,15 @@ impl Counters {
         self.given_up.fetch_add(1, Relaxed);
     }
 
-    /// Notes that a request failed and is retried. The first failure is logged, until a request is
-    /// answered.
+    /// Records that a request failed and is retried. Of consecutive failures only the first is
+    /// logged.
     pub(super) fn waits(&self, place: &str, error: &std::io::Error) {
         if !self.waiting.swap(true, Relaxed) {
             tracing::warn!("{place} is not to be reached, and is waited for: {error}");
         }
     }
 
-    /// Notes that a request that had failed was answered.
+    /// Records that a request was answered after earlier failures.
     pub(super) fn reached(&self) {
         if self.waiting.swap(false, Relaxed) {
             tracing::info!("object storage is to be reached again");

@@ -1,6 +1,6 @@
-//! The device of a store whose zones lie in object storage: the local file, whose missing parts are
-//! fetched before they are read. A zone has the same address in both, and the host keeps the file
-//! sparse, so nothing is translated.
+//! The device of a store whose zones lie in object storage. It is the local file, and fetches
+//! missing parts before they are read. A zone has the same address in both, and the host keeps the
+//! file sparse, so no address is translated.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -16,14 +16,14 @@ use super::record::write_parts;
 use crate::device::{Device, Reading};
 use crate::{Purpose, ZoneId};
 
-/// The most threads that fetch announced ranges.
+/// The largest number of threads that fetch announced ranges.
 const FETCHERS: usize = 32;
-/// The most announcements that wait; more are dropped, since a read fetches the parts that it
-/// needs.
+/// The largest number of waiting announcements. Further ones are dropped, because a read fetches
+/// the parts that it needs.
 const MOST_WAITING: usize = 512;
-/// The time for which a close waits for a request that reads ahead.
+/// The longest time for which a close waits for a request that reads ahead.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// The bytes of one announcement that are fetched by one thread.
+/// The number of announced bytes that one thread fetches at a time.
 const ANNOUNCED: u64 = 1 << 20;
 
 pub(crate) struct RemoteDevice {
@@ -37,7 +37,7 @@ struct Ahead {
     cache: Arc<dyn Device>,
     remote: Arc<Remote>,
     queue: Mutex<Queue>,
-    /// Signalled when a thread has ended.
+    /// The condition that is signalled when a thread has ended.
     ended: Condvar,
 }
 
@@ -58,7 +58,7 @@ impl RemoteDevice {
         RemoteDevice { cache, remote, ahead }
     }
 
-    /// Calls `read` once all of these ranges are in the local file. Their zones are not evicted
+    /// Calls `read` when all of these ranges are in the local file. Their zones are not evicted
     /// during the call.
     fn with<T>(
         &self,
@@ -85,15 +85,15 @@ impl RemoteDevice {
         }
     }
 
-    /// Returns whether the zone lies in object storage, and no more parts of it are fetched to the
-    /// file.
+    /// Returns whether the zone lies in object storage, and no more parts of the zone are fetched
+    /// into the file.
     fn is_missing_for_good(&self, addr: u64) -> bool {
         self.remote.is_closed() && self.remote.layout().parts.is_remote(ZoneId::of(addr))
     }
 
-    /// Records which parts are in the file, for the next opening; later reads of other parts keep
-    /// nothing of what they fetch. Drops announced reads. If a request is not answered for long,
-    /// nothing is recorded, so that the record is never wrong.
+    /// Records which parts are in the file, for the next opening. Later reads of other parts do not
+    /// store the data that they fetch. Drops announced reads. If a request is not answered for a
+    /// long time, nothing is recorded, so that the record is never wrong.
     pub(crate) fn close(&self) {
         if self.remote.close() {
             return;
@@ -113,8 +113,8 @@ impl RemoteDevice {
         }
     }
 
-    /// Locks all zones of these ranges for reading, each lock once: taking a lock twice could wait
-    /// for a writer that waits for the first.
+    /// Locks all zones of these ranges for reading, each lock once. Taking a lock twice could
+    /// deadlock with a writer that waits for the first one.
     fn steady(&self, ranges: &[(u64, u64)]) -> Vec<RwLockReadGuard<'_, ()>> {
         let mut zones: Vec<&_> = ranges
             .iter()
@@ -129,14 +129,14 @@ impl RemoteDevice {
 }
 
 impl Ahead {
-    /// Queues an announcement, and starts a thread for it if there are few.
+    /// Queues an announcement, and starts a thread if there are few threads.
     fn announce(self: &Arc<Self>, purpose: Purpose, addr: u64, len: u64) {
         let mut queue = self.queue.lock();
         if queue.waiting.len() >= MOST_WAITING || self.remote.is_closed() {
             return;
         }
         match queue.waiting.back_mut() {
-            // Neighbours take one request.
+            // Join neighbouring announcements into one request.
             Some((last, at, before))
                 if *last == purpose
                     && *at + *before == addr
@@ -149,7 +149,7 @@ impl Ahead {
         if queue.fetchers >= FETCHERS {
             return;
         }
-        // A thread must not keep the store open.
+        // Use a weak reference, because a thread must not keep the store open.
         let ahead: Weak<Ahead> = Arc::downgrade(self);
         let started = thread::Builder::new().name("kvfs-fetch".into()).spawn(move || {
             while let Some(ahead) = ahead.upgrade() {
@@ -223,7 +223,7 @@ impl Device for RemoteDevice {
         let end = offset.saturating_add(len);
         let mut at = offset;
         while at < end {
-            // Pieces end at the same addresses for all who announce them.
+            // Pieces end at the same addresses, whichever caller announces them.
             let next = end.min((at / ANNOUNCED + 1) * ANNOUNCED);
             self.ahead.announce(purpose, at, next - at);
             at = next;

@@ -1,6 +1,6 @@
-//! Fetches parts of zones from object storage into the local file. A part is fetched once, however
-//! many readers wait for it; several are fetched at the same time; and storage that cannot be
-//! reached is waited for (`get`).
+//! Fetches parts of zones from object storage into the local file. A part is fetched once, even if
+//! several readers wait for it. Several parts are fetched at the same time. Requests wait for
+//! storage that cannot be reached (`get`).
 
 mod get;
 
@@ -25,24 +25,26 @@ use super::second_get::SecondGets;
 use super::table::ZoneTable;
 use crate::{Device, Error, Purpose, ZONE_SIZE, ZoneId};
 
-/// The fewest bytes that a read of the index or of tuples fetches, aligned: data that lies next to
-/// them costs no further request.
+/// The smallest number of bytes that a read of the index or of tuples fetches, aligned to this
+/// number. Neighbouring data then costs no further request.
 pub const FETCHED: u64 = 256 << 10;
-/// The parts of these.
+/// The number of parts in [`FETCHED`] bytes.
 const OF_TUPLES: u32 = (FETCHED / PART) as u32;
-/// The most requests at once for the pieces of one range, as bytes that were published little by
-/// little lie in several objects.
+/// The largest number of concurrent requests for the pieces of one range. Bytes that were published
+/// little by little lie in several objects.
 const PIECES_AT_ONCE: usize = 4;
 
 /// Options of reads from object storage.
 #[derive(Clone, Copy, Debug)]
 pub struct RemoteOptions {
-    /// Bytes of the local file that parts of zones in object storage may take; beyond that, zones
-    /// that were not read for long are evicted, and fetched again when they are read.
+    /// The number of bytes that parts of zones in object storage may take in the local file. Beyond
+    /// that, zones that have not been read for a long time are evicted, and fetched again when they
+    /// are read.
     pub cache_bytes: u64,
     /// The time after which a read fails if object storage cannot be reached.
     pub timeout: Duration,
-    /// The most bytes that requests in flight may bring, or one request if that is more.
+    /// The number of bytes that requests in flight may fetch together. A single request may fetch
+    /// more.
     pub memory: u64,
 }
 
@@ -53,23 +55,24 @@ impl Default for RemoteOptions {
     }
 }
 
-/// The places of zones in object storage, and the parts of them that are in the local file.
+/// The places of zones in object storage, and the parts of these zones that are in the local file.
 pub(crate) struct Layout {
     pub table: Arc<ZoneTable>,
     pub parts: Parts,
-    /// Bytes that are used instead of those in object storage, unless they were found to be wrong.
+    /// Bytes that are used instead of the bytes in object storage, unless they were found to be
+    /// wrong.
     pub first: FirstReads,
     pub distrusts_first: AtomicBool,
 }
 
 impl Layout {
-    /// Creates a layout with the first reads and no part in the local file.
+    /// Creates a layout with the first reads, in which no part is in the local file.
     pub fn new(table: Arc<ZoneTable>, first: FirstReads) -> Layout {
         let parts = Parts::new(table.zones());
         Layout { table, parts, first, distrusts_first: AtomicBool::new(false) }
     }
 
-    /// Returns the bytes of a range that is among the first reads.
+    /// Returns the bytes of a range that the first reads contain.
     pub fn first_read(&self, addr: u64, len: usize) -> Option<&[u8]> {
         let is_used =
             !self.distrusts_first.load(Ordering::Relaxed) && self.parts.is_remote(ZoneId::of(addr));
@@ -77,35 +80,37 @@ impl Layout {
     }
 }
 
-/// The zones of a store that lie in object storage, and the parts of them in the local file.
+/// The zones of a store that lie in object storage, and the parts of these zones that are in the
+/// local file.
 pub(crate) struct Remote {
     objects: Arc<dyn Objects>,
-    /// Replaced when the store follows a newer state, while all locks of `steady` are held
-    /// exclusively.
+    /// The current layout. It is replaced when the store follows a newer state, while all locks of
+    /// `steady` are held exclusively.
     layout: ArcSwap<Layout>,
-    /// The zone tables of earlier states, the newest last. See [`super::follow`].
+    /// The zone tables of earlier states, with the newest last. See [`super::follow`].
     pub(super) retired: Mutex<Vec<Retired>>,
     options: RemoteOptions,
-    /// Striped locks of the zones: held shared from the check that a part is present until its use
-    /// ends, and exclusively while the zone is evicted.
+    /// Striped locks of the zones. A lock is held shared from the check that a part is present
+    /// until the use of the part ends, and exclusively while the zone is evicted.
     steady: [RwLock<()>; 64],
-    /// Parts that are being fetched.
+    /// The parts that are being fetched.
     under_way: Mutex<HashSet<(ZoneId, u32)>>,
     arrival: Condvar,
     requests: Requests,
     second_gets: SecondGets,
-    /// The positions of readers that continue: the address after the range that was fetched, and
-    /// the length of that range.
+    /// The positions of sequential readers: the address after the fetched range, and the length of
+    /// the range.
     onward: Mutex<[(u64, u64); 16]>,
     next_onward: AtomicUsize,
     in_line: InLine,
     /// The position in the list of zones at which the search for zones to evict continues.
     hand: Mutex<usize>,
-    /// The bytes that parts may take now: fewer than the options allow once the disk was full.
+    /// The number of bytes that parts may take now. This is less than the options allow after the
+    /// disk was full.
     most_cached: AtomicU64,
-    /// The list of parts is being written, so the file must not change.
+    /// `true` while the list of parts is being written, so that the file must not change.
     closing: AtomicBool,
-    /// See [`crate::Zones::set_on_wait`].
+    /// The callback of [`crate::Zones::set_on_wait`].
     on_wait: Mutex<Option<Arc<OnWait>>>,
     pub(super) counters: Counters,
 }
@@ -113,7 +118,8 @@ pub(crate) struct Remote {
 /// A callback for reads of the index and of tuples that have to wait for a request.
 pub type OnWait = dyn Fn() + Send + Sync;
 
-/// Parts that this thread fetches. When this is dropped, they are no longer under way.
+/// Parts that this thread fetches. When the value is dropped, the parts are no longer marked as
+/// being fetched.
 struct Claimed<'a> {
     remote: &'a Remote,
     ranges: Vec<PartRange>,
@@ -176,7 +182,7 @@ impl Remote {
         usize::try_from(len).is_ok_and(is_first)
     }
 
-    /// Replaces the layout by the result of `change`, while nothing is read, fetched into the file
+    /// Replaces the layout by the result of `change` while no part is read, fetched into the file,
     /// or evicted.
     pub(super) fn replace_layout(
         &self,
@@ -193,7 +199,7 @@ impl Remote {
         *self.on_wait.lock() = Some(on_wait);
     }
 
-    /// Notes a read, and returns the range to fetch ahead of its reader.
+    /// Records a read, and returns the range to fetch ahead of the reader, if there is one.
     pub(super) fn goes_on(&self, purpose: Purpose, addr: u64, len: u64) -> Option<(u64, u64)> {
         let is_there = purpose == Purpose::Pages && self.is_there(ZoneId::of(addr));
         is_there.then(|| self.in_line.read(addr, len)).flatten()
@@ -204,7 +210,7 @@ impl Remote {
         self.layout.load().parts.is_remote(zone)
     }
 
-    /// Notes that a read has to wait for a request.
+    /// Records that a read has to wait for a request.
     pub(super) fn waits(&self, purpose: Purpose) {
         self.counters.waited();
         if matches!(purpose, Purpose::Index | Purpose::Tuples) {
@@ -213,12 +219,13 @@ impl Remote {
         }
     }
 
-    /// Forbids changes of the file from now on. Returns whether they were forbidden before.
+    /// Forbids changes of the file from now on. Returns whether changes were already forbidden.
     pub(super) fn close(&self) -> bool {
         self.closing.swap(true, Ordering::SeqCst)
     }
 
-    /// Waits until every call that has seen the store open has finished its use of the file.
+    /// Waits until all calls that began while the store was open have finished their use of the
+    /// file.
     pub(super) fn settle(&self) {
         self.steady.iter().for_each(|lock| drop(lock.write()));
     }
@@ -250,7 +257,7 @@ impl Remote {
         &self.steady[zone.0 as usize % self.steady.len()]
     }
 
-    /// Returns whether all of these bytes are in the local file. The answer holds as long as the
+    /// Returns whether all of these bytes are in the local file. The answer is valid while the
     /// locks of their zones are held.
     pub(crate) fn has(&self, addr: u64, len: u64) -> bool {
         let layout = self.layout.load();
@@ -281,7 +288,7 @@ impl Remote {
             self.stays()?;
             let (claimed, others) = self.claim(&layout, purpose, &wanted, true);
             if claimed.ranges.is_empty() {
-                // Other threads fetch all of them.
+                // Other threads fetch all of the missing parts.
                 self.wait_for(&others);
                 continue;
             }
@@ -292,12 +299,13 @@ impl Remote {
     }
 
     /// Fetches these bytes for a later read, unless they are present or being fetched. A failure is
-    /// not reported: the read fetches them again, and reports it.
+    /// not reported here, because the read fetches the bytes again and reports it.
     pub(super) fn fetch_ahead(&self, cache: &dyn Device, purpose: Purpose, addr: u64, len: u64) {
         let layout = self.layout();
         let wanted: Vec<PartRange> =
             PartRange::of(addr, len).filter(|&range| !layout.parts.has(range)).collect();
-        // A caller that announces tuples states their end, which it knows from the index.
+        // A caller that announces tuples knows their end from the index, so fetch no more than the
+        // announced range.
         let goes_on = !is_of_index(purpose);
         let (claimed, _) = self.claim(&layout, purpose, &wanted, goes_on);
         if let Err(e) = self.fetch_claimed(cache, &layout, purpose, &claimed.ranges) {
@@ -309,9 +317,9 @@ impl Remote {
         }
     }
 
-    /// Claims the parts that are neither present nor being fetched, in ranges of one request each,
-    /// and returns those that are being fetched, too. `goes_on` says that the reader may continue
-    /// beyond them.
+    /// Claims the parts that are neither present nor being fetched, in ranges of one request each.
+    /// Also returns the parts that other threads are fetching. `goes_on` says that the reader may
+    /// continue beyond the ranges.
     fn claim(
         &self,
         layout: &Layout,
@@ -351,8 +359,8 @@ impl Remote {
         (Claimed { remote: self, ranges }, others)
     }
 
-    /// Lengthens the parts to fetch for a wanted range to twice as many as before, if it begins
-    /// where the last one ended.
+    /// Lengthens the range to fetch to twice the length of the previous one if the wanted range
+    /// begins where the previous range ended.
     fn grow(&self, range: &mut PartRange, wanted: PartRange) {
         let start = wanted.zone.start() + u64::from(wanted.first) * PART;
         let len = u64::from(wanted.end - wanted.first) * PART;
@@ -390,8 +398,8 @@ impl Remote {
         at_once(ranges, AT_ONCE / 2, |&range| self.fetch_range(cache, layout, purpose, range))
     }
 
-    /// Fetches parts of one zone, and records that they are present. Bytes that no piece covers
-    /// were never written, and nothing refers to them.
+    /// Fetches parts of one zone, and records that they are present. No piece covers bytes that
+    /// were never written, and nothing refers to such bytes.
     fn fetch_range(
         &self,
         cache: &dyn Device,
@@ -410,7 +418,7 @@ impl Remote {
                     io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
                 ) =>
             {
-                // The disk is full, partly of data that can be fetched again.
+                // The disk is full, but a part of its data can be fetched again.
                 let half = layout.parts.valid() * PART / 2;
                 self.most_cached.fetch_min(half, Ordering::Relaxed);
                 tracing::warn!("the disk is full: {half} bytes of what was fetched are kept");
@@ -421,7 +429,7 @@ impl Remote {
         }
     }
 
-    /// Reads bytes of zones from object storage, past the local file.
+    /// Reads bytes of zones from object storage, bypassing the local file.
     pub(super) fn read_there(
         &self,
         table: &ZoneTable,
@@ -472,8 +480,8 @@ impl Remote {
         Ok(fetched.into_inner())
     }
 
-    /// Writes fetched bytes into the file, and records that they are present, unless the zone has
-    /// other contents by now.
+    /// Writes fetched bytes into the file, and records that they are present, unless the contents
+    /// of the zone have changed by now.
     fn keep(
         &self,
         cache: &dyn Device,
@@ -482,7 +490,7 @@ impl Remote {
         range: PartRange,
         fetched: &[(u64, bytes::Bytes)],
     ) -> io::Result<()> {
-        // The zone must not be evicted between the writes and the record.
+        // Hold the lock, because the zone must not be evicted between the writes and the record.
         let _steady = self.lock_of(range.zone).read();
         self.stays()?;
         let now = self.layout.load();
@@ -498,9 +506,9 @@ impl Remote {
         Ok(())
     }
 
-    /// Evicts zones that were not read since the hand of the clock passed them, until the cached
-    /// parts fit their limit; zones with index or tuples are evicted last, and those of `wanted`
-    /// stay.
+    /// Evicts zones by the clock algorithm until the cached parts fit their limit: a zone is
+    /// evicted if it was not read since the hand of the clock passed it. Zones with index nodes or
+    /// tuples are evicted last, and the zones of `wanted` are not evicted.
     fn make_room(&self, cache: &dyn Device, wanted: &[PartRange]) -> io::Result<()> {
         let most = self.most_cached.load(Ordering::Relaxed) / PART;
         let layout = self.layout();
@@ -535,12 +543,13 @@ impl Remote {
     }
 }
 
-/// Returns whether data of this purpose is index or tuples.
+/// Returns whether data of this purpose is index nodes or tuples.
 fn is_of_index(purpose: Purpose) -> bool {
     matches!(purpose, Purpose::Tuples | Purpose::Index)
 }
 
-/// Returns the parts to fetch for a wanted range: more of them for the index and for tuples.
+/// Returns the parts to fetch for a wanted range. For the index and for tuples, the range is
+/// widened.
 fn widened(layout: &Layout, purpose: Purpose, range: PartRange) -> PartRange {
     let PartRange { zone, first, end } = range;
     if !is_of_index(purpose) {
@@ -550,7 +559,7 @@ fn widened(layout: &Layout, purpose: Purpose, range: PartRange) -> PartRange {
     PartRange { zone, first: first / OF_TUPLES * OF_TUPLES, end: end.next_multiple_of(OF_TUPLES) }
 }
 
-/// Wraps an error of this crate, which a caller takes out of the error of the device again.
+/// Wraps an error of this crate in an I/O error, from which a caller extracts it again.
 fn io_error(e: Error) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, e)
 }

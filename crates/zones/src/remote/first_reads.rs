@@ -1,26 +1,27 @@
-//! The bytes of zones that a store reads first. A published state includes them, so that opening it
-//! needs no further request before the first answer.
+//! The first bytes of zones that a program reads when it opens a store. A published state includes
+//! them, so that no further request is needed before the first read is answered.
 
 use bytes::Bytes;
 
 use crate::varint::{get_bytes, get_u64, put_bytes, put_u64};
 use crate::{Error, Result};
 
-/// The most bytes of zones that a state includes.
+/// The largest number of bytes of zones that a state includes.
 pub(crate) const MOST_FIRST: u64 = 512 << 10;
-/// The most ranges that these bytes form.
+/// The largest number of ranges that these bytes form.
 const MOST_RANGES: usize = 8192;
 
-/// Ranges of bytes by device address. They are the same bytes that the zone table of the same state
-/// refers to.
+/// Ranges of bytes by device address. They equal the bytes to which the zone table of the same
+/// state refers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FirstReads {
-    /// The ranges, ascending by address, disjoint, and not empty.
+    /// The ranges, in ascending order of addresses. They are disjoint and not empty.
     ranges: Vec<(u64, Bytes)>,
 }
 
 impl FirstReads {
-    /// Builds the ranges from bytes with their addresses, in any order, up to the limits.
+    /// Builds the ranges from bytes with their addresses, in any order. Bytes beyond the limits are
+    /// omitted.
     pub(crate) fn of(mut read: Vec<(u64, Vec<u8>)>) -> FirstReads {
         read.sort_unstable_by_key(|(addr, bytes)| (*addr, bytes.len()));
         let mut joined = Vec::<(u64, Vec<u8>)>::new();
@@ -53,7 +54,7 @@ impl FirstReads {
         self.ranges.iter().map(|(_, bytes)| bytes.len() as u64).sum()
     }
 
-    /// Returns the bytes of a range that lies in one of these as a whole.
+    /// Returns the bytes of a range if one of the ranges contains it completely.
     pub(crate) fn find(&self, addr: u64, len: usize) -> Option<&[u8]> {
         let after = self.ranges.partition_point(|(start, _)| *start <= addr);
         let (start, bytes) = self.ranges.get(after.checked_sub(1)?)?;
@@ -61,8 +62,8 @@ impl FirstReads {
         bytes.get(from..from.checked_add(len)?)
     }
 
-    /// Appends the ranges: their number, then for each the distance from the end of the one before,
-    /// the length, and the bytes.
+    /// Appends the ranges: their number, then for each range the distance from the end of the
+    /// previous range, the length, and the bytes.
     pub fn encode(&self, out: &mut Vec<u8>) {
         put_u64(out, self.ranges.len() as u64);
         let mut end = 0;

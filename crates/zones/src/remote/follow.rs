@@ -1,7 +1,7 @@
-//! Replaces the state that is read by another one. From then on the local file has the zones of the
-//! newer state, and bytes of the older one at the same addresses are dropped. Readers of the older
-//! state continue: each reference has a checksum, so they notice, and read from object storage,
-//! where the older bytes lie until a collector deletes them.
+//! Replaces the state that is read by another state. From then on the local file has the zones of
+//! the newer state, and bytes of the older state at the same addresses are dropped. Readers of the
+//! older state continue: each reference has a checksum, so they notice wrong bytes, and read from
+//! object storage, where the older bytes lie until a collector deletes them.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -13,10 +13,10 @@ use super::parts::PartRange;
 use super::table::ZoneTable;
 use crate::{Device, Purpose};
 
-/// The zone table of a state that was replaced, for as long as it is read.
+/// The zone table of a replaced state, which exists while the state is read.
 pub(super) type Retired = Weak<ZoneTable>;
 
-/// Keeps the zone table of a state for its readers.
+/// Keeps the zone table of a state alive for the readers of the state.
 #[derive(Clone, Debug, Default)]
 pub struct TableHold {
     _table: Option<Arc<ZoneTable>>,
@@ -29,7 +29,7 @@ impl Remote {
     }
 
     /// Replaces the current table by `table`. Parts in the local file stay if they have the same
-    /// bytes; the space of all others is given back.
+    /// bytes. The space of all other parts is given back.
     pub(crate) fn follow(
         &self,
         cache: &dyn Device,
@@ -53,9 +53,9 @@ impl Remote {
         })
     }
 
-    /// Reads bytes in another way, after they turned out to be wrong: from the states that were
-    /// replaced, the newest first, and then from object storage once more, since an answer may have
-    /// been damaged on its way. Returns `false` if there is no other way.
+    /// Reads bytes again after they turned out to be wrong. First reads them from the replaced
+    /// states, newest first, and then once more from object storage, because an answer may have
+    /// been damaged in transit. Returns `false` if there is nowhere left to read from.
     pub(crate) fn read_again(
         &self,
         device: &dyn Device,

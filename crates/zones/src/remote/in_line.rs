@@ -1,44 +1,44 @@
-//! Sequential reads of large values: for a reader that continues where it was, as in one large
-//! file, as much is fetched ahead as it has read, in several requests at once. So no more is
-//! fetched in vain than was read.
+//! Sequential reads of large values. For a reader that continues at its position, such as a reader
+//! of one large file, as many bytes are fetched ahead as it has read, in several concurrent
+//! requests. So the bytes that are fetched in vain never exceed the bytes that were read.
 
 use env::sync::Mutex;
 
-/// The number of readers at different places that are distinguished.
+/// The number of readers at different positions that are distinguished.
 const READERS: usize = 16;
-/// A read continues an earlier one if it begins at most this many bytes before or after its end:
-/// several requests of one reader may overtake each other.
+/// The largest distance in bytes, before or after the end of an earlier read, at which a read still
+/// continues it. Several requests of one reader may overtake each other.
 const SLACK: u64 = 256 << 10;
-/// The bytes that a reader must have read before anything is fetched ahead of it.
+/// The number of bytes that a reader must have read before anything is fetched ahead of it.
 const LEAST: u64 = 512 << 10;
-/// The most bytes that are fetched ahead of one reader.
+/// The largest number of bytes that are fetched ahead of one reader.
 const MOST: u64 = 32 << 20;
 
 #[derive(Clone, Copy, Default)]
 struct Reader {
     start: u64,
-    /// The end of the bytes read.
+    /// The end of the bytes that were read.
     at: u64,
-    /// The end of the bytes announced.
+    /// The end of the bytes that were announced.
     ahead: u64,
     used: u64,
 }
 
-/// The readers of a store.
+/// The sequential readers of a store.
 pub(super) struct InLine {
-    /// The most bytes that are fetched ahead of one reader.
+    /// The largest number of bytes that are fetched ahead of one reader.
     most: u64,
     state: Mutex<(u64, [Reader; READERS])>,
 }
 
 impl InLine {
     /// Creates the list of readers. `memory` is the number of bytes that requests in flight may
-    /// bring.
+    /// fetch.
     pub fn new(memory: u64) -> InLine {
         InLine { most: MOST.min(memory / 2), state: Mutex::default() }
     }
 
-    /// Notes a read, and returns the range to fetch now.
+    /// Records a read, and returns the range to fetch now, if there is one.
     pub fn read(&self, addr: u64, len: u64) -> Option<(u64, u64)> {
         let end = addr.saturating_add(len);
         let mut guard = self.state.lock();

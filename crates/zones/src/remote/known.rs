@@ -1,25 +1,25 @@
-//! The pieces of zones that lie in object storage already, and need not be written again.
+//! The pieces of zones that already lie in object storage and need not be written again.
 
 use std::collections::HashMap;
 
 use super::table::{Piece, ZoneObject, ZoneTable};
 use crate::{Result, ZoneId};
 
-/// The first 16 bytes of the SHA-256 of a piece. A publication compares it to find that a zone
-/// still has the bytes that lie in object storage.
+/// The first 16 bytes of the SHA-256 of a piece. A publication compares fingerprints to find out
+/// whether a zone still has the bytes that lie in object storage.
 pub type Fingerprint = [u8; 16];
 
-/// The pieces of zones that lie in object storage already.
+/// The pieces of zones that already lie in object storage.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
     /// The places of the pieces.
     pub table: ZoneTable,
-    /// The fingerprint of each of its pieces.
+    /// The fingerprint of each piece of the table.
     pub fingerprints: Vec<Fingerprint>,
 }
 
-/// The zones that a publication has read, with the counts that show whether they were written
-/// since. It is valid for one store as long as that is open.
+/// The zones that a publication has read, with the counts that show whether a zone was written
+/// since then. The marks are valid for one store while it is open.
 #[derive(Clone, Debug, Default)]
 pub struct Marks(pub(super) HashMap<ZoneId, u64>);
 
@@ -43,8 +43,8 @@ impl Known {
         Ok(())
     }
 
-    /// Returns for each zone the pieces that `self` has or, if it has none of the zone, those of
-    /// `older`.
+    /// Returns, for each zone, the pieces of `self` or, if `self` has none for the zone, the pieces
+    /// of `older`.
     pub fn over(&self, older: &Known) -> Result<Known> {
         let mut zones: Vec<_> = self.table.zones().chain(older.table.zones()).collect();
         zones.sort_unstable();

@@ -1,22 +1,23 @@
-//! Zones in object storage: a store whose local file is a cache, or the beginning of a store of its
-//! own. A zone that was published never changes, and lies at the same address everywhere, so
-//! references to it are valid wherever the zone table is.
+//! Zones in object storage, for a store whose local file is a cache or a fork. A published zone
+//! never changes, and lies at the same address everywhere, so references to it are valid wherever
+//! the zone table is available.
 //!
 //! - `table` maps each zone to the objects that hold its bytes.
-//! - `publish` writes zones to objects, except those that are `known` to lie there; `writes`
-//!   returns which of the zones read before were written since.
-//! - `fetch` reads parts of zones into the local file; `parts` records which are there.
+//! - `publish` writes zones to objects, except those that are `known` to lie there. `writes` tracks
+//!   which zones were written after a publication has read them.
+//! - `fetch` reads parts of zones into the local file; `parts` records which parts are in the file.
 //! - `at_once` makes several requests at the same time.
 //! - `in_line` finds sequential readers, to fetch ahead of them; `requests` limits the requests in
 //!   flight; `second_get` repeats a request that takes long.
 //! - `device` is the file as the store sees it, which fetches missing parts.
-//! - `follow` lets another state take the place of the one that is read.
-//! - `first_reads` are bytes that a published state includes, for the first answers.
-//! - `record` is the record of all this in the file itself.
+//! - `follow` replaces the state that is read by another state.
+//! - `first_reads` are bytes that a published state includes, so that the first reads need no
+//!   request.
+//! - `record` keeps the records of all this in the local file.
 //!
-//! Zones of the table are never freed, so that no zone is both remote and local: the store writes
-//! to other zones. Zone numbers are plentiful, and a sparse file takes no space for zones that were
-//! not read.
+//! Zones of the table are never freed, and the store writes to other zones, so no zone is both
+//! remote and local. Zone numbers are plentiful, and a sparse file takes no space for zones that
+//! were not read.
 
 mod at_once;
 mod counters;

@@ -1,14 +1,14 @@
-//! The record of which parts of the zones in object storage are in the local file, too. A part is
-//! 64 KiB; a zone has 128 of them.
+//! The record of the parts of zones in object storage that are also in the local file. A part is 64
+//! KiB; a zone has 128 of them.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use crate::varint::{get_u32, put_u64};
 use crate::{Error, Result, ZONE_SIZE, ZoneId};
 
-/// The bytes of a part.
+/// The length of a part, in bytes.
 pub(crate) const PART: u64 = 64 << 10;
-/// The parts of a zone.
+/// The number of parts of a zone.
 pub(crate) const PARTS: u32 = (ZONE_SIZE / PART) as u32;
 
 /// A range of parts of one zone.
@@ -41,17 +41,18 @@ impl PartRange {
 
 /// A bit for each part of each zone that lies in object storage.
 pub(crate) struct Parts {
-    /// The zones, ascending. The other lists have an entry for each of them.
+    /// The zones, in ascending order. The other lists have an entry for each zone.
     zones: Vec<ZoneId>,
     bits: Vec<[AtomicU64; 2]>,
-    /// The uses of each zone since the hand of the clock passed; 0 if there were none.
+    /// The uses of each zone since the hand of the clock passed it, or 0 if there were none.
     used: Vec<AtomicU8>,
     valid: AtomicU64,
 }
 
-/// Used since the hand of the clock passed.
+/// The flag of a zone that was used since the hand of the clock passed it.
 pub(crate) const USED: u8 = 1;
-/// A part of it was fetched for the index or for tuples: the zone is evicted last.
+/// The flag of a zone of which a part was fetched for the index or for tuples. Such a zone is
+/// evicted last.
 pub(crate) const OF_INDEX: u8 = 2;
 
 fn mask(first: u32, end: u32) -> [u64; 2] {
@@ -60,8 +61,9 @@ fn mask(first: u32, end: u32) -> [u64; 2] {
 }
 
 impl Parts {
-    /// Creates the record without any part of the zones in `remote`, which lie in object storage
-    /// and ascend. All other zones are wholly in the local file.
+    /// Creates a record in which no part of the zones of `remote` is in the local file. `remote`
+    /// has the zones that lie in object storage, in ascending order. All other zones are completely
+    /// in the local file.
     pub(crate) fn new(remote: impl Iterator<Item = ZoneId>) -> Parts {
         let zones: Vec<ZoneId> = remote.collect();
         let bits = zones.iter().map(|_| Default::default()).collect();
@@ -83,7 +85,7 @@ impl Parts {
         self.bits.get(self.place(zone)?)
     }
 
-    /// Returns the zones that lie in object storage, ascending.
+    /// Returns the zones that lie in object storage, in ascending order.
     pub(crate) fn zones(&self) -> &[ZoneId] {
         &self.zones
     }
@@ -96,7 +98,7 @@ impl Parts {
         here(0) && here(1)
     }
 
-    /// Records that these parts are in the local file.
+    /// Records that these parts are now in the local file.
     pub(crate) fn arrived(&self, range: PartRange) {
         let Some(bits) = self.bits(range.zone) else { return };
         let mask = mask(range.first, range.end);
@@ -109,14 +111,14 @@ impl Parts {
     }
 
     /// Records that no part of a zone in object storage is in the local file any more. The caller
-    /// keeps readers and fetches of the zone away.
+    /// must exclude reads and fetches of the zone.
     pub(crate) fn forget(&self, zone: ZoneId) {
         let Some(bits) = self.bits(zone) else { return };
         let gone: u32 = bits.iter().map(|b| b.swap(0, Ordering::AcqRel).count_ones()).sum();
         self.valid.fetch_sub(u64::from(gone), Ordering::Relaxed);
     }
 
-    /// Returns the number of parts, of zones in object storage, that are in the local file.
+    /// Returns the number of parts of zones in object storage that are in the local file.
     pub(crate) fn valid(&self) -> u64 {
         self.valid.load(Ordering::Relaxed)
     }
@@ -127,7 +129,7 @@ impl Parts {
         bits.is_some_and(|bits| bits.iter().any(|b| b.load(Ordering::Relaxed) != 0))
     }
 
-    /// Notes a use of the zone: [`USED`] or [`OF_INDEX`].
+    /// Records a use of the zone: [`USED`] or [`OF_INDEX`].
     pub(crate) fn touch(&self, zone: ZoneId, how: u8) {
         if let Some(used) = self.place(zone).and_then(|place| self.used.get(place))
             && used.load(Ordering::Relaxed) & how != how
@@ -136,15 +138,15 @@ impl Parts {
         }
     }
 
-    /// Passes the hand of the clock over the zone. Returns how the zone was used since the last
-    /// time.
+    /// Passes the hand of the clock over the zone. Returns the uses of the zone since the hand
+    /// passed it last.
     pub(crate) fn pass(&self, zone: ZoneId) -> u8 {
         let used = self.place(zone).and_then(|place| self.used.get(place));
         used.map_or(0, |used| used.fetch_and(!USED, Ordering::Relaxed))
     }
 
-    /// Records that these parts are no longer in the local file. The caller keeps readers and
-    /// fetches of the zone away.
+    /// Records that these parts are no longer in the local file. The caller must exclude reads and
+    /// fetches of the zone.
     pub(crate) fn forget_some(&self, range: PartRange) {
         let Some(bits) = self.bits(range.zone) else { return };
         for (bits, mask) in bits.iter().zip(mask(range.first, range.end)) {
@@ -153,8 +155,8 @@ impl Parts {
         }
     }
 
-    /// Takes over from `other` the parts of each zone up to the offset that `same` returns for it,
-    /// and how the zone was used.
+    /// Copies from `other` the uses of each zone, and its parts up to the offset that `same`
+    /// returns for the zone.
     pub(crate) fn take_over(&self, other: &Parts, same: impl Fn(ZoneId) -> u32) {
         for (place, zone) in self.zones.iter().enumerate() {
             let Some(there) = other.place(*zone).filter(|_| other.has_any(*zone)) else { continue };
@@ -169,7 +171,7 @@ impl Parts {
     }
 
     /// Appends the parts that are in the local file: for each zone that has any, the distance from
-    /// the one before as a varint, and 16 bytes of bits; ends with a distance of 0.
+    /// the previous zone as a varint, and 16 bytes of bits. The list ends with a distance of 0.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         let mut before = 0;
         for (zone, bits) in self.zones.iter().zip(&self.bits) {
@@ -183,8 +185,8 @@ impl Parts {
         put_u64(out, 0);
     }
 
-    /// Restores the record that [`Parts::encode`] has appended. Zones that are local are an
-    /// [`Error::Corrupt`].
+    /// Restores a record that [`Parts::encode`] has written. Returns [`Error::Corrupt`] if the
+    /// record has a zone that is local.
     pub(crate) fn decode(&self, mut input: &[u8]) -> Result<()> {
         let corrupt = || Error::corrupt("the list of parts that are here is malformed", 0);
         let mut zone = 0u32;

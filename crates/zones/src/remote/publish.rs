@@ -1,5 +1,5 @@
-//! Writes zones to objects. Pieces that lie there already, unchanged, are referred to; bytes
-//! written after them become another piece. Small pieces share an object.
+//! Writes zones to objects. Unchanged pieces that already lie in object storage are referred to.
+//! Bytes that were written after them become another piece. Small pieces share an object.
 
 use std::io;
 use std::sync::Arc;
@@ -16,40 +16,41 @@ use super::record::{MOST_TABLE, check_table, check_zones};
 use super::table::{MAX_PIECES, Piece, ZoneObject, ZoneTable};
 use crate::{Error, Result, ZONE_SIZE, ZoneId, ZoneUse};
 
-/// Pieces of at least this many bytes get an object of their own.
+/// The length in bytes from which a piece has its own object.
 const OWN_OBJECT: usize = 1 << 20;
-/// A shared object is queued when it has this many bytes. It then takes twice that much memory.
+/// The length in bytes from which a shared object is queued. It then takes twice as much memory.
 const PACK: usize = 3 << 20;
-/// The most objects that are written at the same time.
+/// The largest number of objects that are written at the same time.
 const AT_ONCE: usize = 8;
-/// If there are more pieces than this, their table takes about half of the room that local files
-/// have for it. Then each publication writes some zones whole: at most `JOINED` zones of more than
-/// `FEW` pieces.
+/// The number of pieces above which a publication writes some zones whole. A table with this many
+/// pieces takes about half of the room that local files have for it.
 const CROWDED: usize = MOST_TABLE / 24;
+/// A crowded publication writes zones whole if they have more than this many pieces.
 const FEW: usize = 4;
+/// The largest number of zones that a crowded publication writes whole.
 const JOINED: usize = 4;
 
 /// The progress of a publication.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Zones that were processed.
+    /// The number of zones that were processed.
     pub zones: u64,
-    /// All zones.
+    /// The number of all zones.
     pub zones_total: u64,
-    /// Objects written.
+    /// The number of objects that were written.
     pub objects: u64,
-    /// Their bytes.
+    /// The number of bytes in the written objects.
     pub bytes: u64,
 }
 
-/// Zones that lie in object storage now.
+/// The result of a publication: the zones that now lie in object storage.
 #[derive(Clone, Debug, Default)]
 pub struct Published {
-    /// The pieces of the zones that were to be published, and of no others.
+    /// The pieces of exactly those zones that were to be published.
     pub known: Known,
     /// The zones that the next publication need not read.
     pub marks: Marks,
-    /// The work that it took.
+    /// The work that the publication took.
     pub progress: Progress,
 }
 
@@ -66,7 +67,7 @@ fn fingerprint(bytes: &[u8]) -> Fingerprint {
     std::array::from_fn(|i| digest[i])
 }
 
-/// An object that has its name, and is not written yet.
+/// An object that has a name but is not written yet.
 struct Queued {
     name: ZoneObject,
     bytes: Bytes,
@@ -84,37 +85,40 @@ struct Placed {
     fingerprint: Fingerprint,
 }
 
-/// The zones that are published.
+/// The source of the zones that are published.
 pub(crate) struct Source<'a> {
-    /// Reads the whole of a zone.
+    /// A function that reads a whole zone.
     pub read: &'a dyn Fn(ZoneId, &mut [u8]) -> Result<()>,
-    /// The table of the zones that came from object storage, and have the same bytes there.
+    /// The table of the zones that came from object storage and still have the same bytes there.
     pub table: Option<&'a ZoneTable>,
-    /// The count of the writes of a zone. See [`super::Writes`].
+    /// A function that returns the count of the writes of a zone. See [`super::Writes`].
     pub writes: &'a dyn Fn(ZoneId) -> Option<u64>,
 }
 
 /// The parameters of a publication.
 pub struct Publication<'a> {
-    /// The place to publish to.
+    /// The place to which the zones are published.
     pub objects: &'a Arc<dyn Objects>,
-    /// The pieces that lie in object storage already.
+    /// The pieces that already lie in object storage.
     pub known: &'a Known,
-    /// The marks of zones that still have the bytes of `known`, unless they were written since.
+    /// The marks of zones that still have the bytes of `known` unless they were written since.
     pub marks: &'a Marks,
-    /// Zones that came from this place are referred to, since they stay there for this store.
+    /// `true` if zones that came from this place are referred to, because the place keeps them for
+    /// this store.
     pub shares: bool,
-    /// The name of the first new object; the others are numbered from there.
+    /// The name of the first new object. The names of the other new objects have the following
+    /// numbers.
     pub first: ZoneObject,
-    /// Bytes that the objects being written may take, or one zone if that is more: as many objects
-    /// are written at the same time as there are zones in it, at most eight.
+    /// The number of bytes that the objects being written may take, or one zone if that is more.
+    /// The number of objects that are written at the same time is the number of zones that fit, but
+    /// at most eight.
     pub memory: usize,
 }
 
-/// A callback that gets the progress of a publication after each zone. It can ask for all pieces
-/// that lie in object storage so far, so that an interrupted publication need not start again;
-/// pieces that were known of zones not processed yet are among them, since the publication will
-/// refer to them. An error of the callback ends the publication.
+/// A callback that receives the progress of a publication after each zone. It can request all
+/// pieces that lie in object storage so far, so that an interrupted publication need not start
+/// again. They include the known pieces of zones that are not processed yet, because the
+/// publication will refer to these pieces. An error of the callback ends the publication.
 pub type Watch<'a> = dyn FnMut(Progress, &dyn Fn() -> Result<Known>) -> Result<()> + 'a;
 
 /// Publishes zones. See [`crate::Zones::publish`].
@@ -125,7 +129,7 @@ pub(crate) fn publish(
     progress: &mut Watch<'_>,
 ) -> Result<Published> {
     let Publication { objects, known, marks, first, memory, .. } = *how;
-    // Before anything is read and written, if that can be known.
+    // Check the number of zones before anything is read and written.
     check_zones(uses.len())?;
     let mut seen = Marks::default();
     let mut writer = Writer {
@@ -139,7 +143,7 @@ pub(crate) fn publish(
     };
     let mut joinable = if known.table.pieces().len() > CROWDED { JOINED } else { 0 };
     for (zone, _) in uses.iter() {
-        // The count is read before the zone is.
+        // Read the count before the zone.
         let writes = (source.writes)(zone);
         seen.0.extend(writes.map(|count| (zone, count)));
         let is_as_known = writes.is_some() && marks.0.get(&zone) == writes.as_ref();
@@ -166,7 +170,7 @@ pub(crate) fn publish(
 }
 
 impl Source<'_> {
-    /// Returns whether a zone came from object storage, and has the same bytes there.
+    /// Returns whether a zone came from object storage and still has the same bytes there.
     fn is_there(&self, zone: ZoneId) -> bool {
         self.table.is_some_and(|table| !table.pieces_of(zone).is_empty())
     }
@@ -180,7 +184,7 @@ fn publish_zone(
     writer: &mut Writer<'_>,
 ) -> Result<()> {
     if let Some(table) = source.table.filter(|table| !table.pieces_of(zone).is_empty()) {
-        // Nothing compares these fingerprints: the zone takes this path each time.
+        // These fingerprints are never compared, because the zone takes this path each time.
         let pieces = table.pieces_of(zone).iter();
         pieces.for_each(|piece| writer.keep(table, piece, Fingerprint::default()));
         return Ok(());
@@ -188,7 +192,8 @@ fn publish_zone(
     let mut bytes = vec![0; ZONE_SIZE as usize];
     (source.read)(zone, &mut bytes)?;
     let end = bytes.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
-    // A zone of zeros has a piece as well: zones that no table has count as free in copies.
+    // A zone of zeros has a piece, too, because copies count zones that are missing in the table as
+    // free.
     bytes.truncate(end.next_multiple_of(512).max(512));
 
     let mut covered = 0;
@@ -224,13 +229,13 @@ struct Writer<'a> {
     placed: Vec<Placed>,
     /// The pieces that share the next object.
     pack: Vec<Fresh>,
-    /// The objects that are written next, at the same time.
+    /// The objects that are written next. All of them are written at the same time.
     queued: Vec<Queued>,
     progress: Progress,
 }
 
 impl Writer<'_> {
-    /// Adds a piece that lies in object storage already.
+    /// Adds a piece that already lies in object storage.
     fn keep(&mut self, table: &ZoneTable, piece: &Piece, fingerprint: Fingerprint) {
         let Piece { zone, offset, len, at, .. } = *piece;
         let object = table.object(piece);
@@ -242,8 +247,7 @@ impl Writer<'_> {
             return Ok(());
         }
         if bytes.len() < OWN_OBJECT {
-            // A piece that waits for others must not keep the memory of the zone that it was read
-            // into.
+            // A piece that waits for other pieces must not keep the memory of the whole zone.
             bytes.shrink_to_fit();
         }
         let fresh = Fresh {
@@ -268,13 +272,13 @@ impl Writer<'_> {
         Ok(name)
     }
 
-    /// Queues the object with the pieces that share one.
+    /// Queues an object with the pieces that share the next object.
     fn queue_pack(&mut self) -> Result<()> {
         let pack = std::mem::take(&mut self.pack);
         if pack.is_empty() { Ok(()) } else { self.queue(&pack) }
     }
 
-    /// Queues an object with these pieces, and writes the queue if it is full.
+    /// Queues an object with these pieces, and writes the queued objects if the queue is full.
     fn queue(&mut self, pieces: &[Fresh]) -> Result<()> {
         let object = self.take_name()?;
         let (mut placed, mut at) = (Vec::with_capacity(pieces.len()), 0);
@@ -292,8 +296,8 @@ impl Writer<'_> {
         if self.queued.len() >= self.at_once { self.write_queued() } else { Ok(()) }
     }
 
-    /// Writes the objects of the queue, all at the same time. Their pieces count as placed only
-    /// when all of these objects exist.
+    /// Writes the objects of the queue, all at the same time. The pieces count as placed only when
+    /// all of these objects exist.
     fn write_queued(&mut self) -> Result<()> {
         let queued = std::mem::take(&mut self.queued);
         let (next, failure) = (AtomicUsize::new(0), Mutex::new(None));
@@ -326,7 +330,7 @@ impl Writer<'_> {
     }
 }
 
-/// Creates an object whose name only this writer uses.
+/// Creates an object with a name that only this writer uses.
 fn put(objects: &Arc<dyn Objects>, name: ZoneObject, bytes: Bytes) -> Result<()> {
     match create(&**objects, &name.key()?, bytes, Patience::default()) {
         Ok(Created::Done(_)) => Ok(()),

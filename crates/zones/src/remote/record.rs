@@ -1,8 +1,8 @@
-//! The records in the local file of a store in object storage: the store that it is a copy of, the
-//! zone table, the right to publish, and the list of parts that are in the file. They lie in zone
-//! 0, in the space that the superblock pair leaves free. Everything has a checksum. The list of
-//! parts is written when the store is closed and removed when it is opened: after a crash no part
-//! of the zones in object storage counts as present.
+//! The records in the local file of a store in object storage: the store of which it is a copy, the
+//! zone table, the right to publish, and the list of parts that are in the file. The records lie in
+//! zone 0, in the space that the superblock pair leaves free. Each record has a checksum. The list
+//! of parts is written when the store is closed and removed when it is opened, so after a crash no
+//! part of the zones in object storage counts as present.
 
 use std::io;
 
@@ -14,37 +14,43 @@ use super::first_reads::FirstReads;
 use super::parts::Parts;
 use super::table::ZoneTable;
 
-/// The addresses of the record of the home and of the list of parts, each after a copy of the
-/// superblock; and that of the claim, a sector of its own, which is written whole or not at all.
+/// The address of the record of the home, after the first copy of the superblock.
 const HOME_AT: u64 = COPIES[0] + SECTOR;
+/// The address of the list of parts, after the second copy of the superblock.
 const PARTS_AT: u64 = COPIES[1] + SECTOR;
+/// The address of the claim. The claim has its own sector, which is written whole or not at all.
 const CLAIM_AT: u64 = COPIES[1] - SECTOR;
-/// The most bytes of each record.
+/// The largest length of the record of the home, in bytes.
 const MOST_HOME: u64 = CLAIM_AT - HOME_AT;
+/// The largest length of the claim, in bytes.
 const MOST_CLAIM: u64 = SECTOR;
+/// The largest length of the list of parts, in bytes.
 const MOST_PARTS: u64 = ZONE_SIZE - PARTS_AT;
 
 const HOME_MAGIC: [u8; 8] = *b"KVFSHOME";
 const CLAIM_MAGIC: [u8; 8] = *b"KVFSCLAM";
 const PARTS_MAGIC: [u8; 8] = *b"KVFSPART";
-/// Magic, checksum of all after it, length of the body.
+/// The length of the header, in bytes: the magic, the checksum of everything after it, and the
+/// length of the body.
 const HEADER: usize = 16;
 
-/// The longest note of the crate above, bytes.
+/// The largest length of the note of the caller, in bytes.
 const MAX_NOTE: usize = 64 << 10;
 
-/// The most bytes of a zone table for which a local file has room next to any note.
+/// The largest length of a zone table in bytes for which a local file has room in addition to any
+/// note.
 pub(super) const MOST_TABLE: usize = MOST_HOME as usize - HEADER - MAX_NOTE - 8;
 
-/// The bytes that a full zone takes in a table at least.
+/// The smallest number of bytes that a full zone takes in a table.
 const LEAST_OF_ZONE: usize = 10;
 
-/// Fails if local files have no room for a table of this many zones.
+/// Returns an error if local files have no room for a table of this many zones.
 pub(crate) fn check_zones(zones: usize) -> Result<()> {
     check_room(zones.saturating_mul(LEAST_OF_ZONE))
 }
 
-/// Fails if local files have no room for the table: a state with it could be opened nowhere.
+/// Returns an error if local files have no room for the table. A state with such a table could not
+/// be opened anywhere.
 pub(crate) fn check_table(table: &ZoneTable) -> Result<()> {
     let mut body = Vec::new();
     table.encode(&mut body);
@@ -62,14 +68,14 @@ fn check_room(bytes: usize) -> Result<()> {
     )))
 }
 
-/// The record of the object storage that the zones of a local file lie in.
+/// The record that says where in object storage the zones of a local file lie.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Home {
-    /// The note of the crate above, opaque here: at most 64 KiB.
+    /// The note of the caller, which is opaque here and has at most 64 KiB.
     pub note: Vec<u8>,
-    /// The places of the zones.
+    /// The table with the places of the zones.
     pub table: ZoneTable,
-    /// The bytes of these zones that are read first.
+    /// The bytes of the zones that are read first.
     pub first: FirstReads,
 }
 
@@ -84,7 +90,7 @@ impl Home {
             self.first.encode(&mut body);
         }
         if !fits(&body) {
-            // The first reads are left out: they only save requests.
+            // Omit the first reads, which only save requests.
             body.truncate(without);
         }
         if self.note.len() > MAX_NOTE || !fits(&body) {
@@ -113,14 +119,14 @@ impl Home {
         Ok(Home { note: note.to_vec(), table, first })
     }
 
-    /// Writes the record; does not sync.
+    /// Writes the record. Does not sync.
     pub(crate) fn write(&self, device: &dyn Device) -> Result<()> {
         let body = self.encode()?;
         write(device, HOME_AT, HOME_MAGIC, &body)
             .map_err(|e| Error::io("writing the record of the home", e))
     }
 
-    /// Reads the record from a device that holds a store of version 8.
+    /// Reads the record from a device with a store of format version 8.
     pub fn read(device: &dyn Device) -> Result<Home> {
         let body = read(device, HOME_AT, MOST_HOME, HOME_MAGIC)
             .map_err(|e| Error::io("reading the record of the home", e))?;
@@ -132,15 +138,15 @@ impl Home {
     }
 }
 
-/// Reads the note about the right to publish from a device that holds a store of version 8. Returns
-/// `None` if there is none, or if it is damaged.
+/// Reads the note about the right to publish from a device with a store of format version 8.
+/// Returns `None` if the note is missing or damaged.
 pub fn read_claim(device: &dyn Device) -> Result<Option<Vec<u8>>> {
     read(device, CLAIM_AT, MOST_CLAIM, CLAIM_MAGIC)
         .map_err(|e| Error::io("reading the record of the right to publish", e))
 }
 
-/// Replaces the note about the right to publish by `note`, at most 4080 bytes, and syncs. The
-/// device holds a store of version 8.
+/// Replaces the note about the right to publish by `note`, which has at most 4080 bytes, and syncs.
+/// The device has a store of format version 8.
 pub fn write_claim(device: &dyn Device, note: &[u8]) -> Result<()> {
     if (HEADER + note.len()) as u64 > MOST_CLAIM {
         let what = format!("a note of {} bytes about the right to publish", note.len());
@@ -151,8 +157,8 @@ pub fn write_claim(device: &dyn Device, note: &[u8]) -> Result<()> {
         .map_err(|e| Error::io("writing the record of the right to publish", e))
 }
 
-/// Writes the list of parts that are in the file, if there is room for it, and syncs; the parts
-/// themselves are synced before.
+/// Writes the list of parts that are in the file, if there is room for it, and syncs. The parts
+/// themselves are synced before the list is written.
 pub(crate) fn write_parts(device: &dyn Device, parts: &Parts) -> io::Result<()> {
     let mut body = Vec::new();
     parts.encode(&mut body);
@@ -165,7 +171,8 @@ pub(crate) fn write_parts(device: &dyn Device, parts: &Parts) -> io::Result<()> 
     device.sync()
 }
 
-/// Reads the list of parts into `parts`, and removes it durably: from now on the file may change.
+/// Reads the list of parts into `parts`, and removes the list durably, because the file may change
+/// from now on.
 pub(crate) fn take_parts(device: &dyn Device, parts: &Parts) -> io::Result<()> {
     let Some(body) = read(device, PARTS_AT, MOST_PARTS, PARTS_MAGIC)? else { return Ok(()) };
     device.write_at(Purpose::Superblock, PARTS_AT, &[0; SECTOR as usize])?;
@@ -188,7 +195,7 @@ fn write(device: &dyn Device, at: u64, magic: [u8; 8], body: &[u8]) -> io::Resul
     device.write_at(Purpose::Superblock, at, &block)
 }
 
-/// Returns the body of a record, or `None` if there is no intact one.
+/// Returns the body of a record, or `None` if the record is missing or damaged.
 fn read(device: &dyn Device, at: u64, most: u64, magic: [u8; 8]) -> io::Result<Option<Vec<u8>>> {
     let mut header = [0; HEADER];
     device.read_at(Purpose::Superblock, at, &mut header)?;
@@ -256,7 +263,7 @@ mod tests {
             let object = ZoneObject { origin: [3; 16], epoch: 1, number: n };
             table.add(ZoneId(1 + n), 0, ZONE_SIZE as u32, object, 0).unwrap();
         };
-        // Next to the zones, the table has the number of them, and one origin.
+        // In addition to the zones, the table has their number and one origin.
         let most = ((MOST_TABLE - 20) / LEAST_OF_ZONE) as u32;
         (0..most).for_each(add);
         check_table(&table).unwrap();
@@ -299,7 +306,7 @@ mod tests {
         let next = parts();
         take_parts(&device, &next).unwrap();
         assert!(next.has(here));
-        // The list is gone, as after a crash before which the file may have changed.
+        // The list was removed, as after a crash, because the file may have changed.
         let after = parts();
         take_parts(&device, &after).unwrap();
         assert_eq!(after.valid(), 0);

@@ -3,14 +3,15 @@
 
 use env::sync::{Condvar, Mutex};
 
-/// The most requests in flight. A request for a range whose pieces lie in several objects counts as
-/// one, though it asks for up to four of these at the same time.
+/// The largest number of requests in flight. A request for a range whose pieces lie in several
+/// objects counts as one, although it reads up to four objects at the same time.
 pub(super) const AT_ONCE: usize = 64;
 
-/// Limits the requests in flight, and the bytes that they bring.
+/// Limits the requests in flight, and the bytes that they fetch.
 #[derive(Default)]
 pub(super) struct Requests {
-    /// The bytes that they may bring together, or one of them alone.
+    /// The number of bytes that the requests in flight may fetch together. A single request may
+    /// fetch more.
     memory: u64,
     now: Mutex<UnderWay>,
     ended: Condvar,
@@ -20,9 +21,10 @@ pub(super) struct Requests {
 struct UnderWay {
     requests: usize,
     bytes: u64,
-    /// Requests are served in the order of their arrival, so that small ones do not keep a large
-    /// one waiting: the number of the next to arrive, and of the next to be served.
+    /// The number of the next request to arrive. Requests are served in the order of their arrival,
+    /// so that small requests do not delay a large one.
     comes: u64,
+    /// The number of the next request to be served.
     served: u64,
 }
 
@@ -31,8 +33,8 @@ impl Requests {
         Requests { memory, ..Requests::default() }
     }
 
-    /// Waits until a request for `bytes` bytes may begin. A single request may begin however large
-    /// it is.
+    /// Waits until a request for `bytes` bytes may begin. If no other request is in flight, a
+    /// request of any size may begin.
     pub fn begin(&self, bytes: u64) -> RequestGuard<'_> {
         let mut now = self.now.lock();
         let own = now.comes;
@@ -44,7 +46,7 @@ impl Requests {
             self.ended.wait(&mut now);
         }
         (now.served, now.requests, now.bytes) = (own + 1, now.requests + 1, now.bytes + bytes);
-        // The next request may fit, too.
+        // Wake the next request, because it may fit, too.
         self.ended.notify_all();
         RequestGuard(self, bytes)
     }
@@ -74,7 +76,7 @@ mod tests {
             let _request = requests.begin(bytes);
             order.lock().push(bytes);
         };
-        // Waits until `count` threads have asked.
+        // Wait until `count` threads have sent a request.
         let asked = |count: u64| {
             while requests.now.lock().comes < count {
                 thread::yield_now();

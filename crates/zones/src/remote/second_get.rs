@@ -1,6 +1,6 @@
-//! Sends a second request if the first one takes far longer than usual: of many requests to a large
-//! store a few hang for seconds, and the same request sent again does not (Dean and Barroso, "The
-//! Tail at Scale", 2013). The first answer to arrive counts.
+//! Sends a second request if the first one takes far longer than usual. A few of many requests to a
+//! large object store hang for seconds, but the same request usually does not hang when it is sent
+//! again (Dean and Barroso, "The Tail at Scale", 2013). The first answer to arrive is used.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,17 +12,19 @@ use env::sync::Mutex;
 use env::thread;
 use objects::{Key, Object, Objects, Part, Result};
 
-/// The number of request times that are remembered. No second request is sent before there are half
-/// as many.
+/// The number of request times that are remembered. No second request is sent before half of this
+/// number is known.
 const REMEMBERED: usize = 64;
-/// Requests for more bytes than this are compared with each other, and not with smaller ones.
+/// The largest length of a small request, in bytes. Times of larger requests are not compared with
+/// times of small ones.
 const SMALL: u64 = 1 << 20;
-/// If requests take less than this, a second one is not worth a thread.
+/// The smallest request time for which a second request is worth a thread.
 const WORTH_IT: Duration = Duration::from_millis(5);
-/// At most one request in this many is sent a second time.
+/// The number of requests per second request: at most one request in this many is sent a second
+/// time.
 const ONE_IN: u64 = 20;
 
-/// The times that requests took, and the number of second requests.
+/// The times of earlier requests, and the number of second requests.
 #[derive(Default)]
 pub(super) struct SecondGets {
     small: Mutex<Times>,
@@ -31,7 +33,7 @@ pub(super) struct SecondGets {
     second: AtomicU64,
 }
 
-/// The times of the last requests.
+/// The durations of the last requests.
 struct Times {
     last: [Duration; REMEMBERED],
     count: usize,
@@ -49,7 +51,8 @@ impl Times {
         self.count += 1;
     }
 
-    /// Returns twice the time that 95 in 100 requests took at most, if that is known and long.
+    /// Returns twice the 95th percentile of the request times if enough times are known and the
+    /// percentile is at least [`WORTH_IT`].
     fn patience(&self) -> Option<Duration> {
         let known = self.count.min(REMEMBERED);
         if known < REMEMBERED / 2 {
@@ -69,7 +72,7 @@ impl SecondGets {
         self.second.load(Relaxed)
     }
 
-    /// Reads a range of an object.
+    /// Reads a range of an object, with a second request if the first one is slow.
     pub fn get(&self, objects: &Arc<dyn Objects>, key: &Key, range: Range<u64>) -> Result<Object> {
         let times = if range.end - range.start > SMALL { &self.large } else { &self.small };
         self.requests.fetch_add(1, Relaxed);
@@ -121,7 +124,8 @@ impl SecondGets {
 
     fn may_ask_again(&self) -> bool {
         let (second, requests) = (self.second.load(Relaxed), self.requests.load(Relaxed));
-        // Other threads may count at the same time: a few more than one in `ONE_IN` do no harm.
+        // Other threads may count at the same time: a few more second requests than one in `ONE_IN`
+        // do no harm.
         let may = (second + 1) * ONE_IN <= requests;
         self.second.fetch_add(u64::from(may), Relaxed);
         may
@@ -196,7 +200,7 @@ mod tests {
 
     #[test]
     fn of_a_place_that_is_slow_altogether_no_more_is_asked() {
-        // From here on each request takes thirty times as long as the earlier ones.
+        // From here on each request takes thirty times as long as before.
         let (slow, key) = slow(|_| false);
         let (objects, gets) = (slow.clone() as Arc<dyn Objects>, SecondGets::default());
         let times = &gets.small;

@@ -1,36 +1,37 @@
-//! The zone table: the places in object storage of the bytes of each zone. A zone lies in up to
-//! fifteen pieces: one object of its own if it was full, or the bytes that each publication wrote
-//! of it, packed with those of other zones.
+//! The zone table: the places in object storage of the bytes of each zone. A zone has up to fifteen
+//! pieces. A full zone is one piece in its own object; otherwise each publication writes a piece of
+//! it, packed with pieces of other zones.
 
 use objects::Key;
 
 use crate::varint::{get_u32, get_u64, put_u64};
 use crate::{Error, Result, ZONE_SIZE, ZoneId};
 
-/// The largest object that has bytes of zones, bytes.
+/// The largest length of an object with bytes of zones, in bytes.
 pub const MAX_OBJECT: u64 = 2 * ZONE_SIZE;
 
-/// Zone numbers in a table are below this: 32 TiB. A store has memory for each number.
+/// The limit of zone numbers in a table, which is 32 TiB of zones. All zone numbers are below it. A
+/// store needs memory for each number.
 pub const MAX_ZONES: u32 = 1 << 22;
 
-/// The most pieces of a zone.
+/// The largest number of pieces of a zone.
 pub const MAX_PIECES: usize = 15;
 
-/// Names an object with bytes of zones: the store that wrote it, the epoch of that store, and its
-/// number within the epoch. No name is used twice.
+/// The name of an object with bytes of zones: the store that wrote the object, the epoch of the
+/// store, and a number within the epoch. No name is used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ZoneObject {
-    /// The identity of the store that wrote it.
+    /// The identity of the store that wrote the object.
     pub origin: [u8; 16],
-    /// The epoch of that store.
+    /// The epoch of the store in which the object was written.
     pub epoch: u32,
-    /// Counts the objects of the epoch, from 0.
+    /// The number of the object within the epoch, starting at 0.
     pub number: u32,
 }
 
 impl ZoneObject {
-    /// Returns the key: `z/<hash>/<origin>/<epoch>-<number>`. The hash spreads the objects of an
-    /// epoch over the partitions that servers make by prefix.
+    /// Returns the key `z/<hash>/<origin>/<epoch>-<number>` of the object. The hash spreads the
+    /// objects of an epoch over the partitions that servers make by prefix.
     pub fn key(&self) -> Result<Key> {
         let origin: String = self.origin.iter().map(|byte| format!("{byte:02x}")).collect();
         let hash = self.number.wrapping_mul(0x9e37_79b1) >> 24;
@@ -44,11 +45,11 @@ impl ZoneObject {
 pub struct Piece {
     /// The zone.
     pub zone: ZoneId,
-    /// The offset in the zone at which it begins, bytes.
+    /// The offset in the zone at which the piece begins, in bytes.
     pub offset: u32,
-    /// Its length, bytes; not 0.
+    /// The length of the piece, in bytes. It is not 0.
     pub len: u32,
-    /// The offset in the object at which it begins, bytes.
+    /// The offset in the object at which the piece begins, in bytes.
     pub at: u32,
     /// The index of the object's origin in the table.
     origin: u16,
@@ -57,7 +58,7 @@ pub struct Piece {
 }
 
 impl Piece {
-    /// Returns the offset in the zone at which it ends, bytes.
+    /// Returns the offset in the zone at which the piece ends, in bytes.
     pub fn end(&self) -> u32 {
         self.offset + self.len
     }
@@ -67,7 +68,7 @@ impl Piece {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ZoneTable {
     origins: Vec<[u8; 16]>,
-    /// The pieces, ascending by zone and offset; no two overlap.
+    /// The pieces, in ascending order of zone and offset. Pieces do not overlap.
     pieces: Vec<Piece>,
 }
 
@@ -78,7 +79,7 @@ impl ZoneTable {
     }
 
     /// Adds a piece of `zone` that begins at `offset` and has `len` bytes, which lie in `object` at
-    /// `at`. Pieces are added in ascending order; anything else is an [`Error::Invalid`].
+    /// `at`. Pieces must be added in ascending order. Otherwise [`Error::Invalid`] is returned.
     pub fn add(
         &mut self,
         zone: ZoneId,
@@ -122,12 +123,12 @@ impl ZoneTable {
             && last.is_none_or(|last| (last.zone, last.end()) <= (piece.zone, piece.offset))
     }
 
-    /// Returns all pieces, ascending by zone and offset.
+    /// Returns all pieces in ascending order of zone and offset.
     pub fn pieces(&self) -> &[Piece] {
         &self.pieces
     }
 
-    /// Returns the object that a piece of this table lies in.
+    /// Returns the object that contains a piece of this table.
     pub fn object(&self, piece: &Piece) -> ZoneObject {
         let origin = self.origins.get(usize::from(piece.origin)).copied().unwrap_or_default();
         ZoneObject { origin, epoch: piece.epoch, number: piece.number }
@@ -157,12 +158,12 @@ impl ZoneTable {
         self.pieces.chunk_by(|a, b| a.zone == b.zone).filter_map(|of| of.first()).map(|p| p.zone)
     }
 
-    /// Returns the address after the last zone; 0 if there is none.
+    /// Returns the address after the last zone, or 0 if the table has no zones.
     pub fn end(&self) -> u64 {
         self.pieces.last().map_or(0, |piece| piece.zone.end())
     }
 
-    /// Appends the encoding. See "Zone table" in `docs/format.md`.
+    /// Appends the encoding of the table. See "Zone table" in `docs/format.md`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         put_u64(out, self.origins.len() as u64);
         self.origins.iter().for_each(|origin| out.extend_from_slice(origin));

@@ -1,11 +1,11 @@
-//! Tracks which zones were written since a publication read them, so that the next one need not
-//! read the others.
+//! Tracks which zones were written after a publication has read them, so that the next publication
+//! need not read the other zones.
 //!
-//! The writes of a zone are counted: each before it is handed to the device, and once more
-//! afterwards. If the count of a zone is the same as before the zone was read, the zone has the
-//! bytes that were read: a write that had been counted once by then is counted again later, and a
-//! write that had been counted twice was seen by the read, since a device shows accepted writes as
-//! done (`Device::write_behind`).
+//! Each write of a zone is counted before it is handed to the device, and once more afterwards. If
+//! the count of a zone equals the count before the zone was read, the zone still has the bytes that
+//! were read: a write that had been counted once by then is counted again later, and a write that
+//! had been counted twice was visible to the read, because a device shows accepted writes as done
+//! (`Device::write_behind`).
 
 use std::sync::OnceLock;
 
@@ -13,23 +13,24 @@ use env::sync::atomic::{AtomicU64, Ordering};
 
 use crate::ZoneId;
 
-/// The number of counts that the zones share. Two zones may share one: then a zone is read in vain.
+/// The number of counts that the zones share. If two zones share a count, a zone may be read in
+/// vain.
 const COUNTS: usize = 1 << 16;
 
-/// The counts of a store. Nothing is counted before [`Writes::watch`].
+/// The counts of the writes of a store. Nothing is counted before [`Writes::watch`].
 #[derive(Default)]
 pub(crate) struct Writes {
     counts: OnceLock<Box<[AtomicU64]>>,
 }
 
 impl Writes {
-    /// Counts writes from here on.
+    /// Starts to count writes.
     pub fn watch(&self) {
         self.counts.get_or_init(|| (0..COUNTS).map(|_| AtomicU64::new(0)).collect());
     }
 
-    /// Counts a write of `len` bytes at `addr`: called before it begins, and when the device has
-    /// taken it.
+    /// Counts a write of `len` bytes at `addr`. The caller calls this before the write begins, and
+    /// again when the device has accepted the write.
     pub fn count(&self, addr: u64, len: u64) {
         let Some(counts) = self.counts.get() else { return };
         let last = ZoneId::of(addr.saturating_add(len.saturating_sub(1)));
@@ -38,7 +39,7 @@ impl Writes {
         }
     }
 
-    /// Returns the count of a zone, or `None` if nothing is counted.
+    /// Returns the count of a zone, or `None` if writes are not counted.
     pub fn of(&self, zone: ZoneId) -> Option<u64> {
         Some(self.counts.get()?[zone.0 as usize % COUNTS].load(Ordering::SeqCst))
     }

@@ -1,5 +1,5 @@
-//! Free zones: zones are requested from the host and given back to it, and extent writers reserve
-//! ranges of them.
+//! Management of free zones: requests zones from the host, gives zones back to the host, and
+//! reserves ranges of zones for extent writers.
 
 use std::sync::atomic::Ordering;
 
@@ -17,13 +17,13 @@ const STOCK: usize = 4;
 
 impl Zones {
     /// Gives free zones beyond the reserve, promised space and a small stock back to the host.
-    /// Returns the bytes given back.
+    /// Returns the number of bytes given back.
     pub fn give_back(&self) -> Result<u64> {
         self.give(STOCK, usize::MAX)
     }
 
-    /// Gives back at most `most` zones that were free all the time since the last call, so that a
-    /// store under load does not keep space that it used for a moment. Returns the bytes given
+    /// Gives back at most `most` zones that have been free since the last call, so that a store
+    /// under load does not keep space that it used for a moment. Returns the number of bytes given
     /// back.
     pub fn give_back_idle(&self, most: usize) -> Result<u64> {
         let idle = {
@@ -40,7 +40,8 @@ impl Zones {
     }
 
     fn give(&self, stock: usize, most: usize) -> Result<u64> {
-        /// The number of zones that are given back at once. An allocation waits for that long.
+        /// The number of zones that are given back at once, which limits the time for which an
+        /// allocation waits.
         const AT_ONCE: usize = 2;
         let mut given = 0;
         let mut left = most;
@@ -54,7 +55,7 @@ impl Zones {
             left -= surplus.len();
             surplus.sort_unstable();
             let mut failure = None;
-            // Neighbouring zones are given back together.
+            // Give neighbouring zones back together.
             for adjacent in surplus.chunk_by(|a, b| a + 1 == *b) {
                 let len = adjacent.len() as u64 * ZONE_SIZE;
                 if failure.is_none() {
@@ -72,24 +73,24 @@ impl Zones {
         Ok(given)
     }
 
-    /// Gives all unused space back to the host, for a store that is being closed: free zones,
-    /// including the reserve; the rests of the zones that streams fill; zone 0 except the
-    /// superblocks; and `rest`, address ranges of zones in use that the caller no longer needs.
-    /// Nothing may be written afterwards; the next opening must call [`Zones::was_given_back`]. A
-    /// device whose size is fixed keeps everything.
+    /// Gives all unused space of a store that is being closed back to the host. This is the space
+    /// of free zones including the reserve, of the rests of zones that streams fill, of zone 0
+    /// except for the superblocks, and of `rest`, which are address ranges in zones in use that the
+    /// caller no longer needs. Nothing may be written afterwards, and the next opening must call
+    /// [`Zones::was_given_back`]. A device whose size is fixed keeps all space.
     pub fn give_all_back(&self, rest: impl IntoIterator<Item = (u64, u64)>) -> Result<()> {
         if !self.device.can_grow() {
             return Ok(());
         }
         let _growing = self.growing.lock();
         let mut unused: Vec<(u64, u64)> = self.allocator.lock().take_unused();
-        // A store with zones in object storage has its records there.
+        // A store with zones in object storage has its records in the rest of zone 0.
         if self.remote.is_none() {
             unused.extend(superblock::unused());
         }
         unused.extend(rest);
         unused.sort_unstable();
-        // Neighbouring ranges are given back together.
+        // Give neighbouring ranges back together.
         for adjacent in unused.chunk_by(|a, b| a.1 == b.0) {
             let (Some(first), Some(last)) = (adjacent.first(), adjacent.last()) else { continue };
             self.device
@@ -99,7 +100,7 @@ impl Zones {
         Ok(())
     }
 
-    /// Returns the free and used space now.
+    /// Returns the current free and used space.
     pub fn space(&self) -> Space {
         let host_zones = self.device.host_free().map_or(u64::MAX, |bytes| bytes / ZONE_SIZE);
         let state = self.allocator.lock();
@@ -143,9 +144,9 @@ impl Zones {
         ZonePin::counted(&self.allocator, ZoneUse::new())
     }
 
-    /// Reserves between `need` and `want` bytes (multiples of `SECTOR`) in the stream's open zone
-    /// or in a new one, taken from `supply` if that has any, and adds the zone to `pin`. Returns
-    /// the address and the length.
+    /// Reserves between `need` and `want` bytes (multiples of `SECTOR`) in the open zone of the
+    /// stream or in a new zone, and adds the zone to `pin`. The new zone is taken from `supply`
+    /// unless `supply` is empty. Returns the address and the length.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn reserve_range(
         &self,
@@ -173,7 +174,7 @@ impl Zones {
         let (taken, supplied) = match supply.pop() {
             Some(taken) => (taken, true),
             None => match self.acquire(priority) {
-                // In a full store lifetimes share zones.
+                // In a full store, data of different lifetimes shares zones.
                 Err(Error::NoSpace) => {
                     let range = Lifetime::ALL
                         .into_iter()
@@ -183,8 +184,8 @@ impl Zones {
                 taken => (taken?, false),
             },
         };
-        // Another writer may have opened a zone concurrently. Then the zone taken is free again, or
-        // back in the supply, which later objects rely on.
+        // Another writer may have opened a zone concurrently. Then the zone that was taken is freed
+        // again, or returned to the supply, on which later objects rely.
         if let Some(range) = from_open_zone(lifetime, pin) {
             if supplied {
                 supply.push(taken);
@@ -195,12 +196,12 @@ impl Zones {
         pin.merge(taken);
         let used = want.min(ZONE_SIZE);
         let shared = self.allocator.lock().open_zone(purpose, lifetime, zone, used);
-        // If the stream does not continue in this zone, it belongs to this writer to its end.
+        // If the stream does not continue in this zone, the whole zone belongs to this writer.
         Ok((zone.start(), if shared { used } else { ZONE_SIZE }))
     }
 
     /// Reserves between `need` and `want` bytes directly after a range that ends at `end`, and
-    /// returns the length. Returns `None` if they belong to another writer.
+    /// returns the length. Returns `None` if these bytes belong to another writer.
     pub(crate) fn extend_range(
         &self,
         purpose: Purpose,
@@ -224,8 +225,8 @@ impl Zones {
         }
     }
 
-    /// Takes a free zone, requesting more from the host if there is none. The pin counts no bytes
-    /// in it.
+    /// Takes a free zone, and requests more space from the host if no zone is free. The pin counts
+    /// no bytes in the zone.
     pub(super) fn acquire(&self, priority: Priority) -> Result<ZonePin> {
         let take = || {
             let mut state = self.allocator.lock();
@@ -248,7 +249,7 @@ impl Zones {
                 return Ok(pin(zone));
             }
             if !self.grow(priority)? {
-                // A pin may have been dropped in the meantime.
+                // A pin may have been dropped since the last attempt.
                 return take()?.map(pin).ok_or(Error::NoSpace);
             }
         }
@@ -278,7 +279,8 @@ impl Zones {
                 }
                 match failure {
                     Some(e) => Err(Error::io("allocating space in the store", e)),
-                    // The state of unknown zones is known now, so another attempt makes progress.
+                    // The state of the unknown zones is now known, so another attempt makes
+                    // progress.
                     None => Ok(success || unknown),
                 }
             }
@@ -302,12 +304,14 @@ impl Zones {
         }
     }
 
-    /// Has the host allocate the space that was promised ([`Zones::promise`]) and the reserve, so
-    /// that both are there even if others fill the host. Fails with [`Error::NoSpace`] if the host
-    /// has not enough. The capacity of the store is not examined. See [`Zones::space`].
+    /// Makes the host allocate the space that was promised ([`Zones::promise`]) and the reserve, so
+    /// that both are available even if other programs fill the host. Returns [`Error::NoSpace`] if
+    /// the host does not have enough space. The capacity of the store is not checked; see
+    /// [`Zones::space`].
     pub fn back_promises(&self) -> Result<()> {
         loop {
-            // Held for one request at a time, so that others take zones in between.
+            // Hold the lock for one request at a time, so that other callers can take zones in
+            // between.
             let _growing = self.growing.lock();
             {
                 let state = self.allocator.lock();
@@ -321,7 +325,7 @@ impl Zones {
         }
     }
 
-    /// Allocates the reserve of a store that has none: a new one, or one that was closed.
+    /// Allocates the reserve of a store without one, which is a new store or one that was closed.
     pub(super) fn fill_reserve(&self) -> Result<()> {
         let _growing = self.growing.lock();
         loop {

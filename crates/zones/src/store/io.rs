@@ -9,7 +9,7 @@ use crate::{Device, Error, IoStats, Purpose, Result, ZONE_SIZE};
 
 impl Zones {
     /// Checks that `len` bytes at `addr` lie inside the store, and returns [`Error::Corrupt`] if
-    /// not. Callers use it before they allocate memory for a read.
+    /// they do not. Callers check a range before they allocate memory for a read.
     pub fn check_range(&self, addr: u64, len: u64) -> Result<()> {
         let end = addr.checked_add(len);
         if addr < ZONE_SIZE || end.is_none_or(|end| end > self.device_len.load(Ordering::Acquire)) {
@@ -29,7 +29,7 @@ impl Zones {
         })
     }
 
-    /// Reads `buf.len()` bytes at `addr` from the medium, past the host's caches. See
+    /// Reads `buf.len()` bytes at `addr` from the medium, bypassing the caches of the host. See
     /// [`Device::read_medium`].
     pub fn read_medium(&self, purpose: Purpose, addr: u64, buf: &mut [u8]) -> Result<()> {
         self.check_range(addr, buf.len() as u64)?;
@@ -38,8 +38,8 @@ impl Zones {
         })
     }
 
-    /// Fills all buffers, with the reads in flight together if the device can do that. Reads sorted
-    /// by address cost least.
+    /// Fills all buffers. If the device can do so, all reads are in flight together. Reads that are
+    /// sorted by address cost least.
     pub fn read_many(&self, purpose: Purpose, reads: &mut [Reading<'_>]) -> Result<()> {
         reads.iter().try_for_each(|r| self.check_range(r.offset, r.buf.len() as u64))?;
         let Some(first) = reads.first().map(|r| r.offset) else { return Ok(()) };
@@ -57,7 +57,7 @@ impl Zones {
         }
     }
 
-    /// Returns the bytes of the host's memory available to cache reads. See
+    /// Returns the number of bytes of the host's memory that are available to cache reads. See
     /// [`Device::host_memory`].
     pub fn host_memory(&self) -> Option<u64> {
         self.device.host_memory()
@@ -75,8 +75,8 @@ impl Zones {
         })
     }
 
-    /// Writes `bytes` and empties it. The write may still be in progress when this returns. See
-    /// [`Device::write_behind`].
+    /// Writes `bytes`, and empties the vector. The write may still be in progress when the call
+    /// returns. See [`Device::write_behind`].
     pub(crate) fn write_behind(
         &self,
         purpose: Purpose,
@@ -109,7 +109,7 @@ impl Zones {
         let _one_at_a_time = self.syncing.lock();
         self.healthy()?;
         if self.syncs_done.load(Ordering::SeqCst) > begun {
-            // A sync that began after this call has ended.
+            // A sync that began after this call has already ended.
             return Ok(());
         }
         let number = self.syncs_begun.fetch_add(1, Ordering::SeqCst) + 1;
@@ -130,9 +130,9 @@ impl Zones {
         }
     }
 
-    /// Returns the error of the first failed sync, if there was one.
+    /// Returns the error of the first failed sync, if a sync has failed.
     pub(super) fn healthy(&self) -> Result<()> {
-        // The flag spares healthy stores the lock. It is set after the error.
+        // The flag avoids the lock in healthy stores. It is set after the error.
         if !self.poisoned.load(Ordering::SeqCst) {
             return Ok(());
         }

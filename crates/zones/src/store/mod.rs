@@ -1,7 +1,7 @@
-//! The store: device, allocator and superblock combined. This module makes and opens stores and
-//! replaces the root; `io` reads, writes and syncs; `free_zones` takes zones and gives them back;
-//! `remote` handles zones that lie in object storage; `rehearsal` is a device that shows the zones
-//! of a store.
+//! The store: device, allocator and superblock combined. This module creates and opens stores and
+//! replaces the root. `io` reads, writes and syncs. `free_zones` takes zones and gives them back.
+//! `remote` handles zones in object storage. `rehearsal` is a device that shows the zones of a
+//! store.
 
 mod free_zones;
 mod io;
@@ -31,10 +31,10 @@ use crate::{
 /// Options of a new store.
 #[derive(Clone, Copy, Debug)]
 pub struct FormatOptions {
-    /// Bytes to which the store may grow, rounded down to whole zones, or `None` if only the host
-    /// limits it.
+    /// The number of bytes to which the store may grow, rounded down to whole zones, or `None` if
+    /// only the host limits it.
     pub capacity: Option<u64>,
-    /// Free zones that user data must leave for flushes, merges and deletions.
+    /// The number of free zones that user data must leave for flushes, merges and deletions.
     pub reserve_zones: u32,
     /// The kind of the device.
     pub profile: Profile,
@@ -50,14 +50,14 @@ impl Default for FormatOptions {
 pub struct Zones {
     device: CountDevice,
     allocator: Arc<Allocator>,
-    /// Bytes to which the store may grow, as recorded in the superblock.
+    /// The number of bytes to which the store may grow, as recorded in the superblock.
     capacity: Option<u64>,
-    /// Held while space is requested from the host or given back to it.
+    /// The lock that is held while space is requested from the host or given back to it.
     growing: Mutex<()>,
-    /// The newest superblock, and the index of the copy that has it. The lock is held while a root
-    /// is written and synced, so no read takes it.
+    /// The newest superblock, and the index of the copy in which it lies. The lock is held while a
+    /// root is written and synced, so reads do not take it.
     superblock: Mutex<(Superblock, usize)>,
-    /// The length of the device as far as known, bytes.
+    /// The last known length of the device, in bytes.
     device_len: AtomicU64,
     syncing: Mutex<()>,
     syncs_begun: AtomicU64,
@@ -67,19 +67,19 @@ pub struct Zones {
     poison: Mutex<Option<Error>>,
     /// The zones that lie in object storage.
     remote: Option<RemoteZones>,
-    /// The writes of each zone, counted in a store that is published.
+    /// The counts of the writes of each zone, in a store that is published.
     writes: Writes,
 }
 
 impl Zones {
-    /// Makes an empty store, which is started already. All data on the device is lost.
+    /// Creates an empty store, which is already started. All data on the device is lost.
     pub fn format(device: Arc<dyn Device>, options: FormatOptions) -> Result<Arc<Zones>> {
         let uuid = random_uuid().map_err(|e| Error::io("drawing a random uuid", e))?;
         Self::format_as(device, options, uuid)
     }
 
-    /// Makes an empty store with a given uuid, see [`Zones::format`], so that a simulation can be
-    /// reproduced byte by byte.
+    /// Creates an empty store like [`Zones::format`], but with a given uuid, so that a simulation
+    /// can be reproduced byte by byte.
     pub fn format_as(
         device: Arc<dyn Device>,
         options: FormatOptions,
@@ -110,8 +110,8 @@ impl Zones {
         let zones = Self::new(device, superblock, 1)?;
         zones.start();
         zones.fill_reserve()?;
-        // Before the last write one copy may be that of an old store, which cannot be mistaken for
-        // a copy of this one: its uuid differs.
+        // Before the last write, one copy may belong to an old store. It cannot be mistaken for a
+        // copy of this store, because its uuid differs.
         {
             let newest = zones.superblock.lock();
             zones.write_superblock(&newest.0, 1)?;
@@ -120,10 +120,11 @@ impl Zones {
         Ok(zones)
     }
 
-    /// Makes a store on `device` with a copy of every zone of `uses`, at the same address, and
-    /// holes between them, with capacity, reserve and profile of this store. The copy is not
-    /// started: its data must be pinned first, as after [`Zones::open`]; and it can be opened only
-    /// after it was given a root. The caller must keep these zones pinned until the call returns.
+    /// Creates a store on `device` with a copy of every zone of `uses` at the same address, and
+    /// holes between them. The store has the capacity, the reserve and the profile of this store.
+    /// The copy is not started: its data must be pinned first, as after [`Zones::open`]. It must be
+    /// given a root before it can be opened. The caller must keep these zones pinned until the call
+    /// returns.
     pub fn copy_to(
         &self,
         device: Arc<dyn Device>,
@@ -144,7 +145,7 @@ impl Zones {
         Self::new(device, superblock, 1)
     }
 
-    /// Opens a store by its newest valid superblock. Nothing can be allocated before
+    /// Opens a store at its newest valid superblock. Nothing can be allocated before
     /// [`Zones::start`].
     pub fn open(device: Arc<dyn Device>) -> Result<Arc<Zones>> {
         let (superblock, copy) = superblock::read_newest(&*device)?;
@@ -154,8 +155,9 @@ impl Zones {
         Self::new(device, superblock, copy)
     }
 
-    /// Opens a damaged store, for reading only: by the newest copy of the superblock that can be
-    /// read, or by one without a root if neither can. Also returns the errors of the copies.
+    /// Opens a damaged store for reading only. Uses the newest copy of the superblock that can be
+    /// read, or a superblock without a root if neither copy can be read. Also returns the errors of
+    /// the copies.
     pub fn open_remains(device: Arc<dyn Device>) -> Result<(Arc<Zones>, Vec<Error>)> {
         let (copies, errors) = superblock::read_remains(&*device);
         let newest = copies.into_iter().max_by_key(|(s, _)| s.generation);
@@ -181,7 +183,7 @@ impl Zones {
         Ok((Self::new(device, superblock, copy)?, errors))
     }
 
-    /// Returns the number of zones on the device, including one that is only partly there.
+    /// Returns the number of zones on the device, including an incomplete last zone.
     pub fn zones_on_device(&self) -> u32 {
         let len = self.device_len.load(Ordering::Acquire);
         u32::try_from(len.div_ceil(ZONE_SIZE)).unwrap_or(u32::MAX)
@@ -224,9 +226,10 @@ impl Zones {
         self.superblock.lock().0.clone()
     }
 
-    /// Syncs everything written before, then replaces the root (at most [`MAX_ROOT`] bytes), then
-    /// syncs that. After a crash or an error the store has the old root or the new one. Both copies
-    /// of the superblock get it, so that the loss of one copy loses nothing.
+    /// Syncs everything written before, then replaces the root (at most [`MAX_ROOT`] bytes), and
+    /// then syncs the new root. After a crash or an error the store has the old root or the new
+    /// one. The root is written to both copies of the superblock, so that the loss of one copy
+    /// loses nothing.
     pub fn set_root(&self, root: &[u8]) -> Result<()> {
         if root.len() > MAX_ROOT {
             return Err(Error::Invalid(format!(
@@ -246,8 +249,8 @@ impl Zones {
         self.write_superblock(&newest.0, 1 - older)
     }
 
-    /// Writes and syncs one copy. The caller holds the lock of the superblock, so that the copies
-    /// are never in flight at the same time.
+    /// Writes and syncs one copy of the superblock. The caller holds the lock of the superblock, so
+    /// that the copies are never in flight at the same time.
     fn write_superblock(&self, superblock: &Superblock, copy: usize) -> Result<()> {
         self.healthy()?;
         superblock::write_copy(&self.device, superblock, copy)
@@ -255,8 +258,9 @@ impl Zones {
         self.sync()
     }
 
-    /// Reads both copies of the superblock again and returns their errors. A copy older than the
-    /// other is no error: it results from a crash between the two writes.
+    /// Reads both copies of the superblock again and returns their errors. A copy that is older
+    /// than the other one is not an error, because a crash between the two writes leaves such a
+    /// copy.
     pub fn check_superblocks(&self) -> Vec<Error> {
         let _steady = self.superblock.lock();
         COPIES
@@ -270,25 +274,25 @@ impl Zones {
             .collect()
     }
 
-    /// Pins the zones of `uses`. Before [`Zones::start`], recovery pins all data that is alive;
-    /// afterwards the zones must be pinned already. Zones that the store does not have are an
-    /// [`Error::Corrupt`].
+    /// Pins the zones of `uses`. Before [`Zones::start`], recovery pins all data that is alive.
+    /// After it, the zones must already be pinned. Returns [`Error::Corrupt`] if the store does not
+    /// have these zones.
     pub fn pin(&self, uses: &ZoneUse) -> Result<ZonePin> {
         self.allocator.pin(uses)?;
         Ok(ZonePin::counted(&self.allocator, uses.clone()))
     }
 
-    /// Records, before [`Zones::start`], a live extent that may lie after the positions given to
-    /// [`Zones::resume`], such as one to which only the journal refers. Its zone must also be
-    /// pinned.
+    /// Records a live extent that may lie after the positions given to [`Zones::resume`], such as
+    /// an extent to which only the journal refers. Must be called before [`Zones::start`]. The zone
+    /// of the extent must also be pinned.
     pub fn saw_extent(&self, addr: u64, len: u64) {
         self.allocator.saw_extent(addr, len);
     }
 
-    /// Resumes a stream, before [`Zones::start`], in its zone at `addr`, rounded up to a sector, or
-    /// after the last extent given to [`Zones::saw_extent`] there. The call has no effect at the
-    /// start if the zone is no longer the stream's: if it is beyond the device, is not pinned, or
-    /// has more bytes alive than lie before `addr`.
+    /// Resumes a stream in its zone at `addr`, rounded up to a sector, or after the last extent
+    /// given to [`Zones::saw_extent`] in that zone. Must be called before [`Zones::start`]. At the
+    /// start, the call has no effect if the zone no longer belongs to the stream: if the zone is
+    /// beyond the device, is not pinned, or has more bytes alive than lie before `addr`.
     pub fn resume(&self, purpose: Purpose, addr: u64) {
         let mut state = self.allocator.lock();
         let zone = ZoneId::of(addr);
@@ -296,18 +300,20 @@ impl Zones {
             return;
         }
         let next = round_up(addr - zone.start(), SECTOR);
-        // The lifetime was not recorded and hardly matters: the first one without a zone gets it.
+        // The lifetime was not recorded and hardly matters, so the first stream without a zone gets
+        // the zone.
         if let Some(stream) =
             state.streams.lifetimes(purpose).iter_mut().find(|s| s.zone().is_none())
         {
-            // `start` determines at which depth of the reserve the zone was taken.
+            // `start` determines the depth of the reserve at which the zone was taken.
             stream.open(zone.0, next, Priority::User);
         }
     }
 
-    /// Declares, before [`Zones::start`], that the store was closed with [`Zones::give_all_back`],
-    /// so the host has space only for zones in use. It may lack a part of the zones in `partly`,
-    /// which must be pinned. These are allocated again when they are free, before they are used.
+    /// Declares that the store was closed with [`Zones::give_all_back`], so that the host has space
+    /// only for zones in use. Must be called before [`Zones::start`]. The host may lack space for a
+    /// part of the zones in `partly`, which must be pinned. These zones are allocated again when
+    /// they are free, before they are used.
     pub fn was_given_back(&self, partly: impl IntoIterator<Item = ZoneId>) {
         let mut state = self.allocator.lock();
         state.given_back = true;
@@ -318,9 +324,9 @@ impl Zones {
         }
     }
 
-    /// Asks the host, before [`Zones::start`] of a store that was closed, for the whole of a pinned
-    /// zone again; its content stays. Returns `false` if the host has no space for it; then the
-    /// host is asked once more when the zone is free.
+    /// Requests the space of a whole pinned zone from the host again, before [`Zones::start`] of a
+    /// store that was closed. The content of the zone stays. Returns `false` if the host has no
+    /// space for it. In that case the space is requested once more when the zone is free.
     pub fn allocate_again(&self, zone: ZoneId) -> bool {
         let allocated = self.device.allocate(zone.start(), ZONE_SIZE).is_ok();
         if !allocated {
@@ -338,7 +344,8 @@ impl Zones {
         let streams = if given_back { self.positions() } else { Vec::new() };
         for (_, addr) in streams {
             let zone = ZoneId::of(addr);
-            // Without space for the rest of its zone, a stream continues elsewhere.
+            // If the host has no space for the rest of its zone, a stream continues in another
+            // zone.
             if self.device.allocate(addr, zone.end() - addr).is_err() {
                 self.allocator.lock().close_stream(zone);
             }
@@ -349,21 +356,21 @@ impl Zones {
         }
     }
 
-    /// Returns the position of each open stream, for [`Zones::resume`]: all objects placed so far
-    /// lie in other zones or before it. Objects placed later may lie before it, too, in space that
-    /// a writer gave back.
+    /// Returns the position of each open stream, for [`Zones::resume`]. All objects of a stream
+    /// that were placed so far lie in other zones or before the position. Objects that are placed
+    /// later may also lie before the position, in space that a writer gave back.
     pub fn positions(&self) -> Vec<(Purpose, u64)> {
-        // Only zones with room count, since the end of a full zone is an address in another zone.
+        // Only zones with room count, because the end of a full zone is an address in another zone.
         self.allocator.lock().streams.positions()
     }
 
-    /// Returns the bytes that are left in the open zone of a stream.
+    /// Returns the number of bytes that are left in the open zone of a stream.
     pub fn room(&self, purpose: Purpose, lifetime: Lifetime) -> u64 {
         self.allocator.lock().streams.of(purpose, lifetime).rest()
     }
 
     /// Takes a whole zone, preferably one that was written before, and counts all of it as alive.
-    /// It is written with [`Zones::write`], and recovery must pin it as [`ZoneUse::whole`].
+    /// The zone is written with [`Zones::write`], and recovery must pin it as [`ZoneUse::whole`].
     pub fn take_zone(&self, purpose: Purpose, priority: Priority) -> Result<(ZoneId, ZonePin)> {
         let mut pin = self.acquire(priority)?;
         let Some((zone, _)) = pin.uses().iter().next() else { return Err(Error::NoSpace) };
@@ -372,9 +379,9 @@ impl Zones {
         Ok((zone, pin))
     }
 
-    /// Promises space for data that will be written with [`Priority::Promised`]: from now on
-    /// [`Priority::User`] leaves that much free. The caller must check before that the store has
-    /// that much space ([`Zones::space`]).
+    /// Promises space for data that will be written with [`Priority::Promised`]. From now on,
+    /// allocations with [`Priority::User`] leave this space free. Before the call, the caller must
+    /// check that the store has enough space ([`Zones::space`]).
     pub fn promise(&self, bytes: u64) {
         self.allocator.promise(bytes);
     }

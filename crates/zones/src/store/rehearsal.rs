@@ -1,5 +1,5 @@
-//! A device on which a store is opened to record its reads. It has the zones of another store,
-//! which is open, and keeps its own writes in memory.
+//! A device on which a store is opened to record its reads. The device shows the zones of another,
+//! open store, and keeps its own writes in memory.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,10 +12,11 @@ use super::Zones;
 use crate::remote::{FirstReads, MOST_FIRST};
 use crate::{Device, Error, Purpose, ZONE_SIZE, ZoneId, ZoneUse};
 
-/// The unit in which own bytes are kept, and the most units.
+/// The unit in which the device keeps its own bytes.
 const PAGE: u64 = 64 << 10;
+/// The largest number of units of own bytes.
 const MOST_OWN: usize = 256;
-/// The time after which reads fail: a publication waits for the rehearsal.
+/// The time after which reads fail, because a publication waits for the rehearsal.
 const LONGEST: Duration = Duration::from_secs(2);
 
 /// The zones of an open store as another device. See [`Zones::rehearse`].
@@ -32,8 +33,9 @@ pub struct Rehearsal {
 struct State {
     len: u64,
     own: HashMap<u64, Box<[u8]>>,
-    /// The bytes of shown zones that were read, with their addresses, and their number.
+    /// The bytes of shown zones that were read, with their addresses.
     read: Vec<(u64, Vec<u8>)>,
+    /// The number of bytes in `read`.
     bytes: u64,
 }
 
@@ -44,13 +46,13 @@ impl Rehearsal {
         Rehearsal { of, shown, begun: Instant::now(), state: Mutex::new(state) }
     }
 
-    /// Returns the bytes of the other store's zones that were read on this device.
+    /// Returns the bytes of the zones of the other store that were read on this device.
     pub fn first_reads(&self) -> FirstReads {
         FirstReads::of(std::mem::take(&mut self.state.lock().read))
     }
 
-    /// Reads from a shown zone. Fails if the limit of bytes or of time is reached, or if the bytes
-    /// would have to be fetched.
+    /// Reads from a shown zone. Returns an error if the limit of bytes or of time is reached, or if
+    /// the bytes would have to be fetched.
     fn read_shown(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let len = buf.len() as u64;
         if self.state.lock().bytes + len > MOST_FIRST || self.begun.elapsed() > LONGEST {
@@ -70,7 +72,7 @@ impl Rehearsal {
         self.shown.contains(zone)
     }
 
-    /// Calls `each` for every page that a range touches, with the page, the range in the page, and
+    /// Calls `each` for every page that overlaps a range, with the page, the range in the page, and
     /// the range in the buffer.
     fn pages(
         offset: u64,

@@ -1,4 +1,4 @@
-//! Zones that lie in object storage: opens stores with such zones, and publishes zones.
+//! Opens stores whose zones lie in object storage, and publishes zones.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,22 +16,23 @@ use crate::remote::{
 use crate::superblock::{self, FORMAT_VERSION, REMOTE_VERSION, Superblock};
 use crate::{Device, Error, Purpose, Result, ZONE_SIZE, ZoneId, ZonePin, ZoneUse};
 
-/// The number of pieces that are requested together when all are fetched.
+/// The number of pieces that are requested together when all zones are fetched.
 const FETCHED_TOGETHER: usize = 32;
-/// The bytes after which the parts fetched so far are recorded, so that a kill loses no more.
+/// The number of fetched bytes after which the fetched parts are recorded, so that a kill loses at
+/// most this many bytes.
 const NOTED_AFTER: u64 = 1 << 30;
 
 /// The zones of a store that lie in object storage.
 pub(super) struct RemoteZones {
     remote: Arc<Remote>,
     fetching: Arc<RemoteDevice>,
-    /// The local file, without the parts that are missing in it.
+    /// The local file, which may lack parts of the zones.
     file: Arc<dyn Device>,
-    /// Pins the zones of the table, which are never freed.
+    /// The pin of the zones of the table, which are never freed.
     pin: Mutex<ZonePin>,
 }
 
-/// Returns the zones of a table, without bytes.
+/// Returns the zones of a table, each with 0 bytes.
 fn uses_of(table: &ZoneTable) -> ZoneUse {
     let mut uses = ZoneUse::new();
     table.zones().for_each(|zone| uses.add(zone, 0));
@@ -44,9 +45,9 @@ impl Zones {
         Ok(superblock::read_newest(device)?.0.version == REMOTE_VERSION)
     }
 
-    /// Opens a store whose zones lie in `objects`, if it is one ([`REMOTE_VERSION`]), or any other
-    /// store like [`Zones::open`]. The device must allow writes, since parts of zones are kept
-    /// there.
+    /// Opens a store. If its version is [`REMOTE_VERSION`], its zones lie in `objects`; otherwise
+    /// the store is opened like by [`Zones::open`]. The device must allow writes, because it stores
+    /// parts of zones.
     pub fn open_remote(
         device: Arc<dyn Device>,
         objects: Arc<dyn Objects>,
@@ -61,15 +62,15 @@ impl Zones {
         let layout = remote.layout();
         take_parts(&*device, &layout.parts)
             .map_err(|e| Error::io("reading which parts of zones are here", e))?;
-        // Zones of which no part counts as present, as after a crash, take no space.
+        // Zones without a present part, as after a crash, take no space.
         let nothing = |zone: &ZoneId| !layout.parts.has_any(*zone);
         give_back(&*device, layout.table.zones().filter(nothing))?;
         Self::with_remote(device, superblock, copy, remote)
     }
 
-    /// Makes a local file for a store whose zones are those of `home`. The root is still missing,
-    /// as after [`Zones::copy_to`], but nothing is copied. All data on the device is lost, except
-    /// parts of zones that were present before, from an older state of the same store.
+    /// Creates a local file for a store with the zones of `home`. Nothing is copied. The root is
+    /// still missing, as after [`Zones::copy_to`]. All data on the device is lost, except for parts
+    /// of zones that were present before from an older state of the same store.
     pub fn format_remote(
         device: Arc<dyn Device>,
         home: &Home,
@@ -80,8 +81,8 @@ impl Zones {
     ) -> Result<Arc<Zones>> {
         let doing = "making the local file of a store in object storage";
         let failed = |e| Error::io(doing, e);
-        // Until it has the root, the device holds no store: its old content must not count with the
-        // new.
+        // Until it has a root, the device holds no store, because the old content must not be
+        // combined with the new one.
         let before = Self::cached(&*device)?;
         device.lengthen(home.table.end().max(ZONE_SIZE)).map_err(failed)?;
         superblock::wipe(&*device).map_err(failed)?;
@@ -107,8 +108,8 @@ impl Zones {
         Self::with_remote(device, superblock, 1, remote)
     }
 
-    /// Returns a device that has these zones at the same addresses, without a copy of them, and a
-    /// store on it like one made by [`Zones::copy_to`]: it must be given a root before it can be
+    /// Returns a device that shows these zones at the same addresses without a copy, and a store on
+    /// the device. As after [`Zones::copy_to`], the store must be given a root before it can be
     /// opened. The caller keeps the zones unchanged until both are dropped.
     pub fn rehearse(self: &Arc<Self>, uses: &ZoneUse) -> Result<(Arc<Rehearsal>, Arc<Zones>)> {
         let device = Arc::new(Rehearsal::new(self.clone(), uses.clone()));
@@ -124,7 +125,7 @@ impl Zones {
         Ok((device, zones))
     }
 
-    /// Returns the zone table of a local file, and which parts of the zones are present.
+    /// Returns the zone table of a local file, and the record of the parts that are present.
     fn cached(device: &dyn Device) -> Result<Option<(ZoneTable, Parts)>> {
         if device.len().map_err(|e| Error::io("asking for the size of the device", e))? < ZONE_SIZE
             || !Self::is_remote(device).unwrap_or(false)
@@ -164,9 +165,9 @@ impl Zones {
     }
 
     /// Replaces the current state by another published state of the store, whose zone table is
-    /// `table`. Parts of zones stay if they have the same bytes. Readers that keep a [`TableHold`]
-    /// of earlier states continue. The store must be open for reading only; its local file holds no
-    /// store from here on, until [`Zones::format_followed`].
+    /// `table`. Parts of zones stay if they have the same bytes. Readers with a [`TableHold`] of an
+    /// earlier state continue. The store must be open for reading only. From this call until
+    /// [`Zones::format_followed`], its local file holds no store.
     pub fn follow(&self, table: &Arc<ZoneTable>, first: FirstReads) -> Result<()> {
         let Some(zones) = &self.remote else {
             return Err(Error::Invalid("a store that has all of its zones itself".into()));
@@ -189,8 +190,8 @@ impl Zones {
         Ok(())
     }
 
-    /// Makes the local file a store again after [`Zones::follow`], still without a root, as
-    /// [`Zones::format_remote`] does. Cached parts stay.
+    /// Makes the local file a store again after [`Zones::follow`]. As after
+    /// [`Zones::format_remote`], the store has no root. Cached parts stay.
     pub fn format_followed(&self, note: &[u8]) -> Result<Arc<Zones>> {
         let Some(zones) = &self.remote else {
             return Err(Error::Invalid("a store that has all of its zones itself".into()));
@@ -201,13 +202,14 @@ impl Zones {
         Home { note, table: ZoneTable::clone(table), first }.write(&*zones.file)?;
         let superblock = Superblock { generation: 1, root: Vec::new(), ..self.superblock() };
         let made = Self::new(zones.file.clone(), superblock, 1)?;
-        // The store writes only to other zones, as long as it is open.
+        // While the store is open, it writes only to other zones.
         made.allocator.pin(&uses_of(table))?;
         Ok(made)
     }
 
     /// Fetches everything that lies in object storage and is not yet in the local file. `progress`
-    /// gets the bytes that are present, and the total. An error of `progress` ends the call.
+    /// receives the number of bytes that are present, and the total. An error of `progress` ends
+    /// the call.
     pub fn fetch_all(&self, progress: &mut dyn FnMut(u64, u64) -> Result<()>) -> Result<()> {
         let Some(zones) = &self.remote else { return Ok(()) };
         let layout = zones.remote.layout();
@@ -234,9 +236,9 @@ impl Zones {
         progress(done, total)
     }
 
-    /// Reads bytes in another way, after a read returned wrong ones: from earlier states that are
-    /// still read, or from object storage once more. `attempt` counts the ways from 0. Returns
-    /// `false` if there is no other way.
+    /// Reads bytes again after a read returned wrong ones, from earlier states that are still read
+    /// or once more from object storage. `attempt` counts these sources from 0. Returns `false` if
+    /// there is no further source.
     pub fn read_again(
         &self,
         purpose: Purpose,
@@ -252,24 +254,24 @@ impl Zones {
             .map_err(|e| Error::io(format!("reading {len} bytes of {purpose} at {addr}"), e))
     }
 
-    /// Returns the zone table, if the store has zones in object storage.
+    /// Returns the zone table if the store has zones in object storage.
     pub fn remote_table(&self) -> Option<Arc<ZoneTable>> {
         self.remote().map(|remote| remote.layout().table.clone())
     }
 
-    /// Returns the note that the maker of the local file has left in it.
+    /// Returns the note that the caller of [`Zones::format_remote`] has left in the local file.
     pub fn home_note(&self) -> Result<Option<Vec<u8>>> {
         self.remote().map(|_| Home::read(&self.device).map(|home| home.note)).transpose()
     }
 
-    /// Returns the last note about the right to publish of a store with zones in object storage, or
-    /// `None` if there is none.
+    /// Returns the last note about the right to publish, or `None` if there is none or the store
+    /// has no zones in object storage.
     pub fn claim_note(&self) -> Result<Option<Vec<u8>>> {
         self.remote().map_or(Ok(None), |_| read_claim(&self.device))
     }
 
-    /// Replaces the note about the right to publish, durably. It is in this file alone, and is not
-    /// part of any published state.
+    /// Replaces the note about the right to publish, durably. The note lies only in this file, and
+    /// is not part of any published state.
     pub fn write_claim_note(&self, note: &[u8]) -> Result<()> {
         match self.remote() {
             Some(_) => write_claim(&self.device, note),
@@ -282,7 +284,7 @@ impl Zones {
         self.remote().is_some_and(|remote| remote.layout().parts.is_remote(zone))
     }
 
-    /// Returns whether a whole zone can be read now without a request.
+    /// Returns whether all of a zone can be read now without a request.
     pub fn is_here_whole(&self, zone: ZoneId) -> bool {
         self.is_here(zone.start(), ZONE_SIZE)
     }
@@ -298,30 +300,30 @@ impl Zones {
     }
 
     /// Records in the local file of a store in object storage which parts were fetched into it, for
-    /// the next opening. Nothing more may be written; reads continue, and keep nothing of what they
-    /// fetch.
+    /// the next opening. Nothing more may be written. Reads continue, but do not store the data
+    /// that they fetch.
     pub fn close_remote(&self) {
         if let Some(zones) = &self.remote {
             zones.fetching.close();
         }
     }
 
-    /// Makes each read of the index or of tuples that must wait for object storage call `on_wait`,
-    /// on its thread, before it waits.
+    /// Sets a callback for reads of the index or of tuples that must wait for object storage. Each
+    /// such read calls `on_wait` on its thread before it waits.
     pub fn set_on_wait(&self, on_wait: Arc<OnWait>) {
         if let Some(remote) = self.remote() {
             remote.set_on_wait(on_wait);
         }
     }
 
-    /// Returns the statistics of requests to object storage, if the store has zones there.
+    /// Returns the statistics of requests to object storage, if the store has such zones.
     pub fn remote_stats(&self) -> Option<RemoteStats> {
         self.remote().map(Remote::stats)
     }
 
     /// Writes the zones of `uses` to object storage, except for pieces that are known to lie there.
-    /// The caller keeps the zones pinned, and nothing that it publishes may refer to bytes that are
-    /// written during the call. Writes are counted from the first call on, so that the next one
+    /// The caller keeps the zones pinned, and the published data must not refer to bytes that are
+    /// written during the call. Writes are counted from the first call on, so that the next call
     /// need not read zones that were not written since.
     pub fn publish(
         &self,
@@ -340,7 +342,7 @@ impl Zones {
                 _ => Ok(()),
             }
         };
-        // Zones that came from another place are copied, since they are not in this one.
+        // Zones that came from another place are copied, because this place does not have them.
         let is_there = |remote: &&Remote| how.shares && remote.is_from(how.objects);
         let there = self.remote().filter(is_there);
         self.writes.watch();
@@ -350,7 +352,7 @@ impl Zones {
     }
 }
 
-/// Gives zones back to the host, neighbours together.
+/// Gives zones back to the host, neighbouring zones together.
 fn give_back(device: &dyn Device, zones: impl Iterator<Item = ZoneId>) -> Result<()> {
     let zones: Vec<ZoneId> = zones.collect();
     for adjacent in zones.chunk_by(|a, b| a.end() == b.start()) {

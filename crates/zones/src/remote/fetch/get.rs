@@ -10,8 +10,9 @@ use objects::{Object, ObjectsError};
 use super::{Remote, io_error};
 use crate::{Error, Purpose};
 
-/// The first pause after an attempt that failed, and the longest.
+/// The first pause after a failed attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// The longest pause after a failed attempt.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 impl Remote {
@@ -51,9 +52,9 @@ impl Remote {
         }
     }
 
-    /// Returns the reason for another attempt after an answer without all bytes of `range`, or, as
-    /// an error, the one why no attempt can succeed. `was_damaged` is set after a damaged answer,
-    /// which is final the second time.
+    /// Returns the reason for another attempt after an answer without all bytes of `range`. Returns
+    /// an error if no attempt can succeed. `was_damaged` is set after a damaged answer; a second
+    /// damaged answer is final.
     fn reason_to_retry(
         &self,
         answer: objects::Result<Object>,
@@ -62,8 +63,8 @@ impl Remote {
         was_damaged: &mut bool,
     ) -> io::Result<io::Error> {
         match answer {
-            // The end of an answer can be lost on the way, but a short object does not become
-            // longer.
+            // The end of an answer can be lost in transit, but an object that is too short does not
+            // become longer.
             Ok(object) if object.len < range.end => Err(damage(format!(
                 "object {key} in {} has {} bytes where {} are referred to",
                 self.objects.place(),
@@ -85,7 +86,7 @@ impl Remote {
                     self.objects.place()
                 )))
             }
-            // The answer may have been damaged on its way.
+            // The answer may have been damaged in transit.
             Err(e @ ObjectsError::Damaged { .. }) if *was_damaged => Err(damage(e.to_string())),
             Err(e @ ObjectsError::Secret { .. }) => Err(io::Error::other(e.to_string())),
             Err(e) => {
@@ -96,7 +97,7 @@ impl Remote {
     }
 }
 
-/// Returns an error that waiting does not mend.
+/// Returns an error that waiting does not resolve.
 fn damage(what: String) -> io::Error {
     io_error(Error::corrupt(what, 0))
 }
