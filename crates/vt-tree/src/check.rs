@@ -14,7 +14,8 @@ use crate::run::Run;
 use crate::value::{ExtentRef, Value, contiguous};
 
 /// Checks `run` and all its values. Calls `fault` with a description of every fault, and `progress`
-/// with the number of data bytes after each read. Continues after a fault with the next subtree.
+/// with the number of data bytes after each read. After a fault, the check continues with the next
+/// subtree.
 pub fn check_run(run: &Arc<Run>, fault: &mut dyn FnMut(String), progress: &mut dyn FnMut(u64)) {
     let (root, level) = run.root();
     let mut check = RunChecker { run, fault, progress, last_end: Vec::new() };
@@ -23,7 +24,8 @@ pub fn check_run(run: &Arc<Run>, fault: &mut dyn FnMut(String), progress: &mut d
     }
 }
 
-/// Bytes of large values that are read together: one block may refer to hundreds of megabytes.
+/// The number of bytes of large values that are read together. The number is limited because one
+/// block may refer to hundreds of megabytes.
 const TOGETHER: usize = 4 << 20;
 
 struct RunChecker<'a> {
@@ -47,12 +49,13 @@ struct Observed {
     value_bytes: u64,
     value_spans: u64,
     zones: ZoneUse,
-    /// The zones of a tuple block as stores counted them before extents counted with their padding.
+    /// The zones of a tuple block, counted as older stores did, without the padding of extents.
     unpadded: ZoneUse,
-    /// The zones of a tuple block as stores counted them while each gap of less than a page between
-    /// two extents was taken for alignment.
+    /// The zones of a tuple block, counted as older stores did, where each gap of less than a page
+    /// between two extents counted as alignment.
     with_short_gaps: ZoneUse,
-    /// The hashes of the keys beneath, kept up to the leaf index node whose filter must have them.
+    /// The hashes of the keys in the subtree. They are kept up to the leaf index node whose filter
+    /// must have them.
     hashes: Vec<u64>,
 }
 
@@ -119,8 +122,8 @@ impl RunChecker<'_> {
             sum.block_spans += if joined { 0 } else { found.block_spans };
             sum.value_bytes += found.value_bytes;
             sum.value_spans += found.value_spans;
-            // The zones are those of the entry, which was compared already: the blocks beneath may
-            // use either way of counting.
+            // Use the zones of the entry, which was already compared, because the blocks below may
+            // use any of these ways of counting.
             sum.zones.merge(&e.zone_use().unwrap_or_default());
             sum.hashes.extend(found.hashes);
         }
@@ -151,7 +154,7 @@ impl RunChecker<'_> {
             };
             let (values, left) = rest.split_at(rest.iter().take_while(fits).count().max(1));
             rest = left;
-            // If that fails, the values are read one by one, so that the fault names the address.
+            // If this fails, read the values one by one, so that the fault names the address.
             if self.run.cache().read_values(values).is_err() {
                 for e in values {
                     let value = self.run.cache().read_value(&Value::Extent(*e));

@@ -1,10 +1,11 @@
-//! Reads many sources as one ordered sequence of live tuples, forward and backward.
+//! Reads many sources as one ordered sequence of live tuples, in both directions.
 //!
-//! The position lies between tuples. The source whose item comes first is in front (the newest of
-//! several). A tombstone in front makes older sources jump over the range that it covers, however
-//! large: by a few comparisons if its end lies in the open block, otherwise by one seek each.
-//! Adjacent tombstones of one source are treated as one. An update in front is applied to the value
-//! that older sources have at its key.
+//! The position of a cursor lies between tuples. The source with the next item is in front; if
+//! several sources have an item at the same key, the newest one is. A tombstone in front makes
+//! older sources jump over the range that it covers, whatever its size. Such a jump takes a few
+//! comparisons if the end of the range lies in the open block of the source, and otherwise one
+//! seek. Adjacent tombstones of one source are treated as one. An update in front is applied to the
+//! value that older sources have at its key.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -29,7 +30,7 @@ mod near;
 pub struct TreeTuple {
     /// The key.
     pub key: Bytes,
-    /// The sequence number of the commit that wrote it; 0 if it is old.
+    /// The sequence number of the commit that wrote the tuple, or 0 if the tuple is old.
     pub seq: Seq,
     /// The value.
     pub value: Value,
@@ -40,14 +41,14 @@ pub struct TreeTuple {
 pub struct TupleRef<'a> {
     /// The key.
     pub key: &'a [u8],
-    /// The sequence number of the commit that wrote it; 0 if it is old.
+    /// The sequence number of the commit that wrote the tuple, or 0 if the tuple is old.
     pub seq: Seq,
     /// The value.
     pub value: ValueRef<'a>,
 }
 
 impl TupleRef<'_> {
-    /// Copies the tuple.
+    /// Returns a copy of the tuple.
     pub fn to_tuple(&self) -> TreeTuple {
         TreeTuple {
             key: Bytes::copy_from_slice(self.key),
@@ -57,7 +58,7 @@ impl TupleRef<'_> {
     }
 }
 
-/// The cursor of a source; an enum to avoid a virtual call for each item.
+/// The cursor of a source. It is an enum to avoid a virtual call for each item.
 enum SourceCursor {
     Memtable(Box<MemtableCursor>),
     Run(Box<RunCursor>),
@@ -112,7 +113,7 @@ impl SourceCursor {
     }
 }
 
-/// The number of steps that cost less than a seek in a memtable.
+/// The number of steps in a memtable that cost less than a seek.
 const NEAR: usize = 8;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -130,13 +131,13 @@ enum CursorPosition {
     End,
 }
 
-/// The handling of updates.
+/// The way in which a cursor handles updates.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Updates {
     Apply,
-    /// See [`TreeCursor::keep_updates`].
+    /// The cursor leaves updates of large values to the caller. See [`TreeCursor::keep_updates`].
     Keep,
-    /// See [`TreeCursor::keys_only`].
+    /// The cursor skips updates. See [`TreeCursor::keys_only`].
     Skip,
 }
 
@@ -144,27 +145,27 @@ enum Updates {
 struct Updated {
     seq: Seq,
     value: Value,
-    /// The update that the caller has to apply to the value, if any.
+    /// The update that the caller has to apply to the value, or `None` if it was applied.
     kept: Option<Update>,
 }
 
 /// A cursor over memtables and runs, newest first, as of a sequence number.
 pub struct TreeCursor {
-    /// Reads the values that updates change.
+    /// The cache through which values are read to apply updates.
     cache: Arc<BlockCache>,
     sources: Vec<SourceCursor>,
-    /// The sources that have an item, in the order of their items; if several have one at the same
-    /// key, the newest is first. Moving the first source costs one comparison as long as it stays
-    /// first, and few if it does not move far.
+    /// The sources that have an item, in the order of their items. If several sources have an item
+    /// at the same key, the newest source is first. Moving the first source costs one comparison if
+    /// it stays first, and a few if it moves only a few positions.
     order: Vec<u32>,
     direction: Direction,
-    /// The item in front was returned: it is skipped when the cursor moves on.
+    /// `true` if the item in front was returned, so that it is skipped when the cursor moves on.
     handed: bool,
-    /// The tuple that the update in front results in, if it was returned.
+    /// The result of the update in front, if the resulting tuple was returned.
     updated: Option<Updated>,
     updates: Updates,
     position: CursorPosition,
-    /// The target of a jump, in memory that is reused.
+    /// The target of a jump. The buffer is reused.
     bound: Vec<u8>,
 }
 
@@ -198,32 +199,32 @@ impl TreeCursor {
         }
     }
 
-    /// Restricts the cursor to keys: updates are not applied, since a large value might have to be
-    /// read. A key that an update changes is returned with an empty value.
+    /// Restricts the cursor to keys. Updates are not applied, because that might require reading a
+    /// large value. A key that an update changes is returned with an empty value.
     pub fn keys_only(&mut self) {
         self.updates = Updates::Skip;
     }
 
-    /// Leaves updates of large values to the caller, since the value would have to be read to apply
-    /// them. The cursor returns the value as it is, and [`TreeCursor::kept_update`] returns the
-    /// update, for callers that read values later or many together. Only updates whose result has a
-    /// length that is known without the value ([`Update::applied_len`]) are left; any other update
-    /// is applied.
+    /// Leaves updates of large values to the caller, because the cursor would have to read a value
+    /// to apply its update. The cursor returns the unchanged value, and [`TreeCursor::kept_update`]
+    /// returns the update, for callers that read values later or many values together. An update is
+    /// left to the caller only if the length of its result is known without the value
+    /// ([`Update::applied_len`]). All other updates are applied.
     pub fn keep_updates(&mut self) {
         self.updates = Updates::Keep;
     }
 
-    /// Restricts the cursor to the tuples below `end`, so that less is copied out of memtables. It
-    /// must not be asked for tuples at `end` or after it: it may return some of them, without the
-    /// changes that memtables have there.
+    /// Restricts the cursor to the tuples below `end`, so that less is copied out of memtables. The
+    /// caller must not request tuples at or after `end`: the cursor may return some of them without
+    /// the changes in memtables.
     pub fn end_at(&mut self, end: &[u8]) {
         for memtable in self.memtables() {
             memtable.end_at(end);
         }
     }
 
-    /// Announces that about this many tuples will be visited from each of the following seeks on.
-    /// They are then copied out of memtables at once.
+    /// Announces that about this many tuples will be visited after each of the following seeks. The
+    /// tuples are then copied out of memtables at once.
     pub fn will_visit(&mut self, tuples: usize) {
         for memtable in self.memtables() {
             memtable.will_visit(tuples);
@@ -260,13 +261,13 @@ impl TreeCursor {
         self.stand(CursorPosition::End);
     }
 
-    /// Positions the sources for moves in `direction`.
+    /// Positions the sources for moves in `direction`, if they are not already positioned for it.
     fn face(&mut self, direction: Direction) -> Result<()> {
         if self.direction == direction {
             return Ok(());
         }
         if self.handed {
-            // The cursor stands directly after the tuple returned, or directly before it.
+            // The cursor stands directly after or directly before the tuple that was returned.
             let mut key = self.current().map_or_else(Vec::new, |t| t.key.to_vec());
             if self.direction == Direction::Forward {
                 key.push(0);
@@ -280,7 +281,7 @@ impl TreeCursor {
             match (&self.position, direction) {
                 (CursorPosition::Before(key), Direction::Forward) => s.seek(key)?,
                 (CursorPosition::Before(key), _) => s.seek_before(key)?,
-                // Nothing lies after the end: the sources get no item.
+                // Nothing lies after the end, so the sources have no item.
                 (CursorPosition::End, Direction::Forward) => {
                     s.last()?;
                     s.next()?;
@@ -293,7 +294,7 @@ impl TreeCursor {
         Ok(())
     }
 
-    /// Finds the block that each run will read in the following seek, so that all of them can be
+    /// Finds the block that each run will read in the following seek, so that all blocks can be
     /// requested from the device at once.
     fn aim(&mut self, direction: Direction) -> Result<()> {
         let CursorPosition::Before(key) = &self.position else { return Ok(()) };
@@ -311,7 +312,7 @@ impl TreeCursor {
         Ok(())
     }
 
-    /// Sorts all sources.
+    /// Sorts all sources by their items.
     fn arrange(&mut self) {
         let mut order = std::mem::take(&mut self.order);
         order.clear();
@@ -336,7 +337,7 @@ impl TreeCursor {
         places.then_with(|| a.cmp(&b))
     }
 
-    /// Advances the source at `at` in the order by one item, and restores the order.
+    /// Advances the source at position `at` of the order by one item, and restores the order.
     #[inline]
     fn step(&mut self, at: usize) -> Result<()> {
         let i = self.order[at];
@@ -358,8 +359,8 @@ impl TreeCursor {
 
     /// Skips the point in front, and the points of older sources at its key.
     fn pass(&mut self) -> Result<()> {
-        // They follow the front directly. A range tombstone among them is not skipped: it hides
-        // still older items when it comes in front.
+        // These points directly follow the front. A range tombstone among them is not skipped,
+        // because it hides still older items when it comes in front.
         while let Some(&older) = self.order.get(1)
             && let (Some(a), Some(b)) =
                 (self.sources[self.order[0] as usize].key(), self.sources[older as usize].item())
@@ -371,14 +372,14 @@ impl TreeCursor {
         self.step(0)
     }
 
-    /// Moves to the next live tuple in `direction`; returns `false` at the end. After an error the
+    /// Moves to the next live tuple in `direction`. Returns `false` at the end. After an error the
     /// cursor needs a seek.
     fn go(&mut self, direction: Direction) -> Result<bool> {
         self.go_below(direction, None)
     }
 
     /// Moves like [`TreeCursor::go`]. If there is an `end`, a forward move stops there: it passes
-    /// nothing at or after `end`, tombstones included.
+    /// nothing at or after `end`, not even tombstones.
     fn go_below(&mut self, direction: Direction, end: Option<&[u8]>) -> Result<bool> {
         self.face(direction)?;
         if std::mem::take(&mut self.handed) {
@@ -387,7 +388,7 @@ impl TreeCursor {
         }
         loop {
             let Some(&front) = self.order.first() else {
-                // The end is reached: the sources need not be asked again.
+                // The cursor has reached the end, so the sources need not be read again.
                 self.position = if direction == Direction::Forward {
                     CursorPosition::End
                 } else {
@@ -434,8 +435,9 @@ impl TreeCursor {
     fn apply_update(&self) -> Result<Option<Updated>> {
         let mut lookup = Lookup::Absent;
         let mut key = None;
-        // Items that cover the key follow it directly. A tombstone that begins before the key
-        // (after it, when moving backward) was in front earlier, and older sources are past it.
+        // Items that cover the key directly follow the update. A tombstone that begins before the
+        // key (after it, when moving backward) was in front earlier, so older sources have already
+        // passed it.
         for &source in &self.order {
             let Some(item) = self.sources[source as usize].item() else { break };
             if lookup.is_final() || !key.is_none_or(|key| item.covers(key)) {
@@ -488,7 +490,8 @@ impl TreeCursor {
         Ok(())
     }
 
-    /// Returns the tuple that the last [`TreeCursor::advance`] or [`TreeCursor::retreat`] moved to.
+    /// Returns the tuple to which the last [`TreeCursor::advance`] or [`TreeCursor::retreat`] has
+    /// moved.
     #[inline]
     pub fn current(&self) -> Option<TupleRef<'_>> {
         if !self.handed {
@@ -510,20 +513,20 @@ impl TreeCursor {
         }
     }
 
-    /// Moves after the next live tuple, which is then [`TreeCursor::current`]; returns `false` at
+    /// Moves after the next live tuple, which is then [`TreeCursor::current`]. Returns `false` at
     /// the end. After an error the cursor needs a seek.
     pub fn advance(&mut self) -> Result<bool> {
         self.go(Direction::Forward)
     }
 
-    /// Moves as [`TreeCursor::advance`] does, but not beyond `end`. Returns `false` if no live
-    /// tuple lies before it. Nothing at `end` or after it is passed, so that tombstones there cost
+    /// Moves like [`TreeCursor::advance`], but not beyond `end`. Returns `false` if no live tuple
+    /// lies before `end`. The cursor passes nothing at or after `end`, so tombstones there cost
     /// nothing. An empty `end` is the end of all keys.
     pub fn advance_below(&mut self, end: &[u8]) -> Result<bool> {
         self.go_below(Direction::Forward, (!end.is_empty()).then_some(end))
     }
 
-    /// Moves before the previous live tuple, which is then [`TreeCursor::current`]; returns `false`
+    /// Moves before the previous live tuple, which is then [`TreeCursor::current`]. Returns `false`
     /// at the start.
     pub fn retreat(&mut self) -> Result<bool> {
         self.go(Direction::Backward)
@@ -536,8 +539,8 @@ impl TreeCursor {
         Ok(if self.advance()? { self.current().map(|t| t.to_tuple()) } else { None })
     }
 
-    /// Moves past the next live tuple that is below `end` and returns it. If there is none, returns
-    /// `None` and leaves the cursor at `end`. After an error it needs a seek.
+    /// Moves after the next live tuple below `end` and returns it. If there is no such tuple,
+    /// returns `None` and leaves the cursor at `end`. After an error the cursor needs a seek.
     pub fn next_below(&mut self, end: &[u8]) -> Result<Option<TreeTuple>> {
         let found = self.go_below(Direction::Forward, Some(end))?;
         Ok(if found { self.current().map(|t| t.to_tuple()) } else { None })

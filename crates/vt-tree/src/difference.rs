@@ -1,15 +1,17 @@
 //! The difference of two states of a tree, in time proportional to the difference and not to the
 //! tree.
 //!
-//! Runs share blocks and whole subtrees. Both sides are walked together in key order: a pointer
-//! that both have leads to the same bytes and is skipped unread; any other is opened, one level at
-//! a time. Then only items of memtables remain, and of blocks that only one side has. Their keys
-//! are looked up on both sides; for a range tombstone, its range is read on both. An item that both
-//! sides have cannot be skipped: a merge may have moved it, but it may also have been written again
-//! on one side, above an item that hides it on the other.
+//! Runs share blocks and whole subtrees. Both sides are walked together in key order. A pointer
+//! that both sides have leads to the same bytes and is skipped without being read. Any other
+//! pointer is opened, one level at a time. Then only items of memtables remain, and items of blocks
+//! that only one side has. Their keys are looked up on both sides; for a range tombstone, the range
+//! is read on both sides. An item that both sides have cannot be skipped: a merge may have moved
+//! it, but it may also have been written again on one side, above an item that hides it on the
+//! other side.
 //!
-//! Equal pointers must be found together. The walk proceeds by lower fence, higher levels first, so
-//! when it reaches a pointer, everything above it on the other side has been opened or was shared.
+//! Equal pointers must be found together. The walk proceeds in the order of lower fences, with
+//! higher levels first. So when the walk reaches a pointer, everything above it on the other side
+//! has been opened or is shared.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
@@ -32,11 +34,11 @@ use crate::value::Value;
 /// A key that has different values on the two sides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyChange {
-    /// The key.
+    /// The key that has changed.
     pub key: Bytes,
-    /// Its value before, or `None` if it did not exist.
+    /// The value before the change, or `None` if the key did not exist.
     pub before: Option<Value>,
-    /// Its value after, or `None` if it does not exist.
+    /// The value after the change, or `None` if the key no longer exists.
     pub after: Option<Value>,
 }
 
@@ -61,13 +63,13 @@ impl RemainingItems {
 }
 
 enum PendingElement {
-    /// An unopened block (level 0) or node.
+    /// An unopened block (level 0) or index node.
     Subtree(Box<Entry>, u16),
-    /// An item, and those that follow it.
+    /// An item, and the items that follow it.
     Item(Item, RemainingItems),
 }
 
-/// An element of one side that was not compared yet, with its lower bound.
+/// An element of one side that has not been compared yet, with its lower bound.
 struct Pending {
     key: Bytes,
     side: usize,
@@ -75,7 +77,8 @@ struct Pending {
 }
 
 impl Pending {
-    /// Sorts subtrees before items and higher ones first; equal ones are neighbours.
+    /// Sorts subtrees before items, and higher subtrees before lower ones. Equal subtrees become
+    /// neighbours.
     fn rank(&self) -> (u16, u64, u32, usize) {
         match &self.content {
             PendingElement::Subtree(e, level) => {
@@ -117,27 +120,27 @@ impl Eq for Pending {}
 
 /// Compares ranges tuple by tuple.
 struct RangeComparison {
-    /// The end of the range that is compared, or of the last one.
+    /// The end of the range that is being compared, or of the last compared range.
     end: Bytes,
-    /// The cursors stand at that end after each range, and continue from there: many adjacent
-    /// tombstones take one walk.
+    /// The cursors of the two sides. They stay at the end of each range and continue from there, so
+    /// that many adjacent tombstones take one walk.
     cursors: [TreeCursor; 2],
     /// The next tuple of each side in the range.
     heads: [Option<TreeTuple>; 2],
-    /// A range is being compared.
+    /// `true` while a range is being compared.
     under_way: bool,
 }
 
-/// One state of a tree: its memtables and runs, newest first, each memtable as of a sequence
-/// number.
+/// One state of a tree: its memtables and runs, newest first, with the sequence number as of which
+/// each memtable is read.
 pub type Side = Vec<(Input, Seq)>;
 
-/// An iterator over the changes from one state to another, in key order.
+/// An iterator over the changes from one state of a tree to another, in key order.
 pub struct Difference {
     cache: Arc<BlockCache>,
     sides: [Side; 2],
     pending: BinaryHeap<Reverse<Pending>>,
-    /// All keys below this one were compared.
+    /// The key below which all keys have been compared.
     done: Bytes,
     /// The first key that is not compared, or `None` if the comparison has no end.
     end: Option<Bytes>,
@@ -145,7 +148,7 @@ pub struct Difference {
     opened: u64,
 }
 
-/// Returns whether the other side sees the same content in the memtable.
+/// Returns whether the other side has the same memtable and sees the same content in it.
 fn is_shared(memtable: &Arc<Memtable>, at: Seq, others: &Side) -> bool {
     let same = |(input, other): &(Input, Seq)| match input {
         Input::Memtable(m) => {
@@ -200,7 +203,7 @@ impl Difference {
         })
     }
 
-    /// Returns the number of blocks and index nodes opened so far.
+    /// Returns the number of blocks and index nodes that were opened so far.
     pub fn opened(&self) -> u64 {
         self.opened
     }
@@ -216,7 +219,7 @@ impl Difference {
                 }
             }
             let Some(Reverse(first)) = self.pending.pop() else { return Ok(None) };
-            // All other elements begin there or later.
+            // All other elements begin at this key or later.
             if self.end.as_ref().is_some_and(|end| first.key >= end) {
                 self.pending.clear();
                 return Ok(None);
@@ -254,7 +257,7 @@ impl Difference {
             }
             return Ok(());
         }
-        // The block is read through the cache, since keys that differ are looked up again at once.
+        // Read the block through the cache, because keys that differ are looked up again at once.
         let block = self.cache.block(ChildPointer::of(entry))?;
         let mut items = Vec::new();
         for interval in 0..block.intervals() {
@@ -264,7 +267,7 @@ impl Difference {
         push(&mut self.pending, side, RemainingItems::Block(items))
     }
 
-    /// Compares the key of `item`, together with all other pending items at that key.
+    /// Compares the key of `item`, together with all other pending items at this key.
     fn item(&mut self, side: usize, item: Item, rest: RemainingItems) -> Result<Option<KeyChange>> {
         push(&mut self.pending, side, rest)?;
         let key = item.key.clone();
@@ -273,7 +276,7 @@ impl Difference {
         while let Some(Reverse(next)) = self.pending.peek()
             && next.key == key
         {
-            // Subtrees that begin at this key were opened before.
+            // Subtrees that begin at this key have already been opened.
             let Some(Reverse(Pending { side, content: PendingElement::Item(item, rest), .. })) =
                 self.pending.pop()
             else {
@@ -357,8 +360,8 @@ impl Difference {
         self.cache.resolve(all)
     }
 
-    /// Returns whether the values differ. Values at one address are equal; others are read if their
-    /// lengths are equal.
+    /// Returns whether the values differ. Values at the same address are equal. Other values are
+    /// read if their lengths are equal.
     fn is_change(&self, before: &Option<Value>, after: &Option<Value>) -> Result<bool> {
         let (Some(a), Some(b)) = (before, after) else {
             return Ok(before.is_some() || after.is_some());

@@ -1,4 +1,5 @@
-//! Errors of a tree: those of the device, and bytes on it that differ from those written.
+//! Errors of a tree: errors of the device, and bytes on the device that differ from the bytes that
+//! were written.
 
 /// An error of a tree operation.
 #[derive(Debug, thiserror::Error)]
@@ -6,14 +7,15 @@ pub enum Error {
     /// An error of the device, its space or its superblock.
     #[error(transparent)]
     Zones(#[from] zones::Error),
-    /// Bytes on the device differ from those written, or no writer can have written them.
+    /// Bytes on the device differ from the bytes that were written, or no writer can have written
+    /// them.
     #[error(
         "corrupt {what} at device address {addr:#x}: run `kvfs check`, restore from a backup or a snapshot stream"
     )]
     Corrupt {
-        /// The corrupt data and the fault.
+        /// The corrupt data and the defect.
         what: String,
-        /// The device address of the block or value; 0 if it is not known.
+        /// The device address of the block or value, or 0 if it is not known.
         addr: u64,
     },
 }

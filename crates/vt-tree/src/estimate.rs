@@ -1,6 +1,6 @@
-//! Estimates how much lies in a range of keys, from index entries alone. A subtree that lies wholly
-//! in the range counts by its sums, and a block that an end of the range divides counts by half. No
-//! tuple block is read, so the cost is that of two descents.
+//! Estimates the number of items and bytes in a range of keys from index entries alone. A subtree
+//! that lies completely in the range is counted by its sums, and a block that contains an end of
+//! the range is counted by half. No tuple block is read, so an estimate costs two descents.
 
 use std::ops::AddAssign;
 use std::sync::Arc;
@@ -14,22 +14,23 @@ use crate::memtable::Memtable;
 use crate::run::Run;
 use crate::source::Source;
 
-/// The number of items of a memtable that are counted one by one; the rest is extrapolated.
+/// The number of items of a memtable that are counted one by one. The number of the remaining items
+/// is extrapolated.
 const COUNTED: u64 = 4096;
 
 /// An estimate of the items and bytes in a range.
 ///
-/// Items are counted in every source: a key that was overwritten counts once in each run that still
-/// has a version of it, and a tombstone counts as an item. After a compaction of the range the
-/// figures are those of the live tuples.
+/// Items are counted in every source. A key that was overwritten counts once in each run that still
+/// has a version of it, and a tombstone counts as an item. After a compaction of the range, only
+/// live tuples remain and are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Estimate {
-    /// Number of items.
+    /// The number of items.
     pub items: u64,
     /// An upper bound on the error of `items`, in either direction. Items that newer ones hide are
     /// counted.
     pub items_error: u64,
-    /// Bytes: tuple blocks as stored, large values, and keys and values in memory.
+    /// The number of bytes: tuple blocks as stored, large values, and keys and values in memory.
     pub bytes: u64,
     /// An upper bound on the error of `bytes`, in either direction.
     pub bytes_error: u64,
@@ -44,7 +45,7 @@ impl AddAssign for Estimate {
     }
 }
 
-/// Estimates how much of `inputs` lies in `range`, memtables as of `at`.
+/// Estimates the part of `inputs` that lies in `range`. Memtables are read as of `at`.
 pub fn estimate(inputs: &[Input], range: &KeyRange, at: Seq) -> Result<Estimate> {
     let mut sum = Estimate::default();
     for input in inputs {
@@ -128,14 +129,14 @@ fn of_memtable(memtable: &Arc<Memtable>, range: &KeyRange, at: Seq) -> Result<Es
         cursor.next()?;
     }
     let (Some(first), Some(reached)) = (first, reached) else { return Ok(sum) };
-    // The rest is assumed to be as dense as the items counted, within the size of the memtable.
+    // Assume that the rest is as dense as the counted items, within the size of the memtable.
     cursor.last()?;
     let last = match (cursor.item(), &range.end) {
         (Some(item), Some(end)) => item.key.min(end).to_vec(),
         (Some(item), None) => item.key.to_vec(),
         (None, _) => reached.clone(),
     };
-    // The keys as numbers, made of the bytes after the prefix that all of them share.
+    // Convert the keys to numbers, made of the bytes after the prefix that all of them share.
     let skip = shared_prefix(&first, &last);
     let [a, b, c] = [&first, &reached, &last].map(|k| head_of(k.get(skip..).unwrap_or_default()));
     let most = memtable.len() as u64;

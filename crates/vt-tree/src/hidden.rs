@@ -1,4 +1,5 @@
-//! Estimates how many bytes of older runs are hidden by newer inputs: only a snapshot keeps them.
+//! Estimates how many bytes of older runs are hidden by newer inputs, so that only a snapshot needs
+//! them.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,18 +16,18 @@ use crate::run::{Run, RunCursor};
 use crate::source::Source;
 use crate::value::{Value, ValueRef};
 
-/// Returns the bytes of `older`, the runs of one state, newest first, that the items of `newer`
-/// hide, memtables as of `at`. A merge may have moved data of `older` into the newer runs: a tuple
-/// with the same value hides nothing. A large deleted range counts by the sums of index entries,
-/// and adjacent ranges are treated as one. The work is about that of reading `most` items; the
-/// items of an input that are left then are assumed to hide as much, item for item, as those of the
-/// same input that were read.
+/// Estimates the number of bytes of `older` that the items of `newer` hide. `older` has the runs of
+/// one state, newest first. Memtables are read as of `at`. A merge may have moved data of `older`
+/// into the newer runs, so a tuple with the same value hides nothing. A large deleted range is
+/// counted by the sums of index entries, and adjacent ranges are treated as one. The work is about
+/// that of reading `most` items. The remaining items of an input are assumed to hide as many bytes
+/// per item as the items of this input that were read.
 pub fn hidden_bytes(older: &[Arc<Run>], newer: &[Input], at: Seq, most: u64) -> Result<u64> {
     let all: u64 = older.iter().map(|run| run.stats().bytes).sum();
     let inputs = older.iter().cloned().map(Input::Run).collect();
     let mut hiding = Hiding { older, inputs, at, seen: HashSet::new() };
-    // The short ones leave their share to the long ones: a memtable with a few deletions is read
-    // whole, however long the run below is.
+    // Short inputs leave the rest of their share to longer ones: a memtable with a few deletions is
+    // read completely, however long the run below it is.
     let mut newer: Vec<&Input> = newer.iter().collect();
     newer.sort_by_key(|input| items(input));
     let (mut bytes, mut left) = (0u64, most);
@@ -47,18 +48,19 @@ fn items(input: &Input) -> u64 {
     }
 }
 
-/// The older runs, and the keys in them that are known to be hidden.
+/// The older runs, and the keys that are known to be hidden in them.
 struct Hiding<'a> {
     older: &'a [Arc<Run>],
-    /// The same as inputs.
+    /// The older runs as inputs.
     inputs: Vec<Input>,
     at: Seq,
-    /// Hashes of the keys that count already.
+    /// The hashes of the keys that are already counted.
     seen: HashSet<u64>,
 }
 
 impl Hiding<'_> {
-    /// Returns the bytes that an input hides, and the work done, which is about `most`.
+    /// Returns the number of bytes that an input hides, and the amount of work done, which is about
+    /// `most`.
     fn hidden_by(&mut self, input: &Input, most: u64) -> Result<(u64, u64)> {
         let mut cursor: Box<dyn Source> = match input {
             Input::Memtable(memtable) => Box::new(memtable.cursor(self.at)),
@@ -113,8 +115,8 @@ impl Hiding<'_> {
         Ok((bytes, work))
     }
 
-    /// Returns the bytes that the value of a key takes in the older runs if it is another one than
-    /// `newer`, and does not count already.
+    /// Returns the number of bytes that the value of a key takes in the older runs. Returns 0 if
+    /// the value equals `newer` or the key is already counted.
     fn hidden_at(&mut self, key: &[u8], newer: Option<ValueRef<'_>>) -> Result<u64> {
         let hash = hash(key);
         if self.seen.contains(&hash) {
@@ -141,22 +143,24 @@ impl Hiding<'_> {
     }
 }
 
-/// Tuples are counted if an estimate by index entries is less certain than one part in this many.
+/// The required certainty: tuples are counted if the error of an estimate by index entries may
+/// exceed one part in this many.
 const CERTAIN: u64 = 16;
-/// The most tuples that are counted in one range.
+/// The largest number of tuples that are counted in one range.
 const COUNTED: u64 = 20_000;
 
-/// The work of an estimate in one run, in items that could be read instead.
+/// The work of an estimate in one run, as the number of items that could be read instead.
 const DESCENTS: u64 = 16;
 
-/// Returns the approximate bytes that the runs have in a range, and the number of tuples counted.
+/// Returns the approximate number of bytes that the runs have in a range, and the number of tuples
+/// that were counted.
 fn bytes_in(runs: &[Arc<Run>], inputs: &[Input], range: &KeyRange) -> Result<(u64, u64)> {
     let about = estimate(inputs, range, Seq::MAX)?;
     let Some(first) = runs.first().filter(|_| about.bytes_error > about.bytes / CERTAIN) else {
         return Ok((about.bytes, 0));
     };
-    // The estimate is imprecise because one block may refer to megabytes of large values, of which
-    // the range has only a few.
+    // The estimate may be imprecise, because one block may refer to megabytes of large values, of
+    // which only a few lie in the range. Count the tuples instead.
     let mut cursor = TreeCursor::new(first.cache(), inputs, Seq::MAX);
     cursor.seek(&range.start);
     let mut bytes = 0u64;

@@ -1,5 +1,5 @@
-//! Writes a tuple block. Items are added in key order. Items whose keys count upwards are held back
-//! until it is known whether they form an extent run.
+//! Writes a tuple block. Items are added in key order. Items whose keys count upwards are buffered
+//! until the builder knows whether they form an extent run.
 
 use zones::varint;
 
@@ -14,7 +14,7 @@ use crate::key::shared_prefix;
 use crate::value::Compression;
 use crate::value::{ExtentRef, ValueRef};
 
-/// Encodes items, added in key order, as the payload of a tuple block.
+/// Encodes items as the payload of a tuple block. The items must be added in key order.
 #[derive(Default)]
 pub struct BlockBuilder {
     buf: Vec<u8>,
@@ -23,11 +23,12 @@ pub struct BlockBuilder {
     last_extent: Option<ExtentRef>,
     /// The number of items since the last restart point.
     in_interval: usize,
-    /// The next item begins at a restart point, even if the current restart interval is short.
+    /// `true` if the next item begins at a restart point even if the current restart interval is
+    /// short.
     ends_interval: bool,
     /// The latest items, while they may still form an extent run.
     open: Option<OpenExtentRun>,
-    /// Number of extent runs and of items outside of any.
+    /// The number of extent runs and of items outside of extent runs.
     units: usize,
     items: usize,
     has_extent_runs: bool,
@@ -63,7 +64,7 @@ impl BlockBuilder {
         self.add_one(key, seq, body);
     }
 
-    /// Writes the items held back, as an extent run or item by item.
+    /// Writes the buffered items as an extent run or one by one.
     fn close_extent_run(&mut self) {
         let Some(open) = self.open.take() else { return };
         if !open.is_extent_run() {
@@ -137,8 +138,8 @@ impl BlockBuilder {
         self.last_key.extend_from_slice(&key[shared..]);
     }
 
-    /// Writes an item whose value is an extent. Of an extent that follows the previous item's, the
-    /// address and the length are left out.
+    /// Writes an item whose value is an extent. If the extent follows the previous item's extent,
+    /// the address and the length are omitted.
     #[inline]
     fn put_extent(&mut self, shared: usize, key: &[u8], seq: Seq, e: ExtentRef) {
         let packed = e.codec != Compression::None;

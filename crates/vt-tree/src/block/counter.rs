@@ -1,14 +1,15 @@
-//! Keys as numbers: the last bytes of a key, read as a big-endian number or as digits, so that keys
-//! that count upwards (the pages of a file, the lines of a table) are not stored one by one.
+//! Keys as numbers. The last bytes of a key are read as a big-endian number or as digits, so that
+//! keys that count upwards (such as the pages of a file or the lines of a table) are not stored one
+//! by one.
 
 /// The encoding of a number in the last bytes of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Radix {
-    /// Big-endian bytes.
+    /// The number is encoded as big-endian bytes.
     Bytes = 0,
-    /// Decimal digits.
+    /// The number is encoded as decimal digits.
     Decimal = 1,
-    /// Hexadecimal digits with letters a to f.
+    /// The number is encoded as hexadecimal digits with the letters a to f.
     Hex = 2,
 }
 
@@ -22,7 +23,7 @@ pub(crate) struct Counter {
 impl Radix {
     const ALL: [Radix; 3] = [Radix::Decimal, Radix::Hex, Radix::Bytes];
 
-    /// Returns the most bytes of a number that fits 64 bits.
+    /// Returns the largest width in bytes for which every number fits into 64 bits.
     fn most(self) -> usize {
         match self {
             Radix::Bytes => 8,
@@ -50,7 +51,7 @@ impl Counter {
         })
     }
 
-    /// Decodes a code made by `encode`. Returns `None` for other bytes.
+    /// Decodes a code that `encode` has returned. Returns `None` for other bytes.
     pub fn decode(code: u8) -> Option<Counter> {
         let radix = match code >> 5 {
             0 => Radix::Bytes,
@@ -83,7 +84,8 @@ impl Counter {
                     if !radix.is_digit(b) {
                         return None;
                     }
-                    // At most 19 decimal or 16 hexadecimal digits: no overflow.
+                    // The number has at most 19 decimal or 16 hexadecimal digits, so it does not
+                    // overflow.
                     n = n * base + u64::from(if b <= b'9' { b - b'0' } else { b - b'a' + 10 });
                 }
                 n
@@ -92,7 +94,7 @@ impl Counter {
         Some((prefix, number))
     }
 
-    /// Returns the largest number that fits the width.
+    /// Returns the largest number that fits into the width.
     pub fn max(self) -> u64 {
         match self.radix {
             Radix::Bytes if self.width == 8 => u64::MAX,
@@ -103,7 +105,7 @@ impl Counter {
         }
     }
 
-    /// Replaces the number of `key` by `number`, which must fit.
+    /// Replaces the number in `key` by `number`, which must fit into the width.
     pub fn write(self, mut number: u64, key: &mut [u8]) {
         let from = key.len() - self.width();
         for b in key[from..].iter_mut().rev() {
@@ -120,7 +122,7 @@ impl Counter {
         }
     }
 
-    /// Adds `step` to the number of `key`. Returns `false`, and leaves the key unchanged, if the
+    /// Adds `step` to the number in `key`. Returns `false`, and leaves the key unchanged, if the
     /// result does not fit.
     pub fn advance(self, key: &mut [u8], step: u64) -> bool {
         let Some(next) =

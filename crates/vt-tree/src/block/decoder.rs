@@ -1,5 +1,5 @@
-//! Decodes items one by one, from a restart point on. The input is not trusted: bytes that do not
-//! decode yield `None`.
+//! Decodes items one by one, starting at a restart point. The input is not trusted: if bytes cannot
+//! be decoded, the result is `None`.
 
 use zones::varint;
 
@@ -12,12 +12,12 @@ use crate::item::Seq;
 use crate::value::Compression;
 use crate::value::ExtentRef;
 
-/// The head of an item: everything before its body.
+/// The head of an item, which is everything before its body.
 pub(super) struct Head {
     pub shared: usize,
     pub suffix: (usize, usize),
     pub kind: u8,
-    /// The bytes are an update rather than a value.
+    /// `true` if the bytes are an update rather than a value.
     pub update: bool,
     pub ascends: bool,
     pub packed: bool,
@@ -77,7 +77,7 @@ impl Decoder<'_> {
     fn bytes(&mut self) -> Option<(u32, u32)> {
         let len = usize::try_from(self.varint()?).ok()?;
         let (s, e) = self.take(len)?;
-        // A block is shorter than a zone.
+        // The offsets fit into 32 bits, because a block is shorter than a zone.
         Some((s as u32, e as u32))
     }
 
@@ -86,14 +86,14 @@ impl Decoder<'_> {
         Some(u32::from_le_bytes(self.data[s..e].try_into().ok()?))
     }
 
-    /// Completes an extent that follows the previous one: `e` has the end of the previous extent as
-    /// its address, and its checksum is read next.
+    /// Completes an extent that follows the previous one. The address of `e` is the end of the
+    /// previous extent, and the checksum is read next.
     fn behind(&mut self, e: ExtentRef) -> Option<ExtentRef> {
         Some(ExtentRef { addr: e.behind(e.addr)?, crc: self.crc()?, ..e })
     }
 
     fn extent(&mut self, e: ExtentRef) -> Option<BodyPlace> {
-        // Keeps every later sum of address and length within u64.
+        // Reject larger addresses, so that later sums of address and length do not overflow a u64.
         if e.addr > u64::MAX / 2 {
             return None;
         }

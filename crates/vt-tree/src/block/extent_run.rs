@@ -1,7 +1,8 @@
-//! Extent runs: items whose keys count upwards by a constant step and whose large values follow one
-//! another on the device, as the pages of a file do. Key and address of each follow from the first,
-//! so only a checksum is stored for each. In a *packed* extent run some of the values are
-//! compressed; it also stores how many bytes each takes on the device.
+//! An extent run is a sequence of items whose keys count upwards by a constant step and whose large
+//! values follow one another on the device, like the pages of a file. The key and the address of
+//! each item follow from the first item, so only a checksum is stored for each item. In a *packed*
+//! extent run some values are compressed, so the run also stores the number of bytes that each
+//! value takes on the device.
 
 use zones::varint;
 
@@ -11,15 +12,14 @@ use crate::item::Seq;
 use crate::value::Compression;
 use crate::value::ExtentRef;
 
-/// The fewest items of an extent run: a shorter one would save nothing.
+/// The smallest number of items of an extent run. A shorter run would save nothing.
 const LEAST: usize = 4;
 
-/// The most items of a packed extent run: to find the address of one, the lengths of all before it
-/// are summed.
+/// The largest number of items of a packed extent run. To find the address of an item, the lengths
+/// of all previous items are summed.
 const PACKED_MOST: usize = 256;
 
-/// Returns the distance between the addresses of values of `len` bytes that follow one another,
-/// none of them compressed.
+/// Returns the distance between the addresses of consecutive uncompressed values of `len` bytes.
 fn stride(len: u32) -> u64 {
     u64::from(len).next_multiple_of(u64::from(ExtentRef::plain(0, len, 0).align()))
 }
@@ -34,17 +34,17 @@ struct ExtentSequence {
 }
 
 impl ExtentSequence {
-    /// Returns the extent of `stored` bytes that follows an extent ending at `end`. It is
+    /// Returns the extent of `stored` bytes that follows an extent ending at `end`. The extent is
     /// compressed if `stored` is less than the length of the value.
     fn behind(self, end: u64, stored: u32, crc: u32) -> ExtentRef {
         let plain = ExtentRef::plain(end, self.len, crc);
         let e = ExtentRef::packed(end, self.len, stored, crc, self.codec).unwrap_or(plain);
-        // The address does not overflow: `goes_on_with` or `decode` has checked that.
+        // The address does not overflow, as `goes_on_with` or `decode` has checked.
         ExtentRef { addr: e.behind(end).unwrap_or(end), ..e }
     }
 }
 
-/// A way of counting that fits all keys so far, and the key that it expects next.
+/// A way of counting that fits all keys so far, with the key that it predicts next.
 #[derive(Debug)]
 struct ExpectedKey {
     counter: Counter,
@@ -57,21 +57,22 @@ struct ExpectedKey {
 pub(crate) struct OpenExtentRun {
     first_key: Vec<u8>,
     seq: Seq,
-    /// Sequence numbers ascend by one; otherwise all are equal.
+    /// `true` if the sequence numbers ascend by one, and `false` if all are equal.
     ascends: bool,
     places: ExtentSequence,
     /// The address at which the last value ends.
     end: u64,
     crcs: Vec<u32>,
-    /// The bytes that each value takes on the device, if the run is packed.
+    /// The number of bytes that each value takes on the device, if the run is packed.
     stored: Vec<u16>,
-    /// All ways of counting that fit the keys so far. There are none until there is a second key.
+    /// All ways of counting that fit the keys so far. The list is empty until the second key is
+    /// known.
     expected: Vec<ExpectedKey>,
 }
 
 impl OpenExtentRun {
-    /// Begins a run with one item. Returns `None` if no writer would have placed its extent like
-    /// this.
+    /// Begins a run with one item. Returns `None` if no writer would have placed the extent in this
+    /// way.
     pub fn begin(key: &[u8], seq: Seq, e: &ExtentRef) -> Option<OpenExtentRun> {
         let mut open = OpenExtentRun {
             first_key: key.to_vec(),
@@ -90,8 +91,8 @@ impl OpenExtentRun {
         Some(open)
     }
 
-    /// Returns whether the extent lies where the next value would, and a run can hold it together
-    /// with the values so far.
+    /// Returns whether the extent lies at the expected place of the next value, and a run can hold
+    /// it together with the values so far.
     fn goes_on_with(&self, e: &ExtentRef) -> bool {
         let packs = match (self.is_packed(), e.codec) {
             (false, Compression::None) => true,
@@ -120,12 +121,12 @@ impl OpenExtentRun {
         self.places.codec != Compression::None
     }
 
-    /// Returns an upper bound on the encoded size, bytes.
+    /// Returns an upper bound on the encoded size, in bytes.
     pub fn size(&self) -> usize {
         self.first_key.len() + 49 + 4 * self.crcs.len() + 2 * self.stored.len()
     }
 
-    /// Adds the next item if it continues the run; returns whether it does.
+    /// Adds the next item if it continues the run. Returns whether the item was added.
     pub fn push(&mut self, key: &[u8], seq: Seq, e: &ExtentRef) -> bool {
         let n = self.crcs.len();
         let ascends = if n == 1 { self.seq > 0 && seq == self.seq + 1 } else { self.ascends };
@@ -146,8 +147,8 @@ impl OpenExtentRun {
         }
         self.ascends = ascends;
         self.take(e);
-        // A counter that overflows ends the run: no key equals the empty one. The keys so far are
-        // still described by the counters that are left.
+        // If a counter overflows, clear its key, which ends the run for this counter, because no
+        // key is empty. The remaining counters still describe the keys so far.
         for x in &mut self.expected {
             if !x.counter.advance(&mut x.key, x.step) {
                 x.key.clear();
@@ -171,7 +172,7 @@ impl OpenExtentRun {
             .collect()
     }
 
-    /// Returns whether there are enough items and their keys can be counted.
+    /// Returns whether the run has enough items and their keys count upwards.
     pub fn is_extent_run(&self) -> bool {
         self.crcs.len() >= LEAST && !self.expected.is_empty()
     }
@@ -182,7 +183,7 @@ impl OpenExtentRun {
         let mut end = self.places.addr;
         for (i, crc) in self.crcs.iter().enumerate() {
             if let Some(x) = self.expected.first().filter(|_| i > 0) {
-                // This cannot fail: `push` has advanced through the same keys.
+                // This cannot fail, because `push` has advanced through the same keys.
                 x.counter.advance(&mut key, x.step);
             }
             let e = self.places.behind(
@@ -207,7 +208,7 @@ impl OpenExtentRun {
         self.ascends
     }
 
-    /// Appends the body, which follows key and sequence number, to `out`.
+    /// Appends the body of the run to `out`. The body follows the key and the sequence number.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let Some(x) = self.expected.first() else { return };
         varint::put_u64(out, self.crcs.len() as u64);
@@ -223,7 +224,7 @@ impl OpenExtentRun {
     }
 }
 
-/// An extent run as read from a block.
+/// An extent run that was read from a block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExtentRun<'a> {
     key: &'a [u8],
@@ -235,13 +236,14 @@ pub(crate) struct ExtentRun<'a> {
     step: u64,
     places: ExtentSequence,
     crcs: &'a [u8],
-    /// The bytes that each value takes on the device (u16 each), if the run is packed.
+    /// The number of bytes that each value takes on the device, as a u16 for each value, if the run
+    /// is packed.
     stored: &'a [u8],
 }
 
 impl<'a> ExtentRun<'a> {
     /// Decodes a run from its body, which ends where `body` does, and from the head of its item.
-    /// Returns `None` if no writer can have written it.
+    /// Returns `None` if no writer can have written these bytes.
     pub fn decode(
         key: &'a [u8],
         seq: Seq,
@@ -265,8 +267,8 @@ impl<'a> ExtentRun<'a> {
         }
         let (crcs, stored) = body.split_at_checked(usize::try_from(count.checked_mul(4)?).ok()?)?;
         let places = ExtentSequence { addr, len, codec };
-        // Keeps every later sum of address and length within u64. In a packed run, a value that is
-        // not compressed may have to be aligned to a sector.
+        // Reject larger sums, so that later sums of address and length do not overflow a u64. In a
+        // packed run, an uncompressed value may have to be aligned to a sector.
         let most = if packed { u64::from(len) + zones::SECTOR } else { stride(len) };
         let end = addr.checked_add(most.checked_mul(count)?)?;
         let sizes = stored.chunks_exact(2).map(|s| u32::from(u16::from_le_bytes([s[0], s[1]])));
@@ -294,7 +296,7 @@ impl<'a> ExtentRun<'a> {
         })
     }
 
-    /// Returns the bytes that value `i`, which must exist, takes on the device.
+    /// Returns the number of bytes that value `i`, which must exist, takes on the device.
     fn stored(&self, i: usize) -> u32 {
         self.stored
             .get(2 * i..2 * i + 2)
@@ -317,14 +319,15 @@ impl<'a> ExtentRun<'a> {
         self.counter.width()
     }
 
-    /// Puts the key of item `i`, which must exist, into `key`.
+    /// Copies the key of item `i`, which must exist, into `key`.
     pub fn key(&self, i: usize, key: &mut Vec<u8>) {
         key.clear();
         key.extend_from_slice(self.key);
         self.counter.write(self.first + i as u64 * self.step, key);
     }
 
-    /// Returns the sequence numbers and values from item `i` on, which must exist.
+    /// Returns the sequence numbers and values of item `i`, which must exist, and of all later
+    /// items.
     pub fn items(&self, i: usize) -> impl Iterator<Item = (Seq, ExtentRef)> {
         let mut end = self.places.addr;
         match self.places.codec {
@@ -344,7 +347,7 @@ impl<'a> ExtentRun<'a> {
         self.items(i).next().unwrap_or((self.seq, self.places.behind(self.places.addr, 0, 0)))
     }
 
-    /// Returns the index of the item with exactly this key.
+    /// Returns the index of the item with this key, or `None` if the run has no such item.
     pub fn find(&self, key: &[u8]) -> Option<usize> {
         if key.len() != self.key.len() {
             return None;

@@ -1,5 +1,5 @@
-//! Reads a tuple block: a binary search over the first keys finds a restart interval, which is
-//! decoded on demand.
+//! Reads a tuple block. A binary search over the first keys finds a restart interval, which is then
+//! decoded.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{OnceLock, Weak};
@@ -16,27 +16,27 @@ use crate::key::{head_of, shared_prefix};
 use crate::value::Value;
 use crate::{Error, Result};
 
-/// The payload of one tuple block and its restart points. Items are decoded lazily, one restart
+/// The payload of one tuple block and its restart points. Items are decoded on demand, one restart
 /// interval at a time.
 #[derive(Debug)]
 pub struct Block {
     data: Bytes,
-    /// End of the items, start of the restart offsets.
+    /// The offset of the end of the items, where the restart offsets begin.
     items_end: usize,
     restarts: usize,
     has_extent_runs: bool,
-    /// The restart intervals, if there are extent runs; otherwise restart point `i` begins
+    /// The restart intervals if the block has extent runs, or `None` if restart point `i` begins
     /// interval `i`.
     parts: Option<Box<[IntervalStart]>>,
     addr: u64,
     /// The length of the prefix that all keys at restart points share.
     shared: usize,
-    /// The eight bytes that follow this prefix in each of these keys, as a number that sorts as
-    /// they do: a search compares these numbers and at most a few whole keys.
+    /// The head of each of these keys: the eight bytes after the shared prefix, as a number with
+    /// the same order. A search compares these numbers and at most a few whole keys.
     heads: Box<[u64]>,
     /// The sparse index that refers to this block while it is cached.
     pub(crate) sparse_index: OnceLock<Weak<SparseIndex>>,
-    /// The cache has evicted the block.
+    /// `true` if the cache has evicted the block.
     pub(crate) evicted: AtomicBool,
 }
 
@@ -55,7 +55,7 @@ enum Section<'a> {
 }
 
 impl Block {
-    /// Parses a payload and checks its restart points. `addr` names the block in errors.
+    /// Parses a payload and checks its restart points. Errors name the block by `addr`.
     pub fn parse(data: Bytes, addr: u64) -> Result<Block> {
         let corrupt =
             || Error::Corrupt { what: "tuple block: restart points do not fit".into(), addr };
@@ -99,7 +99,7 @@ impl Block {
     }
 
     /// Returns the length of the prefix that all keys at restart points share, and the head of each
-    /// key after it. There must be a restart point. Keys that do not ascend are an error.
+    /// of these keys. There must be a restart point. Returns an error if the keys do not ascend.
     fn restart_heads(&self) -> Result<(usize, Box<[u64]>)> {
         let shared = shared_prefix(self.restart_key(0)?, self.restart_key(self.restarts - 1)?);
         let mut heads = Vec::with_capacity(self.restarts);
@@ -119,8 +119,8 @@ impl Block {
     fn interval_starts(&self) -> Result<Box<[IntervalStart]>> {
         let mut parts = Vec::new();
         for r in 0..self.restarts {
-            // An extent run has a checksum in the block for each of its items, so there are few
-            // parts.
+            // The number of parts is small, because an extent run has a checksum in the block for
+            // each of its items.
             let len = if let Section::ExtentRun(s) = self.section(r)? { s.len() } else { 1 };
             parts.extend(
                 (0..len)
@@ -131,7 +131,7 @@ impl Block {
         Ok(parts.into())
     }
 
-    /// Returns the memory that the block takes, bytes.
+    /// Returns the memory that the block takes, in bytes.
     pub fn weight(&self) -> usize {
         self.data.len()
             + 8 * self.restarts
@@ -190,8 +190,8 @@ impl Block {
         Error::Corrupt { what: "tuple block: keys out of order".into(), addr: self.addr }
     }
 
-    /// Returns the first keys of the first and of the last restart interval, or `None` if there are
-    /// none.
+    /// Returns the first keys of the first and of the last restart interval, or `None` if the block
+    /// has none.
     pub(crate) fn ends(&self) -> Result<Option<(&[u8], &[u8])>> {
         match self.restarts {
             0 => Ok(None),
@@ -206,7 +206,8 @@ impl Block {
         Ok(&self.data[head.suffix.0..head.suffix.1])
     }
 
-    /// Returns the last restart point with a key of at most `key`; 0 if there is none.
+    /// Returns the last restart point with a key of at most `key`, or 0 if there is no such restart
+    /// point.
     fn restart_of(&self, key: &[u8]) -> Result<usize> {
         if self.restarts == 0 {
             return Ok(0);
@@ -223,7 +224,7 @@ impl Block {
                 (first, first + self.heads[first..].partition_point(|&h| h == head))
             }
         };
-        // Whole keys decide between equal heads.
+        // Compare whole keys where heads are equal.
         while lo < hi {
             let mid = (lo + hi) / 2;
             if self.restart_key(mid)? <= key { lo = mid + 1 } else { hi = mid }
@@ -231,7 +232,8 @@ impl Block {
         Ok(lo.saturating_sub(1))
     }
 
-    /// Returns the last restart interval whose first key is at most `key`; 0 if there is none.
+    /// Returns the last restart interval whose first key is at most `key`, or 0 if there is no such
+    /// interval.
     pub fn interval_of(&self, key: &[u8]) -> Result<usize> {
         let r = self.restart_of(key)?;
         let Some(parts) = self.parts.as_deref() else { return Ok(r) };
@@ -259,8 +261,8 @@ impl Block {
         Ok((0..decoded.len()).filter_map(|i| decoded.item(i)).map(|i| i.to_item()).collect())
     }
 
-    /// Decodes all items of a restart interval into `out`, whose memory is reused: nothing is
-    /// allocated, and each key is assembled once.
+    /// Decodes all items of a restart interval into `out`. The memory of `out` is reused, so
+    /// nothing is allocated, and each key is assembled once.
     pub(crate) fn interval_into(&self, interval: usize, out: &mut RestartInterval) -> Result<()> {
         out.begin(&self.data);
         let part = match self.parts.as_deref() {
@@ -275,8 +277,8 @@ impl Block {
             }
             Ok(Section::Items(mut d, end)) => {
                 while d.at < end {
-                    // Each item yields a whole key, even if it takes few bytes itself, so their
-                    // number is bounded.
+                    // Limit the number of items, because each item yields a whole key, even if the
+                    // item itself takes few bytes.
                     if out.len() == INTERVAL {
                         out.clear();
                         return Err(self.overfull());
@@ -328,7 +330,7 @@ impl Block {
         Ok(())
     }
 
-    /// Returns the item that covers `key`, if any.
+    /// Returns the item that covers `key`, or `None` if there is none.
     pub fn find(&self, key: &[u8]) -> Result<Option<(Seq, Body)>> {
         if self.restarts == 0 {
             return Ok(None);
@@ -346,8 +348,8 @@ impl Block {
         Ok(found.map(|(seq, body)| (seq, body.body(&self.data).to_body())))
     }
 
-    /// Returns the item that covers `key`, if any, among those of the restart interval at bytes
-    /// `start` to `end` of the payload.
+    /// Returns the item that covers `key` in the restart interval at bytes `start` to `end` of the
+    /// payload, or `None` if there is none.
     pub(crate) fn find_between(
         &self,
         start: usize,
@@ -374,7 +376,7 @@ impl Block {
 
     /// Returns the prefix that the first keys of all restart intervals share.
     pub(crate) fn shared_prefix(&self) -> &[u8] {
-        // `parse` has decoded this key.
+        // This does not fail, because `parse` has decoded this key.
         self.restart_key(0).map_or(&[], |key| &key[..self.shared.min(key.len())])
     }
 
@@ -390,8 +392,8 @@ impl Block {
         Some(&interval[head.suffix.0..head.suffix.1])
     }
 
-    /// Returns the item that covers `key`, if any, in the bytes of the one restart interval that
-    /// can have it. Returns `None` if the bytes do not decode.
+    /// Returns the item that covers `key`, if there is one, in the bytes of the only restart
+    /// interval that can have it. Returns `None` if the bytes cannot be decoded.
     pub(crate) fn find_in_interval(interval: &[u8], key: &[u8]) -> Option<Option<(Seq, Body)>> {
         let mut d = Decoder { data: interval, at: 0, extent: None };
         let found = find_from(&mut d, interval.len(), key)?;
@@ -399,11 +401,11 @@ impl Block {
     }
 }
 
-/// Returns the item that covers `key` among those from the position of `d`, a restart point, up to
-/// `end`. Returns `None` if an item does not decode.
+/// Returns the item that covers `key`, if there is one, between the position of `d`, a restart
+/// point, and `end`. Returns `None` if an item cannot be decoded.
 fn find_from(d: &mut Decoder<'_>, end: usize, key: &[u8]) -> Option<Option<(Seq, BodyPlace)>> {
-    // The length of the previous key, which is smaller than `key`, and of the prefix that it has in
-    // common with `key`.
+    // The length of the previous key, which is smaller than `key`, and the length of its common
+    // prefix with `key`.
     let (mut len, mut common) = (0, 0);
     let mut before: Option<(Seq, BodyPlace)> = None;
     while d.at < end {
@@ -411,8 +413,8 @@ fn find_from(d: &mut Decoder<'_>, end: usize, key: &[u8]) -> Option<Option<(Seq,
         let suffix = &d.data[head.suffix.0..head.suffix.1];
         len = head.shared + suffix.len();
         if head.shared < common {
-            // The item shares fewer bytes with the previous key than that one shares with `key`, so
-            // its key is greater than `key`.
+            // The item shares fewer bytes with the previous key than the previous key shares with
+            // `key`, so the key of the item is greater than `key`.
             break;
         }
         let mut order = std::cmp::Ordering::Less;

@@ -1,5 +1,5 @@
-//! The decoded items of one restart interval of a tuple block, on which a cursor walks. The memory
-//! is reused for the next one.
+//! The decoded items of one restart interval of a tuple block, through which a cursor moves. The
+//! memory is reused for the next interval.
 
 use bytes::Bytes;
 
@@ -7,10 +7,10 @@ use super::INTERVAL;
 use crate::item::{Body, BodyRef, ItemRef, Seq};
 use crate::value::{ExtentRef, Value, ValueRef};
 
-/// The room that is made for a key, bytes.
+/// The number of bytes that are reserved for a key.
 const USUAL_KEY: usize = 32;
 
-/// A body whose bytes stay in the block: ranges of offsets.
+/// A body whose bytes stay in the block. It consists of ranges of offsets.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum BodyPlace {
     Inline(u32, u32),
@@ -41,7 +41,7 @@ impl BodyPlace {
 }
 
 impl BodyPlace {
-    /// Returns the body, copied from the bytes that it refers to.
+    /// Returns the body with a copy of the bytes to which it refers.
     pub fn copied(self, data: &[u8]) -> Body {
         let copy = |a: u32, b: u32| Bytes::copy_from_slice(&data[a as usize..b as usize]);
         match self {
@@ -61,8 +61,8 @@ struct DecodedItem {
     body: BodyPlace,
 }
 
-/// Decoded items. Keys are copied, since the block stores them without their shared prefix;
-/// everything else stays in the block.
+/// The decoded items of a restart interval. Keys are copied, because the block stores them without
+/// their shared prefix. Everything else stays in the block.
 #[derive(Default)]
 pub(crate) struct RestartInterval {
     data: Bytes,
@@ -71,7 +71,7 @@ pub(crate) struct RestartInterval {
 }
 
 impl RestartInterval {
-    /// Drops all items and refers to the bytes `data` of a block from now on.
+    /// Removes all items, and refers to the bytes `data` of a block from now on.
     pub fn begin(&mut self, data: &Bytes) {
         // Usually the block is the same as before.
         if self.data.as_ptr() != data.as_ptr() || self.data.len() != data.len() {
@@ -79,7 +79,8 @@ impl RestartInterval {
         }
         self.keys.clear();
         self.slots.clear();
-        // At once, where the memory of the first interval would grow item by item.
+        // Reserve the memory at once. Otherwise the memory of the first interval would grow item by
+        // item.
         self.keys.reserve(INTERVAL * USUAL_KEY);
         self.slots.reserve(INTERVAL);
     }
@@ -90,8 +91,8 @@ impl RestartInterval {
         self.slots.clear();
     }
 
-    /// Adds an item whose key begins with `shared` bytes of the key before it, which must have that
-    /// many.
+    /// Adds an item whose key begins with the first `shared` bytes of the previous key, which must
+    /// have that many bytes.
     #[inline]
     pub fn push(&mut self, shared: usize, suffix: &[u8], seq: Seq, body: BodyPlace) {
         let start = self.keys.len();
@@ -103,9 +104,9 @@ impl RestartInterval {
         self.slots.push(DecodedItem { key: (start as u32, self.keys.len() as u32), seq, body });
     }
 
-    /// Adds an item as `push` does, if it lies after the previous item and is not an empty range;
-    /// returns whether it was added. Writers produce nothing else, so readers can rely on the order
-    /// of items even if the device is damaged.
+    /// Adds an item like `push` if it lies after the previous item and is not an empty range.
+    /// Returns whether the item was added. Writers produce only such items, and this check ensures
+    /// that readers can rely on the order of items even if the device is damaged.
     #[inline]
     pub fn push_next(&mut self, shared: usize, suffix: &[u8], seq: Seq, body: BodyPlace) -> bool {
         let Some(before) = self.slots.last() else {
@@ -117,7 +118,7 @@ impl RestartInterval {
             BodyPlace::DeleteRange(a, b) => Some(a as usize..b as usize),
             _ => None,
         };
-        // Up to `shared` the two keys are equal, and mostly they differ in the next byte.
+        // The two keys are equal up to `shared`, and usually differ in the next byte.
         let rest = &self.keys[from + shared..to];
         let ascends = match (rest.first(), suffix.first()) {
             (Some(a), Some(b)) if a != b => a < b,
@@ -132,7 +133,7 @@ impl RestartInterval {
         !overlaps && self.whole_range()
     }
 
-    /// Returns `false` if the last item is a range tombstone that ends where it begins or before.
+    /// Returns `false` if the last item is a range tombstone that ends at or before its beginning.
     #[inline]
     fn whole_range(&self) -> bool {
         self.slots.last().is_none_or(|s| match s.body {
@@ -143,7 +144,7 @@ impl RestartInterval {
         })
     }
 
-    /// Returns the length of the last key; 0 if there is none.
+    /// Returns the length of the last key, or 0 if there are no items.
     #[inline]
     pub fn last_key_len(&self) -> usize {
         self.slots.last().map_or(0, |s| (s.key.1 - s.key.0) as usize)
@@ -172,7 +173,8 @@ impl RestartInterval {
         })
     }
 
-    /// Returns the number of leading items that satisfy `pred`. No later item may satisfy it.
+    /// Returns the number of leading items that satisfy `pred`. No item after them may satisfy
+    /// `pred`.
     pub fn partition_point(&self, pred: impl Fn(ItemRef<'_>) -> bool) -> usize {
         (0..self.len()).take_while(|&i| self.item(i).is_some_and(&pred)).count()
     }

@@ -1,12 +1,12 @@
 //! A sparse index is kept in memory for a tuple block that is not in memory. For each restart
-//! interval it has the offset, the first eight bytes that distinguish the first key, and a
-//! checksum: some 16 bytes for a restart interval of half a kilobyte.
+//! interval, the sparse index has the offset, the first eight bytes that distinguish the first key,
+//! and a checksum. These are about 16 bytes for a restart interval of half a kilobyte.
 //!
-//! A block in the host's page cache need not be in memory a second time, but without a sparse index
-//! the whole block would have to be read to check one of its tuples. A sparse index is made when
-//! the whole block was read and checked. With it, a get reads and checks only the restart interval
-//! that can have its key. So more tuples can be read without the device than the cache has room
-//! for, and every byte used was checked.
+//! A block in the page cache of the host need not be in memory a second time, but without a sparse
+//! index the whole block would have to be read to check one of its tuples. A sparse index is
+//! created when the whole block has been read and checked. With a sparse index, a get reads and
+//! checks only the restart interval that can have its key. So more tuples can be read without the
+//! device than fit into the cache, and every used byte was checked.
 
 use std::cell::RefCell;
 use std::cmp::Ordering;
@@ -22,14 +22,15 @@ use crate::block::Block;
 use crate::item::{Body, Seq};
 use crate::key::head_of;
 
-/// The fewest restart intervals of a block that has a sparse index: with fewer, it would save
-/// little.
+/// The smallest number of restart intervals of a block with a sparse index. With fewer intervals, a
+/// sparse index would save little.
 const INTERVALS_LEAST: usize = 4;
-/// If a restart interval is longer than this many bytes, the whole block is read.
+/// The largest length of a restart interval, in bytes. If an interval is longer, the whole block is
+/// read.
 const INTERVAL_MOST: usize = 4 << 10;
 
-/// One in this many lookups without the cache is reported to the cache, so that it keeps blocks in
-/// use.
+/// The number of lookups per report: one in this many lookups that bypass the cache is reported to
+/// the cache, so that the cache keeps blocks that are in use.
 const TOLD: u32 = 16;
 
 /// The result of a lookup in a block.
@@ -38,8 +39,9 @@ type BlockLookup = Result<Option<(Seq, Body)>>;
 /// The sparse index of a block.
 #[derive(Debug)]
 pub(crate) struct SparseIndex {
-    /// For each restart interval the head of its first key; then for each its offset in the frame's
-    /// payload and its checksum; then the prefix that the first keys share.
+    /// For each restart interval the head of its first key, followed by its offset in the payload
+    /// of the frame and its checksum for each interval, and by the prefix that the first keys
+    /// share.
     words: Box<[u64]>,
     intervals: u16,
     shared: u16,
@@ -49,10 +51,9 @@ pub(crate) struct SparseIndex {
     cached: ArcSwapOption<Block>,
     /// The number of lookups in the cached block.
     hits: AtomicU32,
-    /// The last read had to wait for the device.
+    /// `true` if the last read had to wait for the device.
     slow: AtomicBool,
-    /// The time of the last read of a restart interval; the clock is the number of misses of the
-    /// cache.
+    /// The time of the last read of a restart interval, counted in misses of the cache.
     read: AtomicU32,
 }
 
@@ -90,18 +91,20 @@ impl SparseIndex {
         })
     }
 
-    /// Returns the memory that it takes, bytes.
+    /// Returns the memory that the sparse index takes, in bytes.
     pub fn weight(&self) -> usize {
         size_of::<Self>() + 16 + 8 * self.words.len()
     }
 
-    /// Refers to the block, which is cached from now on, until [`SparseIndex::evict`] is called.
+    /// Keeps a reference to the block, which is cached from now on, until [`SparseIndex::evict`] is
+    /// called.
     pub fn keep(self: &Arc<Self>, block: &Arc<Block>) {
-        // Two threads may have read the block at the same time; the later copy stays.
+        // Two threads may have read the block at the same time. The copy that was stored later
+        // stays.
         if block.sparse_index.set(Arc::downgrade(self)).is_ok() {
             self.cached.store(Some(block.clone()));
-            // If the block was evicted concurrently, this load or `evict` sees the other side's
-            // store.
+            // If the block was evicted concurrently, either this load or `evict` sees the store of
+            // the other thread.
             if block.evicted.load(SeqCst) {
                 self.cached.store(None);
             }
@@ -116,7 +119,7 @@ impl SparseIndex {
         }
     }
 
-    /// Looks up `key` if the block is cached; also returns whether the use should be reported to
+    /// Looks up `key` if the block is cached. Also returns whether the use should be reported to
     /// the cache.
     #[inline]
     pub fn find_cached(&self, key: &[u8]) -> Option<(BlockLookup, bool)> {
@@ -145,8 +148,9 @@ impl SparseIndex {
         Some((found, hits.is_multiple_of(TOLD)))
     }
 
-    /// Returns whether to read one restart interval instead of the whole block: if the host has the
-    /// block in memory, and no interval was read within the last `soon` misses of the cache.
+    /// Returns whether to read one restart interval instead of the whole block. This is so if the
+    /// host has the block in memory, and no interval was read within the last `soon` misses of the
+    /// cache.
     pub fn suits(&self, now: u32, soon: u32) -> bool {
         let before = self.read.load(Relaxed);
         self.read.store(now, Relaxed);
@@ -182,8 +186,8 @@ impl SparseIndex {
         Ordering::Equal
     }
 
-    /// Returns the restart interval that can have `key`; if its first key is above `key`, the
-    /// previous interval can have it. Returns `None` if only a comparison of whole keys can tell.
+    /// Returns the restart interval that can have `key`. If the first key of this interval is above
+    /// `key`, the previous interval can have it. Returns `None` if whole keys have to be compared.
     fn choose(&self, key: &[u8]) -> Option<usize> {
         let at = match self.against_shared(key) {
             Ordering::Less => 0,
@@ -203,8 +207,8 @@ impl SparseIndex {
         Some(at.saturating_sub(1))
     }
 
-    /// Looks up `key` in one restart interval of the block. `read` fills a buffer from an offset of
-    /// the payload. Returns `None` if the whole block must be read.
+    /// Looks up `key` in one restart interval of the block. `read` fills a buffer with the bytes at
+    /// an offset of the payload. Returns `None` if the whole block must be read.
     pub fn find(
         &self,
         key: &[u8],
@@ -271,7 +275,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
         /// The keys have few different bytes, so that prefixes, heads and whole keys are often
-        /// equal; every third item is a range tombstone.
+        /// equal. Every third item is a range tombstone.
         #[test]
         fn a_sparse_index_finds_what_its_block_has(
             keys in proptest::collection::btree_set(proptest::collection::vec(prop_oneof![Just(0u8), Just(1), Just(255)], 0..12), 20..90),

@@ -20,8 +20,8 @@ fn sample() -> Vec<Item> {
         .collect()
 }
 
-/// Returns items with compressed values, most of 900 to 3500 bytes, and some uncompressed ones,
-/// placed one after the other from `addr` on.
+/// Returns items with compressed values, most of them of 900 to 3500 bytes, and some uncompressed
+/// values. The values are placed one after the other from `addr` on.
 fn packed(keys: impl Iterator<Item = Bytes>, addr: u64) -> Vec<Item> {
     let mut end = addr;
     let mut item = |(i, key): (usize, Bytes)| {
@@ -57,8 +57,9 @@ fn compressed_values_come_back_and_cost_six_bytes_in_a_row() {
     for i in &items {
         assert_eq!(block.find(&i.key).unwrap(), Some((0, i.body.clone())));
     }
-    // Two sequences that do not form an extent run: in the first, neither keys nor lengths
-    // continue; the second becomes packed late, with another codec than the values before.
+    // Test two sequences that do not form an extent run. In the first sequence, neither keys nor
+    // lengths continue. The second sequence becomes packed late, with another codec than the
+    // earlier values.
     let mut items = packed((0..100u64).map(|i| Bytes::from(format!("k{:09}", i * i * i))), 1 << 31);
     items.extend((0..50).map(|i| page(1 << 62, i, (1 << 32) + i * 4096, 0)));
     for (i, item) in items[100..].iter_mut().enumerate().skip(30) {
@@ -134,8 +135,8 @@ fn consecutive_pages_cost_their_checksum() {
 #[test]
 fn extent_runs_and_what_lies_between_come_back_and_are_found() {
     let mut items = Vec::new();
-    // Items with ascending sequence numbers, a hole, a jump of the address, and a jump of the
-    // sequence number; then other kinds between them.
+    // Add items with ascending sequence numbers, a hole, a jump of the address, and a jump of the
+    // sequence number, and then items of other kinds between them.
     items.extend((0..200).map(|i| page(1, i, (1000 + i) * 4096, 50 + i)));
     items.extend((300..400).map(|i| page(1, i, (1000 + i) * 4096, 0)));
     items.extend((400..470).map(|i| page(1, i, (5000 + i) * 4096, 9)));
@@ -175,8 +176,8 @@ fn extent_runs_and_what_lies_between_come_back_and_are_found() {
     assert_eq!(block.find(b"line 000950").unwrap(), None);
 }
 
-/// Returns a block of deletions, all in one restart interval. Each is described by the number of
-/// bytes that its key shares with the previous key, and its further bytes.
+/// Returns a block of deletions that are all in one restart interval. Each deletion is described by
+/// the number of bytes that its key shares with the previous key, and its further bytes.
 fn deletions(keys: impl IntoIterator<Item = (usize, Vec<u8>)>) -> Bytes {
     let mut payload = Vec::new();
     for (shared, further) in keys {
@@ -190,8 +191,8 @@ fn deletions(keys: impl IntoIterator<Item = (usize, Vec<u8>)>) -> Bytes {
     payload.into()
 }
 
-/// Each item takes a few bytes and has a key as long as the first one: without a bound the items of
-/// a block would take thousands of times its length.
+/// Each item takes a few bytes and has a key as long as the first key. Without a limit, the items
+/// of a block would take thousands of times the length of the block.
 #[test]
 fn a_restart_interval_of_more_items_than_a_writer_puts_there_is_an_error() {
     let keys = |n: u8| (0..n).map(|i| if i == 0 { (0, vec![b'k', 0]) } else { (1, vec![i]) });

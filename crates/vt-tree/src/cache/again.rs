@@ -1,5 +1,5 @@
-//! Repeats a read whose bytes do not match their reference. In object storage the place may have
-//! other bytes by now, and an answer may have been damaged on its way.
+//! Repeats a read whose bytes do not match their reference. In object storage, the place may have
+//! other bytes by now, and an answer may have been damaged in transit.
 
 use bytes::Bytes;
 use zones::Purpose;
@@ -8,8 +8,8 @@ use super::{BlockCache, room};
 use crate::{Error, Result};
 
 impl BlockCache {
-    /// Returns the result of `open` for the bytes that were read at `addr`. If it finds them
-    /// corrupt, reads the place again in another way, and opens those bytes.
+    /// Returns the result of `open` for the bytes that were read at `addr`. If `open` finds the
+    /// bytes corrupt, reads the place from other sources, and opens those bytes.
     pub(super) fn checked<T>(
         &self,
         purpose: Purpose,
@@ -24,7 +24,7 @@ impl BlockCache {
         }
     }
 
-    /// `first` is the error of the bytes that were read before.
+    /// Reads the bytes from other sources. `first` is the error of the bytes that were read before.
     #[cold]
     fn read_otherwise<T>(
         &self,

@@ -5,20 +5,20 @@ use zones::Purpose;
 use super::BlockCache;
 use crate::value::ExtentRef;
 
-/// Two spans whose gap is below this many bytes are announced as one: reading the gap takes less
+/// The gap in bytes below which two spans are announced as one, because reading the gap takes less
 /// time than a second request. On a device whose seeks cost more, the gap may be as wide as a seek
 /// costs.
 pub(super) const GAP: u64 = 16 << 10;
 
 impl BlockCache {
-    /// Announces to the device that these values will be read. Neighbours with small gaps are
-    /// announced as one span.
+    /// Announces to the device that these values will be read. Neighbouring values with small gaps
+    /// are announced as one span.
     pub fn announce(&self, mut extents: Vec<ExtentRef>) {
         extents.sort_unstable_by_key(|e| e.addr);
         self.announce_sorted(Purpose::Pages, extents.iter().map(|e| (e.addr, e.end())));
     }
 
-    /// Announces tuple blocks, by address and length, to the device.
+    /// Announces tuple blocks, given by address and length, to the device.
     pub fn announce_blocks(&self, mut blocks: Vec<(u64, u32)>) {
         blocks.sort_unstable();
         self.announce_sorted(
@@ -27,7 +27,7 @@ impl BlockCache {
         );
     }
 
-    /// Announces ranges, which ascend by address, to the device.
+    /// Announces ranges, in ascending order of addresses, to the device.
     pub(crate) fn announce_sorted(
         &self,
         purpose: Purpose,

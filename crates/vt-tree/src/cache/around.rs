@@ -1,14 +1,14 @@
-//! Reads around: when a read had to wait for the device, its neighbourhood on the device is fetched
-//! as well, as long as the whole store fits into the memory that the host could use for it. A store
-//! that was just opened is then in memory after each region was read once, in pieces of a size that
-//! suits the device instead of tuple by tuple.
+//! Reading around: after a read had to wait for the device, its neighbourhood on the device is
+//! fetched as well, provided that the whole store fits into the memory that the host could use for
+//! it. So a store that was just opened is in memory after each region was read once, in pieces of a
+//! size that suits the device instead of tuple by tuple.
 //!
 //! Nothing is fetched twice, so at most the size of the store is fetched in vain. Nothing is
-//! fetched if the store is larger than half of that memory: the neighbourhood of a tuple would then
-//! evict data that was requested. Cursors announce by themselves what they will read; for them only
-//! the index is read around.
+//! fetched if the store is larger than half of that memory, because the neighbourhood of a tuple
+//! would then evict data that was requested. Cursors announce their own reads, so only the index is
+//! read around for them.
 //!
-//! A caller that knows it will not read the neighbourhood of a large value reads the value alone
+//! A caller that will not read the neighbourhood of a large value reads the value alone
 //! ([`read_alone`]).
 
 use std::cell::Cell;
@@ -17,24 +17,27 @@ use std::collections::HashMap;
 use env::sync::Mutex;
 use zones::{Purpose, ZONE_SIZE, Zones};
 
-/// The unit that is fetched around a read, bytes: an aligned piece. A zone has 32 of them.
+/// The length in bytes of the aligned pieces that are fetched around a read. A zone has 32 of them.
 const PIECE: u64 = ZONE_SIZE / 32;
-/// The most pieces that are fetched at once. Their number, a power of two, grows with the number
-/// fetched so far divided by `SHARE`. Each read that waits costs the time of half a piece; a
-/// program that needs only a few tuples must not fetch many.
+/// The largest number of pieces that are fetched at once. The number of pieces is a power of two,
+/// and grows with the number of pieces fetched so far divided by `SHARE`. Each read that waits
+/// costs the time of half a piece, so a program that needs only a few tuples must not fetch many
+/// pieces.
 const PIECES_MOST: u64 = 8;
+/// The divisor that determines how fast the number of pieces grows. See [`PIECES_MOST`].
 const SHARE: u64 = 8;
-/// The number of bytes fetched after which it is checked again whether the store fits.
+/// The number of fetched bytes after which the cache checks again whether the store fits into
+/// memory.
 const LOOK: u64 = 64 << 20;
-/// The number of reads that fetch nothing after the store did not fit.
+/// The number of reads for which nothing is fetched after the store did not fit into memory.
 const PASS: u32 = 4096;
 
 thread_local! {
     static ALONE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `work` without fetching anything around the large values that it reads on this thread. The
-/// index is still read around, since later reads need it wherever they go.
+/// Runs `work` without fetching anything around the large values that `work` reads on this thread.
+/// The index is still read around, because all later reads need it.
 pub fn read_alone<T>(work: impl FnOnce() -> T) -> T {
     struct Before(bool);
     impl Drop for Before {
@@ -46,7 +49,7 @@ pub fn read_alone<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Returns whether this thread is inside of [`read_alone`].
+/// Returns whether this thread is inside a call of [`read_alone`].
 pub(super) fn reads_alone() -> bool {
     ALONE.get()
 }
@@ -56,18 +59,19 @@ pub(crate) struct ReadAround(Mutex<ReadAroundState>);
 
 #[derive(Default)]
 struct ReadAroundState {
-    /// Maps a zone number to the pieces fetched from the zone, one bit each.
+    /// The pieces that were fetched from each zone, by zone number, with one bit for each piece.
     fetched: HashMap<u64, u32>,
-    /// The number of pieces fetched.
+    /// The number of pieces that were fetched.
     pieces: u64,
-    /// Bytes that may be fetched before the next check whether the store fits.
+    /// The number of bytes that may be fetched before the cache checks again whether the store fits
+    /// into memory.
     left: u64,
     pass: u32,
 }
 
 impl ReadAround {
-    /// Fetches the neighbourhood of `addr`, after a read there that had to wait. Returns `false` if
-    /// the caller reads alone or the store does not fit.
+    /// Fetches the neighbourhood of `addr` after a read at `addr` had to wait. Returns `false` if
+    /// the caller reads alone or the store does not fit into memory.
     pub fn fetch(&self, zones: &Zones, purpose: Purpose, addr: u64) -> bool {
         if purpose == Purpose::Pages && reads_alone() {
             return false;
@@ -105,8 +109,8 @@ impl ReadAround {
     }
 
     /// Fetches the neighbourhoods of these places, one after the other, until about `most` bytes
-    /// were fetched. Returns the number of places that were dealt with, or `None` if the store does
-    /// not fit.
+    /// were fetched. Returns the number of processed places, or `None` if the store does not fit
+    /// into memory.
     pub fn fetch_many(
         &self,
         zones: &Zones,

@@ -1,12 +1,13 @@
-//! Announces values of many keys by place. The keys may be those of the files of a tree that was
-//! saved, moved or checked out over and over: neighbours by key then lie anywhere, so neither the
-//! order of the keys nor the order of reads shows which values are adjacent. The addresses do.
+//! Announces the values of many keys by place. For example, the files of a tree may have been
+//! saved, moved or checked out many times. Values with neighbouring keys then lie anywhere on the
+//! device, so neither the order of the keys nor the order of reads shows which values are adjacent,
+//! but the addresses do.
 //!
 //! If the whole store fits into the host's memory, the neighbourhood of each place is fetched, as
 //! after a read that had to wait (`around`). Otherwise the places themselves are announced in the
-//! order of their addresses. Gaps between them are fetched as well where that takes less time than
-//! another request, the smallest gaps first, as long as the whole stays within a budget: what is
-//! announced has to stay in the host's memory until it is read.
+//! order of their addresses. Gaps between places are also fetched if that takes less time than
+//! another request. The smallest gaps are fetched first, within a budget, because announced data
+//! has to stay in the memory of the host until it is read.
 
 use zones::Purpose;
 
@@ -14,28 +15,31 @@ use super::BlockCache;
 use super::announce::GAP;
 use crate::value::ExtentRef;
 
-/// Bounds of the bytes that are announced by place at a time.
+/// The smallest budget, in bytes, for the values that are announced by place at a time.
 const BUDGET_MIN: u64 = 512 << 10;
+/// The largest budget, in bytes, for the values that are announced by place at a time.
 const BUDGET_MAX: u64 = 16 << 20;
-/// The budget is at most the cache's own budget, and at most the host's memory, divided by these.
+/// The divisor of the cache's own budget. The quotient is an upper bound of the budget.
 const SHARE: u64 = 4;
+/// The divisor of the host's memory. The quotient is an upper bound of the budget.
 const HOST_SHARE: u64 = 8;
-/// The most spans that are announced at a time, and the most if each takes a seek of a disk: a
-/// caller waits while the queue of the device is full.
+/// The largest number of spans that are announced at a time. A caller waits while the queue of the
+/// device is full.
 const SPANS: usize = 1024;
+/// The largest number of spans that are announced at a time if each span takes a seek of a disk.
 const SPANS_OF_DISK: usize = 128;
 
 impl BlockCache {
-    /// Returns how many bytes may be announced by place at a time.
+    /// Returns the number of bytes that may be announced by place at a time.
     pub fn by_place_budget(&self) -> u64 {
         let host = self.zones.host_memory().unwrap_or(u64::MAX);
         (self.budget / SHARE).min(host / HOST_SHARE).clamp(BUDGET_MIN, BUDGET_MAX)
     }
 
     /// Announces to the device that these values, which ascend by address, are likely to be read
-    /// soon. Between them at most about `most` bytes are fetched as well. Returns the number of
-    /// values, from the first one on, that were announced: the others lie too far apart to be
-    /// announced with these.
+    /// soon. In addition, at most about `most` bytes between the values are fetched. Returns the
+    /// number of leading values that were announced. The remaining values lie too far apart to be
+    /// announced in the same call.
     pub fn announce_by_place(&self, extents: &[ExtentRef], most: u64) -> usize {
         if extents.is_empty() {
             return 0;
@@ -57,8 +61,8 @@ impl BlockCache {
     }
 }
 
-/// Joins ranges, which ascend, across gaps that are smaller than `gap`, the smallest gaps first, as
-/// long as the spans have at most `most` bytes in all.
+/// Joins ascending ranges across gaps that are smaller than `gap`, in ascending order of gap size,
+/// provided that the spans have at most `most` bytes in total.
 fn spans(ranges: impl Iterator<Item = (u64, u64)>, gap: u64, most: u64) -> Vec<(u64, u64)> {
     let mut spans: Vec<(u64, u64)> = Vec::new();
     for (start, end) in ranges {
@@ -72,7 +76,7 @@ fn spans(ranges: impl Iterator<Item = (u64, u64)>, gap: u64, most: u64) -> Vec<(
     let gaps = spans.windows(2).enumerate().map(|(i, pair)| (pair[1].0 - pair[0].1, i + 1));
     let mut gaps: Vec<(u64, usize)> = gaps.filter(|(bytes, _)| *bytes < gap).collect();
     gaps.sort_unstable();
-    // The spans that continue the one before them.
+    // The flag of each span that continues the previous span.
     let mut continues = vec![false; spans.len()];
     for (bytes, i) in gaps {
         if bytes > left {
@@ -112,7 +116,7 @@ mod tests {
 
     #[test]
     fn the_smallest_gaps_are_read_over_first_and_only_within_the_budget() {
-        // The places themselves take 44 bytes; the gaps have 5, 20 and 1.
+        // The places themselves take 44 bytes, and the gaps take 5, 20 and 1 bytes.
         assert_eq!(within(100, 0), [(0, 20), (25, 30), (50, 60), (61, 70)]);
         assert_eq!(within(100, 45), [(0, 20), (25, 30), (50, 70)]);
         assert_eq!(within(100, 50), [(0, 30), (50, 70)]);

@@ -1,4 +1,5 @@
-//! Reads from the medium, past the block cache and the caches of the host, to verify it.
+//! Reads from the medium, bypassing the block cache and the caches of the host, to verify the
+//! medium.
 
 use bytes::Bytes;
 use zones::Purpose;
@@ -10,7 +11,7 @@ use crate::value::ExtentRef;
 use crate::{Error, Result};
 
 impl BlockCache {
-    /// Reads a frame from the medium, past all caches.
+    /// Reads a frame from the medium, bypassing all caches.
     pub(crate) fn frame_on_medium(
         &self,
         kind: FrameKind,
@@ -23,15 +24,16 @@ impl BlockCache {
         frame::open(Bytes::from(buf), kind, level, at)
     }
 
-    /// Reads a large value from the medium, past all caches, and compares it with its checksum.
+    /// Reads a large value from the medium, bypassing all caches, and compares it with its
+    /// checksum.
     pub fn check_value(&self, e: &ExtentRef) -> Result<()> {
         let mut buf = room("a value", e.addr, u64::from(e.stored))?;
         self.zones.read_medium(Purpose::Pages, e.addr, &mut buf)?;
         check_extent(e, &buf)
     }
 
-    /// Reads a span of neighbouring values from the medium, past all caches, and compares each with
-    /// its checksum.
+    /// Reads a span of neighbouring values from the medium, bypassing all caches, and compares each
+    /// value with its checksum.
     pub(crate) fn span_on_medium(&self, values: &[ExtentRef]) -> Result<()> {
         let (Some(first), Some(last)) = (values.first(), values.last()) else { return Ok(()) };
         let len = last.end().checked_sub(first.addr).ok_or_else(|| {

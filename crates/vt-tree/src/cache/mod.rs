@@ -1,12 +1,12 @@
 //! The block cache and reader that all trees of a store share.
 //!
-//! The cache is keyed by device address and checksum. Stitching moves pointers and leaves blocks
-//! where they are, so a block stays cached through any number of merges; and a zone that is freed
-//! and rewritten never serves its former content.
+//! The cache is keyed by device address and checksum. Stitching moves pointers and leaves blocks in
+//! place, so a block stays cached through any number of merges. The cache never returns the former
+//! content of a zone that was freed and rewritten.
 //!
-//! Index nodes, filters, and tuple blocks that hold little but references to large values have the
-//! first claim on the budget, so that a read costs the device one access, for the tuple itself.
-//! Tuple blocks have the rest, at least an eighth.
+//! Index nodes, filters, and tuple blocks that mostly refer to large values have priority in the
+//! budget, so that a read costs one device access, for the tuple itself. Other tuple blocks have
+//! the rest of the budget, which is at least an eighth.
 
 mod again;
 mod announce;
@@ -45,31 +45,34 @@ pub use sequential::read_onward;
 pub(crate) use values::unpack_extent;
 pub use wait::value_waited;
 
-/// A cursor that has read more than the budget divided by this no longer fills the cache.
+/// The divisor of the budget that defines a long scan. A cursor that has read more than the
+/// quotient no longer fills the cache.
 const LONG_WAY: u64 = 2;
-/// A block in the host's page cache replaces a cached one if it is requested twice within a number
-/// of misses: one miss for this many blocks in the cache. If all blocks are requested equally
-/// often, replacing one by another gains nothing.
+/// The number of cached blocks per miss that determines `soon`. A block in the host's page cache
+/// replaces a cached block if it is requested twice within a number of misses, which is one miss
+/// for this many blocks in the cache. If all blocks are requested equally often, replacing one
+/// block by another gains nothing.
 const SOON: usize = 16;
-/// The first window that a scan announces costs a seek divided by this.
+/// The divisor of the bytes that a seek costs. The quotient is the first window that a scan
+/// announces.
 const FIRST_SHARE: u64 = 4;
-/// Sparse indexes may take the budget divided by this.
+/// The divisor of the budget. Sparse indexes may take the quotient.
 const SPARSE_INDEXES: u64 = 4;
 
 /// The way in which data that is not in memory is read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ReadMode {
     Alone,
-    /// Announces the data that follows on the device, if reads continue there. See
+    /// Also announces the data that follows on the device if reads continue there. See
     /// [`SequentialReads`].
     Onward,
-    /// Fetches the neighbourhood on the device as well, see [`ReadAround`], if that suits the
-    /// store; otherwise does the same as `Onward`.
+    /// Also fetches the neighbourhood on the device (see [`ReadAround`]) if that suits the store.
+    /// Otherwise does the same as `Onward`.
     Around,
 }
 
-/// The parts of an index that are cached before anything else: without them each read of a tuple
-/// would cost several device accesses.
+/// Data of an index, which has priority in the cache. Without it, each read of a tuple would cost
+/// several device accesses.
 #[derive(Clone)]
 enum IndexData {
     Node(Arc<IndexNode>),
@@ -81,7 +84,7 @@ enum IndexData {
 /// A device address and the checksum of the data there.
 type CacheKey = (u64, u32);
 
-/// An estimate of the cache's own overhead for an entry, bytes.
+/// An estimate of the overhead of the cache for an entry, in bytes.
 const BOOKKEEPING: u64 = 64;
 
 #[derive(Clone)]
@@ -98,7 +101,7 @@ impl Weighter<CacheKey, IndexData> for CacheWeight {
     }
 }
 
-/// Tells sparse indexes which blocks the cache has evicted.
+/// Notifies sparse indexes that the cache has evicted a block.
 #[derive(Clone, Default)]
 struct EvictionListener;
 
@@ -116,10 +119,10 @@ impl Weighter<CacheKey, Arc<Block>> for CacheWeight {
     }
 }
 
-/// The device and the block cache; one for all trees of a store.
+/// The device and the block cache, which all trees of a store share.
 pub struct BlockCache {
     zones: Arc<Zones>,
-    /// The budget of both caches together, bytes.
+    /// The budget of both caches together, in bytes.
     budget: u64,
     /// The cached index data. It may take seven eighths of the budget; tuple blocks get the rest.
     index: Cache<CacheKey, IndexData, CacheWeight>,
@@ -127,20 +130,20 @@ pub struct BlockCache {
     ahead: AtomicUsize,
     pinned: Arc<AtomicU64>,
     sparse_bytes: Arc<AtomicU64>,
-    /// The number of tuple blocks requested that were not cached.
+    /// The number of requested tuple blocks that were not cached.
     misses: AtomicU32,
-    /// A block that is requested again after fewer misses than this replaces another one; 0 while
-    /// the cache has room.
+    /// The number of misses within which a block must be requested again to replace another block,
+    /// or 0 while the cache has room.
     soon: AtomicU32,
     around: ReadAround,
     sequential: SequentialReads,
     reader_seeks: ReaderSeeks,
-    /// The number of bytes that the device reads in the time of a seek; 0 if seeks are cheap.
+    /// The number of bytes that the device reads in the time of a seek, or 0 if seeks are cheap.
     seek_bytes: AtomicU64,
 }
 
-/// Allocates memory for `len` bytes that lie at `addr`. Nothing longer than a zone is read in one
-/// go: a greater length is damage, and must not size an allocation.
+/// Allocates memory for the `len` bytes at `addr`. A single read is at most as long as a zone. A
+/// greater length is damage, and must not determine the size of an allocation.
 fn room(what: &str, addr: u64, len: u64) -> Result<Vec<u8>> {
     if len > ZONE_SIZE {
         return Err(Error::corrupt(format!("{what} of {len} bytes is longer than a zone"), addr));
@@ -181,36 +184,36 @@ impl BlockCache {
         })
     }
 
-    /// Sets the number of bytes that the device reads in the time of a seek: reads pass over gaps
-    /// that cost less, and read-ahead begins with a share of it.
+    /// Sets the number of bytes that the device reads in the time of a seek. Reads pass over gaps
+    /// that cost less than a seek, and read-ahead begins with a share of this number.
     pub fn set_seek_bytes(&self, bytes: u64) {
         self.seek_bytes.store(bytes, Relaxed);
     }
 
-    /// Returns the value set by [`BlockCache::set_seek_bytes`].
+    /// Returns the value that was set by [`BlockCache::set_seek_bytes`].
     pub fn seek_bytes(&self) -> u64 {
         self.seek_bytes.load(Relaxed)
     }
 
-    /// Returns how many bytes a scan announces first: as many as cost a quarter of a seek, since
-    /// they may be announced in vain, but at least `least`.
+    /// Returns the number of bytes that a scan announces first. This is the number that costs a
+    /// quarter of a seek, because the announcement may be in vain, but at least `least`.
     pub fn first_window(&self, least: u64) -> u64 {
         least.max(self.seek_bytes() / FIRST_SHARE)
     }
 
-    /// Returns the zones that the cache reads.
+    /// Returns the store of zones that the cache reads.
     pub fn zones(&self) -> &Arc<Zones> {
         &self.zones
     }
 
-    /// Returns the bytes that the block cache holds now.
+    /// Returns the number of bytes that the block cache currently holds.
     pub fn cache_bytes(&self) -> u64 {
         self.index.weight() + self.blocks.weight()
     }
 
     fn keep_index_data(&self, at: FramePointer, value: IndexData) {
         self.index.insert((at.addr, at.crc), value);
-        // Shrinks the share of the tuple blocks, in steps that are large enough to be worth it.
+        // Shrink the share of the tuple blocks, in steps that are large enough to be worthwhile.
         let index =
             self.index.weight() + self.pinned.load(Relaxed) + self.sparse_bytes.load(Relaxed);
         let left = self.budget.saturating_sub(index).max(self.budget / 8);
@@ -231,7 +234,8 @@ impl BlockCache {
         self.checked(Purpose::Index, at.addr, frame, |frame| frame::open(frame, kind, level, at))
     }
 
-    /// Reads a tuple block from the device, and returns whether it had to wait for the device.
+    /// Reads a tuple block from the device. Also returns whether the read had to wait for the
+    /// device.
     fn read_tuples(&self, at: FramePointer, how: ReadMode) -> Result<(Arc<Block>, bool)> {
         let (frame, waited) = self.read_raw(Purpose::Tuples, at.addr, u64::from(at.len), how)?;
         let open = |frame| frame::open(frame, FrameKind::Tuples, 0, at);
@@ -239,7 +243,7 @@ impl BlockCache {
         Ok((Arc::new(Block::parse(payload, at.addr)?), waited))
     }
 
-    /// Reads `len` bytes at `addr`, and returns whether it had to wait for the device.
+    /// Reads `len` bytes at `addr`. Also returns whether the read had to wait for the device.
     fn read_raw(
         &self,
         purpose: Purpose,
@@ -252,7 +256,7 @@ impl BlockCache {
         Ok((Bytes::from(buf), waited))
     }
 
-    /// Fills `buf` with the bytes at `addr`, and returns whether it had to wait for the device.
+    /// Fills `buf` with the bytes at `addr`. Returns whether the read had to wait for the device.
     fn read_into(
         &self,
         purpose: Purpose,
@@ -267,8 +271,8 @@ impl BlockCache {
         self.zones.read(purpose, addr, buf)?;
         let waited = wait::read_waited(begun, buf.len() as u64);
         if waited {
-            // Merges do not count as readers: they read their blocks alone, but the index as
-            // readers do.
+            // Merges do not count as readers. They read their blocks alone, but read the index like
+            // readers.
             if how != ReadMode::Alone && purpose != Purpose::Index {
                 self.note_reader(begun);
             }
@@ -277,7 +281,7 @@ impl BlockCache {
         Ok(waited)
     }
 
-    /// Fetches the data that is likely to be read next, after a read that had to wait.
+    /// After a read that had to wait, fetches the data that is likely to be read next.
     fn go_on(&self, purpose: Purpose, addr: u64, len: u64, how: ReadMode) {
         let around = match how {
             ReadMode::Alone => return,
@@ -302,7 +306,7 @@ impl BlockCache {
         }
     }
 
-    /// Returns whether a tuple block is cached; does not count as a use.
+    /// Returns whether a tuple block is cached. The call does not count as a use of the block.
     pub(crate) fn has_block(&self, at: ChildPointer) -> bool {
         let key = (at.at.addr, at.at.crc);
         if at.refers { self.index.contains_key(&key) } else { self.blocks.contains_key(&key) }
@@ -321,9 +325,9 @@ impl BlockCache {
         Ok(block)
     }
 
-    /// Returns a tuple block for a cursor, which announces by itself what it will read. `read` is
-    /// the number of bytes it has read so far: a long scan leaves the cache as it is, since it does
-    /// not soon return to the blocks read last.
+    /// Returns a tuple block for a cursor, which announces its own reads. `read` is the number of
+    /// bytes that the cursor has read so far. A long scan does not change the cache, because it
+    /// will not soon return to the blocks that it read last.
     pub(crate) fn block_in_passing(&self, at: ChildPointer, read: u64) -> Result<Arc<Block>> {
         if at.refers {
             return self.read_block(at, ReadMode::Around);
@@ -335,7 +339,7 @@ impl BlockCache {
         Ok(block)
     }
 
-    /// Returns a tuple block.
+    /// Returns a tuple block, which is cached if it was not yet.
     pub(crate) fn block(&self, at: ChildPointer) -> Result<Arc<Block>> {
         match self.cached_block(at) {
             Some(block) => Ok(block),
@@ -361,7 +365,7 @@ impl BlockCache {
         self.find_below(leaf, i, sparse, key)
     }
 
-    /// Looks up `key` in a block to which no sparse index has a reference.
+    /// Looks up `key` in a block to which no sparse index refers.
     fn find_below(
         &self,
         leaf: &IndexNode,
@@ -370,7 +374,7 @@ impl BlockCache {
         key: &[u8],
     ) -> Result<Option<(Seq, Body)>> {
         let child = leaf.child_pointer(i);
-        // One of two concurrent increments may be lost: the clock need not be exact.
+        // One of two concurrent increments may be lost, but the clock need not be exact.
         let now = self.misses.load(Relaxed).wrapping_add(1);
         self.misses.store(now, Relaxed);
         let soon = self.soon.load(Relaxed);
@@ -398,7 +402,7 @@ impl BlockCache {
                 (block, Some(waited))
             }
         };
-        // The restart intervals of a compressed block cannot be read by themselves.
+        // The restart intervals of a compressed block cannot be read separately.
         let plain = block.bytes().len() + FRAME_HEADER == child.at.len as usize;
         let mut seen = sparse;
         if sparse.is_none()
@@ -411,8 +415,8 @@ impl BlockCache {
         }
         if let Some(waited) = waited {
             sparse.inspect(|sparse| sparse.set_slow(waited));
-            // The host has the block, and it was requested only once so far: it does not replace
-            // other blocks.
+            // The host has the block in memory, and the block was requested only once so far, so it
+            // does not replace other blocks.
             if sparse.is_none() && seen.is_some() && !waited && soon > 0 {
                 return block.find(key);
             }
@@ -431,8 +435,8 @@ impl BlockCache {
         self.soon.store(if full { (self.blocks.len() / SOON).max(1) as u32 } else { 0 }, Relaxed);
     }
 
-    /// Returns a tuple block for a merge, which reads each block once: a cached one is used, but
-    /// one that is read is not cached, so that it evicts no other.
+    /// Returns a tuple block for a merge. A merge reads each block once, so a block that is not
+    /// cached is read without being cached, and evicts no other block.
     pub(crate) fn block_once(&self, at: FramePointer) -> Result<Arc<Block>> {
         let key = (at.addr, at.crc);
         let cached = self.blocks.peek(&key).or_else(|| match self.index.peek(&key) {
@@ -445,8 +449,8 @@ impl BlockCache {
         }
     }
 
-    /// Returns the block of an entry, for a merge, after a check that its keys begin within the
-    /// entry's fences.
+    /// Returns the block of an entry for a merge, after checking that the keys begin within the
+    /// fences of the entry.
     pub(crate) fn block_beneath(&self, above: &Entry) -> Result<Arc<Block>> {
         let block = self.block_once(above.at)?;
         match block.ends()? {
@@ -457,15 +461,15 @@ impl BlockCache {
         }
     }
 
-    /// Returns the index node of an entry with all its sums, for a merge. Merges read each node
-    /// once, so it is not cached.
+    /// Returns the index node of an entry with all its sums, for a merge. A merge reads each node
+    /// once, so the node is not cached.
     pub(crate) fn node(&self, above: &Entry, level: u16) -> Result<Node> {
         let node = self.read_node(above.at, level)?;
         node.belongs(above)?;
         Ok(node)
     }
 
-    /// Reads an index node without a check of its fences, which is up to the caller.
+    /// Reads an index node without checking its fences. The caller must check them.
     pub(crate) fn read_node(&self, at: FramePointer, level: u16) -> Result<Node> {
         Node::parse(self.read_frame(FrameKind::Node, level, at, ReadMode::Around)?, level, at.addr)
     }
@@ -482,9 +486,9 @@ impl BlockCache {
         Ok(node)
     }
 
-    /// Keeps a node in memory at its parent, where it is found without a lookup in the cache,
-    /// within an eighth of the budget that nodes and filters share. The cache evicts the node in
-    /// time, since it is no longer requested there.
+    /// Stores a reference to a node in its parent, where the node is found without a lookup in the
+    /// cache. Such nodes and filters share an eighth of the budget. The cache itself eventually
+    /// evicts the node, because the node is no longer requested there.
     pub(crate) fn keep_beneath(&self, above: &IndexNode, i: usize, node: &Arc<IndexNode>) {
         above.keep_child(i, node.clone(), &self.pinned, self.budget / 8);
     }
@@ -507,20 +511,20 @@ impl BlockCache {
         Ok(filter)
     }
 
-    /// Keeps a filter in memory at its node, where it is found without a lookup in the cache,
-    /// within an eighth of the budget. The cache holds the filter as well, so that the next run
-    /// with the same subtree finds it.
+    /// Stores a reference to a filter in its node, where the filter is found without a lookup in
+    /// the cache. Such filters stay within an eighth of the budget. The cache holds the filter as
+    /// well, so that the next run with the same subtree finds it.
     pub(crate) fn pin(&self, filter: &Filter) -> Option<FilterPin> {
         FilterPin::keep(filter, &self.pinned, self.budget / 8)
     }
 
-    /// Returns the memory that all cursors together use for tuples read ahead, in bytes. The
-    /// cursors that use memory keep the number up to date.
+    /// Returns the counter of the memory, in bytes, that all cursors together use for tuples read
+    /// ahead. Cursors that use memory update the counter.
     pub fn ahead(&self) -> &AtomicUsize {
         &self.ahead
     }
 
-    /// Returns the budget of the caches, bytes.
+    /// Returns the budget of the caches, in bytes.
     pub fn cache_budget(&self) -> u64 {
         self.budget
     }

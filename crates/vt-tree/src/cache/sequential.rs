@@ -1,19 +1,20 @@
 //! Detects sequential reads. A reader that had to wait for several places, each closely after the
-//! previous one, is expected to continue so: a tree of files is listed and read in this way. The
-//! data that follows on the device is then announced, first little, then more and more.
+//! previous one, is expected to continue in this way, as programs do that list and read a tree of
+//! files. The data that follows on the device is then announced, in windows that grow.
 //!
-//! Cursors announce what they will read by themselves, from the index. Sequential reads are for
-//! data that is read key by key: the nodes of a directory's files, their pages, and the names of a
-//! listing, where each call has a cursor of its own. They are stored in the order in which they are
+//! Cursors announce their own reads, which they know from the index. The detection is for data that
+//! is read key by key: the nodes and the pages of the files of a directory, and the names of a
+//! listing, where each call has its own cursor. This data is stored in the order in which it is
 //! read, so it is enough to examine addresses.
 //!
-//! Only reads that had to wait are counted: data that is in memory, or was announced, costs nothing
-//! here. So apart from the first window, at most four times the bytes read before are announced in
-//! vain. Random reads within a few hundred KiB also come closely after one another, but as often
-//! closely before: if that happens, nothing is announced for a while.
+//! Only reads that had to wait are counted. Reads of data that is in memory, or was announced,
+//! cause no announcement. So apart from the first window, at most four times the bytes read before
+//! are announced in vain. Random reads within a few hundred KiB also come closely after one
+//! another, but they come closely before one another just as often. If that happens, nothing is
+//! announced for a while.
 //!
-//! A caller that knows how much it is going to read from one place on, such as the listing of a
-//! large directory, says so with [`read_onward`]: then no read has to wait first.
+//! A caller that knows how much it will read from one place on, such as the listing of a large
+//! directory, declares this with [`read_onward`], so that no read has to wait first.
 
 use std::cell::Cell;
 
@@ -24,30 +25,33 @@ use super::BlockCache;
 
 /// The number of sequential readers at different places that are tracked for each purpose.
 const SEQUENCES: usize = 8;
-/// The number of reads that had to wait, each closely after the previous one, before anything is
-/// announced.
+/// The number of reads that must have waited, each closely after the previous one, before anything
+/// is announced.
 const STREAK: u32 = 2;
-/// A place is closely after another one if the gap is at most this many bytes, or at most a seek.
+/// The largest gap, in bytes, between two places that are close to each other, unless a seek costs
+/// more.
 const GAP: u64 = 64 << 10;
-/// One read closely before another one reduces the confidence in the order as much as this many
-/// reads closely after another one restore it.
+/// The weight of a read closely before another one. It reduces the confidence in the order as much
+/// as this many reads closely after another one restore it.
 const DOUBT: u32 = 4;
+/// The largest doubt, which limits the number of reads that restore the confidence.
 const DOUBT_MAX: u32 = 16;
-/// The number of waits after which announced data must have arrived, or the host has dropped it
-/// again.
+/// The number of waits after which announced data must have arrived, or was dropped by the host.
 const ON_ITS_WAY: u64 = 64;
-/// The first and the largest window that is announced, bytes, and the factor by which it grows.
+/// The first window that is announced, in bytes.
 const WINDOW_MIN: u64 = 128 << 10;
+/// The largest window that is announced, in bytes.
 const WINDOW_MAX: u64 = 4 << 20;
+/// The factor by which the window grows.
 const GROWTH: u64 = 4;
 
 thread_local! {
     static EXPECTED: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Runs `work`, which will read about `bytes` bytes of tuples in sequence from each place where it
-/// begins. The first read of such a sequence on this thread that misses the cache fetches that many
-/// bytes.
+/// Runs `work`, which will read about `bytes` bytes of tuples in sequence from each of its starting
+/// places. The first read of such a sequence on this thread that misses the cache fetches this
+/// number of bytes.
 pub fn read_onward<T>(bytes: u64, work: impl FnOnce() -> T) -> T {
     struct Before(u64);
     impl Drop for Before {
@@ -59,15 +63,15 @@ pub fn read_onward<T>(bytes: u64, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// One reader.
+/// A sequential reader.
 #[derive(Clone, Copy, Default)]
 struct Sequence {
-    /// The range that was read or announced last.
+    /// The start of the range that was read or announced last.
     start: u64,
     end: u64,
     streak: u32,
     window: u64,
-    /// The time of its last read, counted in reads of this purpose that had to wait.
+    /// The time of the last read, counted in reads of this purpose that had to wait.
     used: u64,
 }
 
@@ -82,7 +86,8 @@ impl Sequence {
 struct OfPurpose {
     sequences: [Sequence; SEQUENCES],
     clock: u64,
-    /// The doubt that the last reads form a sequence; nothing is announced until this is 0 again.
+    /// The doubt that the last reads form a sequence. Nothing is announced until the doubt is 0
+    /// again.
     doubt: u32,
 }
 
@@ -91,10 +96,10 @@ struct OfPurpose {
 pub(super) struct SequentialReads([Mutex<OfPurpose>; Purpose::ALL.len()]);
 
 impl SequentialReads {
-    /// Notes a read that had to wait, and announces the data after it if that is likely to be read
-    /// next.
+    /// Records a read that had to wait, and announces the data after it if this data is likely to
+    /// be read next.
     pub fn note_wait(&self, cache: &BlockCache, purpose: Purpose, addr: u64, len: u64) {
-        // The index is small: random gets come close to one another in it.
+        // Skip the index: it is small, so random gets read places close to one another in it.
         if purpose == Purpose::Index {
             return;
         }
@@ -103,7 +108,8 @@ impl SequentialReads {
         let state = &mut *guard;
         state.clock += 1;
         let now = state.clock;
-        // A wait for data that was announced and is on its way says nothing.
+        // Ignore a wait for data that was announced and has not arrived yet, because it does not
+        // indicate a sequence.
         if state.sequences.iter().any(|s| s.holds(addr) && now - s.used <= ON_ITS_WAY) {
             return;
         }
@@ -137,8 +143,8 @@ impl SequentialReads {
         }
     }
 
-    /// Announces the data that is about to be read on a thread that has said how much it is going
-    /// to read, unless the place was announced already.
+    /// Announces the data that is about to be read on a thread that has declared how much it will
+    /// read, unless the place has already been announced.
     pub fn expect(&self, cache: &BlockCache, purpose: Purpose, addr: u64, len: u64) {
         let expected = EXPECTED.get().min(WINDOW_MAX);
         if expected == 0 || purpose != Purpose::Tuples {

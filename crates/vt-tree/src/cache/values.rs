@@ -1,5 +1,5 @@
-//! Reads large values, past the block cache, and compares each with the checksum in its reference.
-//! Neighbours on the device are read together.
+//! Reads large values, bypassing the block cache, and compares each value with the checksum in its
+//! reference. Values that are neighbours on the device are read together.
 
 use std::time::Instant;
 
@@ -13,16 +13,16 @@ use crate::value::compression::unpack_value;
 use crate::value::{ExtentRef, Value, contiguous};
 use crate::{Error, Result};
 
-/// The longest single read of contiguous extents, bytes.
+/// The length of the longest single read of contiguous extents, in bytes.
 const READ_MOST: u64 = 1 << 20;
-/// A read of at most this many spans may come from a reader that goes from place to place in order,
+/// The largest number of spans of a read that may come from a reader which reads places in order,
 /// as with small files.
 const FEW_SPANS: usize = 4;
-/// The most bytes of large values that are read at once.
+/// The largest number of bytes of large values that are read at once.
 const READ_TOGETHER: u64 = 8 << 20;
 
 impl BlockCache {
-    /// Returns the bytes of a value. A large one is compared with the checksum in its reference.
+    /// Returns the bytes of a value. A large value is compared with the checksum in its reference.
     pub fn read_value(&self, value: &Value) -> Result<Bytes> {
         match value {
             Value::Inline(b) => Ok(b.clone()),
@@ -34,8 +34,8 @@ impl BlockCache {
         }
     }
 
-    /// Returns the value for the result of a lookup in all sources, the oldest included. If the
-    /// result is an update, reads the value that it changes.
+    /// Returns the value for the result of a lookup in all sources, including the oldest one. If
+    /// the result is an update, reads the value to which the update applies.
     #[inline]
     pub fn resolve(&self, lookup: Lookup) -> Result<Option<Value>> {
         match lookup {
@@ -51,8 +51,9 @@ impl BlockCache {
         Ok(Value::Inline(update.apply(base.as_deref())))
     }
 
-    /// Returns the bytes of many large values, in the order of `extents`. They are read in device
-    /// order, with one request for each contiguous span and all requests in flight together.
+    /// Returns the bytes of many large values, in the order of `extents`. The values are read in
+    /// device order, with one request for each contiguous span, and all requests are in flight
+    /// together.
     pub fn read_values(&self, extents: &[ExtentRef]) -> Result<Vec<Bytes>> {
         let begun = Instant::now();
         let mut values = self.read_stored(extents)?;
@@ -63,18 +64,18 @@ impl BlockCache {
         Ok(values)
     }
 
-    /// Returns the bytes of many large values as stored, which may be compressed, in the order of
-    /// `extents`; each is compared with its checksum.
+    /// Returns the stored bytes of many large values, which may be compressed, in the order of
+    /// `extents`. Each value is compared with its checksum.
     pub(crate) fn read_stored(&self, extents: &[ExtentRef]) -> Result<Vec<Bytes>> {
         let mut order: Vec<usize> = (0..extents.len()).collect();
         order.sort_unstable_by_key(|&i| extents[i].addr);
-        // A solid-state device does not read gaps: that would only delay it.
+        // Do not read gaps on a solid-state device, because this would only delay the read.
         let gap = if self.seeks_are_dear() { self.seek_bytes() } else { 0 };
         let joins = |a: &ExtentRef, b: &ExtentRef| {
             contiguous(a, b) || b.addr >= a.end() && b.addr - a.end() < gap
         };
         let mut out = vec![Bytes::new(); extents.len()];
-        // Bounds the requests in flight; the memory of the values read is up to the caller.
+        // Limit the requests in flight. The caller limits the memory of the values.
         let mut rest = &order[..];
         while !rest.is_empty() {
             // A span is an address, a length, and a number of values.
@@ -85,7 +86,7 @@ impl BlockCache {
                 let span = spans.last_mut().filter(|(start, ..)| {
                     last.is_some_and(|l| joins(l, e)) && e.end() - *start <= READ_MOST
                 });
-                // Includes the gap before the value.
+                // The bytes include the gap before the value.
                 let more = span.as_ref().map_or(u64::from(e.stored), |s| e.end() - s.0 - s.1);
                 if taken > 0 && bytes + more > READ_TOGETHER {
                     break;
@@ -104,7 +105,7 @@ impl BlockCache {
                     let value = from..from + e.stored as usize;
                     out[i] = match gap {
                         0 => data.slice(value),
-                        // A slice would keep the gaps in memory for as long as it lives.
+                        // Copy the value, because a slice would keep the gaps in memory.
                         _ => Bytes::copy_from_slice(&data[value]),
                     };
                     out[i] = self.checked_value(e, std::mem::take(&mut out[i]))?;
@@ -115,7 +116,7 @@ impl BlockCache {
         Ok(out)
     }
 
-    /// Compares a value as stored with the checksum of its reference, and returns it.
+    /// Compares the stored bytes of a value with the checksum of its reference, and returns them.
     fn checked_value(&self, e: &ExtentRef, data: Bytes) -> Result<Bytes> {
         self.checked(Purpose::Pages, e.addr, data, |data| check_extent(e, &data).map(|()| data))
     }
@@ -204,7 +205,7 @@ mod tests {
         let places: Vec<ExtentRef> =
             (0..1000).map(|i| place_value(&mut writer, &data(i)).unwrap()).collect();
         let _pin = writer.finish().unwrap();
-        // Every eighth value: gaps of 28 KiB, four megabytes in all.
+        // Read every eighth value, with gaps of 28 KiB and four megabytes in total.
         let wanted: Vec<ExtentRef> = places.iter().copied().step_by(8).collect();
         let reads = |seek_bytes| {
             cache.set_seek_bytes(seek_bytes);
@@ -226,7 +227,7 @@ mod tests {
         let mut places: Vec<ExtentRef> =
             (0..40).map(|i| place_value(&mut writer, &data(i)).unwrap()).collect();
         let _pin = writer.finish().unwrap();
-        // The values in descending device order, one of them twice, with gaps.
+        // Read the values in descending device order, one of them twice, with gaps.
         let order: Vec<usize> = (0..40).rev().filter(|i| i % 5 != 3).chain([7]).collect();
         let wanted: Vec<ExtentRef> = order.iter().map(|&i| places[i]).collect();
         let got = cache.read_values(&wanted).unwrap();
@@ -235,7 +236,7 @@ mod tests {
         places[5].crc ^= 1;
         let wrong = cache.read_values(&places).unwrap_err();
         assert!(matches!(wrong, Error::Corrupt { addr, .. } if addr == places[5].addr), "{wrong}");
-        // A reference made of noise is an error, not a panic.
+        // A reference made of random bytes results in an error and not in a panic.
         for (addr, len) in [(u64::MAX - 5, 4096), (0, u32::MAX), (1 << 50, 1)] {
             places[5] = ExtentRef::plain(addr, len, 0);
             assert!(cache.read_values(&places).is_err());

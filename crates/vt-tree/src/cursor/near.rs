@@ -1,5 +1,5 @@
-//! Visits the tuples that one source holds in memory next to the current one, without a step of the
-//! whole cursor for each of them.
+//! Visits the tuples next to the current one that one source holds in memory, without moving the
+//! whole cursor for each tuple.
 
 use std::ops::{ControlFlow, Range};
 
@@ -9,17 +9,18 @@ use crate::source::Holding;
 use crate::value::ValueRef;
 
 impl TreeCursor {
-    /// Calls `visit` with the tuples that follow the current one in the direction of the last move,
-    /// as long as they lie together in memory, no other source has items among them, their values
-    /// are small, and `visit` does not break. The last tuple visited is then the current one. There
-    /// may be none. After [`TreeCursor::advance`] only tuples below `bound` are visited, where an
-    /// empty `bound` is the end; after [`TreeCursor::retreat`] only those at `bound` or after it.
+    /// Calls `visit` with the tuples that follow the current one in the direction of the last move.
+    /// Stops at a tuple that is not in memory next to the previous one, at an item of another
+    /// source, at a value that is not small, or when `visit` breaks. So there may be no tuple to
+    /// visit. The last visited tuple is then the current one. After [`TreeCursor::advance`] only
+    /// tuples below `bound` are visited, where an empty `bound` is the end; after
+    /// [`TreeCursor::retreat`] only tuples at or after `bound` are visited.
     pub fn visit_near<B>(
         &mut self,
         bound: &[u8],
         visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>,
     ) -> ControlFlow<B> {
-        // The tuple that an update results in is kept until the next step.
+        // The result of an update is kept until the next step, so do not visit anything after it.
         let stands = self.handed && self.updated.is_none();
         let Some((&front, others)) = self.order.split_first().filter(|_| stands) else {
             return ControlFlow::Continue(());
@@ -54,8 +55,9 @@ impl SourceCursor {
     }
 }
 
-/// Returns the items in memory that follow the current one up to the first whose key is not within
-/// a bound; none after that one is. Mostly all items are within the bound, or not even the first.
+/// Returns the items in memory that follow the current item, up to the first item whose key is not
+/// within a bound. No later item is within the bound. Usually either all items are within the
+/// bound, or not even the first one.
 fn near(cursor: &impl Holding, forward: bool, is_within: impl Fn(&[u8]) -> bool) -> Range<usize> {
     let is_within = |i: usize| cursor.held_item(i).is_some_and(|item| is_within(item.key));
     let Some(here) = cursor.here() else { return 0..0 };
@@ -88,8 +90,8 @@ fn near(cursor: &impl Holding, forward: bool, is_within: impl Fn(&[u8]) -> bool)
     start..here
 }
 
-/// Calls `visit` with the items of `near` up to the first that is not a small value, or until
-/// `visit` breaks. The last one visited is then the current item.
+/// Calls `visit` with the items of `near` until an item is not a small value or `visit` breaks. The
+/// last visited item is then the current item.
 fn visit_held<B>(
     cursor: &mut impl Holding,
     forward: bool,

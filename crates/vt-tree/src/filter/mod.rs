@@ -1,29 +1,31 @@
-//! The quotient filter of a leaf index node: it decides whether a key may be beneath the node or
-//! certainly is not.
+//! The quotient filter of a leaf index node. It decides whether a key may be in the blocks of the
+//! node or certainly is not.
 //!
-//! A filter is a set of *fingerprints*, the top `bits` bits of a key's hash. Sorted, a fingerprint
-//! splits into a quotient, which is encoded by position, and a remainder of `low` bits, which is
-//! stored: the quotient filter's idea, in the static form of Elias and Fano, because a run never
-//! changes. For each quotient a unary code has the number of its remainders (a one for each, then a
-//! zero); a directory has the offset of every 128th quotient's code. A lookup reads one directory
-//! entry, a few words of the code, and one or two remainders.
+//! A filter is a sorted set of *fingerprints*. A fingerprint is the top `bits` bits of the hash of
+//! a key. It is split into a quotient, which is encoded by position, and a remainder of `low` bits,
+//! which is stored. This is the idea of the quotient filter in the static form of Elias and Fano,
+//! because a run never changes. For each quotient, a unary code has the number of its remainders (a
+//! one for each remainder, then a zero). A directory has the offset of the code of every 128th
+//! quotient. A lookup reads one directory entry, a few words of the code, and one or two
+//! remainders.
 //!
-//! Two filters merge by their fingerprints, without a key: these are prefixes of one hash, so the
-//! longer ones are cut to the shortest in the merge. How many bits to keep depends on the merges to
-//! come:
+//! Two filters are merged by their fingerprints, without the keys. Fingerprints are prefixes of the
+//! same hash, so longer ones are cut to the length of the shortest in the merge. The number of bits
+//! to keep depends on the later merges:
 //!
 //! - A filter of `n` fingerprints of `bits` bits has false positives at a rate of `n / 2^bits`.
-//! - A filter built from keys keeps the fewest bits for which that is below three eighths of the
-//!   target rate, but not fewer than keep 2^15 keys below the target rate itself. At 0.8%, the
-//!   default, that is 0.3% and 22 bits. So a merge of `k` filters of one size has at most `k ×
-//!   0.3%`: the target of 0.8% still holds for two to five filters of full leaf nodes (a merged
-//!   node is never larger than a node, so `k` stays small), and for any number of small ones up to
-//!   2^15 keys together.
+//! - A filter built from keys keeps the smallest number of bits for which this rate is below three
+//!   eighths of the target rate, but at least the number of bits with which 2^15 keys stay below
+//!   the target rate itself. For the default of 0.8%, these are 0.3% and 22 bits. So a merge of `k`
+//!   filters of one size has a rate of at most `k × 0.3%`. The target of 0.8% still holds for two
+//!   to five filters of full leaf nodes (a merged node is never larger than a node, so `k` stays
+//!   small), and for any number of small filters with up to 2^15 keys together.
 //! - A merge never keeps more bits than a build from keys would, so filters do not grow.
 //!
-//! At 0.8% a key costs a remainder, a one and about one zero of the code, and a quarter of a bit of
-//! directory: 10.4 to 11.4 bits in all from 8192 keys on. With fewer keys the 22 bits cost more:
-//! three bits a key at 1000 keys, 400 bytes in all.
+//! At 0.8%, a key costs a remainder, a one and about one zero of the code, and a quarter of a bit
+//! of the directory. In total these are 10.4 to 11.4 bits if there are at least 8192 keys. With
+//! fewer keys the 22 bits cost more: three more bits per key at 1000 keys, which are 400 bytes in
+//! total.
 //!
 //! `docs/format.md`, "Quotient filter", has the byte layout.
 
@@ -32,7 +34,7 @@ use bytes::Bytes;
 use std::iter;
 use zones::crc32c;
 
-/// Returns the hash of a key that filters use. It is part of the format: XXH3 (64 bits, as of
+/// Returns the hash of a key that filters use. The hash is part of the format: XXH3 (64 bits, as of
 /// xxHash 0.8, seed 0).
 pub fn hash(key: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(key)
@@ -40,23 +42,23 @@ pub fn hash(key: &[u8]) -> u64 {
 
 /// The version of the encoding.
 const VERSION: u8 = 1;
-/// The size of the header: checksum, version, bits, low, zero, count, zeros.
+/// The size of the header in bytes. Its fields are checksum, version, bits, low, zero, count, and
+/// zeros.
 const HEADER: usize = 16;
-/// The number of quotients for each entry of the directory.
+/// The number of quotients per entry of the directory.
 const STRIDE: u64 = 128;
-/// The most bits of a fingerprint.
+/// The largest number of bits of a fingerprint.
 const BITS_MAX: u32 = 48;
 
 /// The default rate of false positives of a filter, in ten thousandths. See
 /// [`crate::MergeOptions::false_positives`].
 pub const FALSE_POSITIVES: u16 = 80;
 
-/// Small filters with up to this many keys together may be merged without exceeding the target
-/// rate.
+/// The number of keys up to which small filters may be merged without exceeding the target rate.
 const TOGETHER: u64 = 1 << 15;
 
-/// Returns the fewest bits with which `n` fingerprints have false positives at three eighths of
-/// `rate`, and [`TOGETHER`] fingerprints at `rate`.
+/// Returns the smallest number of bits with which `n` fingerprints have false positives at three
+/// eighths of `rate`, and [`TOGETHER`] fingerprints at `rate`.
 fn bits_for(n: u64, rate: u16) -> u32 {
     let rate = u64::from(rate.clamp(1, 10_000));
     // The factor is ten thousand divided by three eighths.
@@ -65,8 +67,8 @@ fn bits_for(n: u64, rate: u16) -> u32 {
     alone.max(merged).next_power_of_two().trailing_zeros().min(BITS_MAX)
 }
 
-/// Returns how many of the `bits` belong to the remainder in the smallest filter of `n`
-/// fingerprints.
+/// Returns the number of bits of the remainder in the smallest filter of `n` fingerprints of `bits`
+/// bits.
 fn low_for(n: u64, bits: u32) -> u32 {
     (0..bits).min_by_key(|low| n * *low as u64 + (1 << (bits - low))).unwrap_or(0)
 }
@@ -77,11 +79,11 @@ fn mask(bits: u32) -> u64 {
 
 /// Builds a filter from hashes of keys and from other filters.
 pub struct FilterBuilder {
-    /// Hashes, and fingerprints aligned with them: shifted up to the top.
+    /// The hashes, and fingerprints that are shifted to the top bits like hashes.
     hashes: Vec<u64>,
-    /// The number of bits that are known of every hash; 0 stands for all.
+    /// The number of bits that are known of every hash, or 0 if all bits are known.
     bits: u32,
-    /// See [`FALSE_POSITIVES`].
+    /// The rate of false positives. See [`FALSE_POSITIVES`].
     rate: u16,
 }
 
@@ -105,7 +107,7 @@ impl FilterBuilder {
         }
     }
 
-    /// Returns the number of hashes and fingerprints added, including equal ones.
+    /// Returns the number of hashes and fingerprints that were added, including duplicates.
     pub fn len(&self) -> usize {
         self.hashes.len()
     }
@@ -122,8 +124,8 @@ impl FilterBuilder {
         if self.bits == 0 {
             self.hashes.sort_unstable();
         } else {
-            // There is an ascending sequence for each filter: the stable sort detects and merges
-            // them.
+            // The hashes consist of an ascending sequence for each filter, which the stable sort
+            // detects and merges.
             self.hashes.sort();
         }
         self.hashes.dedup();
@@ -137,25 +139,28 @@ impl FilterBuilder {
     }
 }
 
-/// The offsets of the parts of a filter.
+/// The number of quotients and the byte offsets of the parts of a filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FilterLayout {
     quotients: u64,
-    /// Byte offsets.
+    /// The byte offset of the remainders.
     remainders: usize,
+    /// The byte offset of the unary code.
     code: usize,
+    /// The byte offset of the end of the filter.
     end: usize,
 }
 
 impl FilterLayout {
-    /// Returns `None` if no filter can have these parameters.
+    /// Computes the layout. Returns `None` if no filter can have these parameters.
     fn new(count: u32, bits: u32, low: u32) -> Option<FilterLayout> {
         if bits > BITS_MAX || low >= bits || bits == 0 {
             return None;
         }
         let quotients = 1u64 << (bits - low);
         let words = |bits: u64| bits.div_ceil(64) * 8;
-        // At most 2^48 quotients and 2^32 remainders of 48 bits: no sum comes near an overflow.
+        // There are at most 2^48 quotients and 2^32 remainders of 48 bits, so no sum comes near an
+        // overflow.
         let remainders = HEADER as u64 + words(quotients.div_ceil(STRIDE) * 32);
         let code = remainders + words(count as u64 * low as u64);
         let end = code + words(quotients + count as u64);
@@ -169,7 +174,7 @@ impl FilterLayout {
     }
 }
 
-/// Encodes a filter of ascending `fingerprints`.
+/// Encodes a filter of `fingerprints`, which must ascend.
 fn encode(fingerprints: &[u64], bits: u32) -> Vec<u8> {
     let n = fingerprints.len() as u64;
     let low = low_for(n, bits);
@@ -181,8 +186,8 @@ fn encode(fingerprints: &[u64], bits: u32) -> Vec<u8> {
     out[8..12].copy_from_slice(&count.to_le_bytes());
     for (i, f) in fingerprints.iter().enumerate() {
         let at = i as u64 * low as u64;
-        // At most 48 bits, shifted by at most 7, fit eight bytes. At least a word of the code lies
-        // after the remainders.
+        // At most 48 bits, shifted by at most 7, fit into eight bytes. At least a word of the code
+        // lies after the remainders.
         let byte = l.remainders + (at / 8) as usize;
         let word = &mut out[byte..byte + 8];
         let old = u64::from_le_bytes((&*word).try_into().expect("eight bytes"));
@@ -204,7 +209,7 @@ fn encode(fingerprints: &[u64], bits: u32) -> Vec<u8> {
     out
 }
 
-/// A set of fingerprints, read in place.
+/// A set of fingerprints that is read in place.
 #[derive(Clone, Debug)]
 pub struct Filter {
     bytes: Bytes,
@@ -215,11 +220,11 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// Reads the bytes of [`FilterBuilder::finish`], in one pass over them.
+    /// Reads the bytes of [`FilterBuilder::finish`] in one pass.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt), with address 0, for anything else, even if one
-    /// bit differs.
+    /// Returns [`Error::Corrupt`](crate::Error::Corrupt) with address 0 for all other bytes, even
+    /// if only one bit differs.
     pub fn parse(bytes: Bytes) -> Result<Filter> {
         let bad = |what: &str| Error::corrupt(format!("quotient filter: {what}"), 0);
         let Some(header) = bytes.get(..HEADER) else { return Err(bad("shorter than its header")) };
@@ -236,14 +241,14 @@ impl Filter {
             .filter(|l| l.end == bytes.len())
             .ok_or_else(|| bad("wrong length"))?;
         let filter = Filter { bytes, count, bits, low, layout };
-        // Checks that the code has a one for each fingerprint and a zero for each quotient and ends
+        // Check that the code has a one for each fingerprint and a zero for each quotient and ends
         // with a zero, and that the directory is right.
         let (mut ones, mut zeros) = (0, 0);
         let mut stride = 0;
         for at in (layout.code..layout.end).step_by(8) {
             let word = filter.word(at);
-            // Every 128th zero has an entry, and so does the beginning. A word of 64 bits has the
-            // ends of at most two strides.
+            // Every 128th zero has an entry in the directory, and so has the beginning. A word of
+            // 64 bits has the ends of at most two strides.
             while stride * STRIDE < layout.quotients
                 && stride * STRIDE <= zeros + word.count_zeros() as u64
             {
@@ -296,7 +301,7 @@ impl Filter {
     }
 
     /// Prefetches the code and the remainders that a lookup of `hash` reads next. Their offsets are
-    /// estimated from the directory: within a stride they are spread evenly.
+    /// estimated from the directory, because they are spread evenly within a stride.
     #[inline]
     pub(crate) fn prefetch_rest(&self, hash: u64) {
         let quotient = hash >> (64 - self.bits) >> self.low;
@@ -304,13 +309,14 @@ impl Filter {
         let (rank, strides) = (self.rank(d), self.layout.quotients.div_ceil(STRIDE));
         let next = if d + 1 < strides { self.rank(d + 1) } else { u64::from(self.count) };
         let i = rank + next.saturating_sub(rank) * skip / STRIDE;
-        // The code is read from the beginning of the stride, which may lie in the line before.
+        // The code is read from the beginning of the stride, which may lie in the previous cache
+        // line.
         prefetch(&self.bytes, self.layout.code + ((d * STRIDE + rank) / 8) as usize);
         prefetch(&self.bytes, self.layout.code + ((quotient + i) / 8) as usize);
         prefetch(&self.bytes, self.layout.remainders + (i * u64::from(self.low) / 8) as usize);
     }
 
-    /// Returns the number of fingerprints; keys that share a fingerprint count once.
+    /// Returns the number of fingerprints. Keys that share a fingerprint count once.
     pub fn len(&self) -> usize {
         self.count as usize
     }
@@ -320,7 +326,7 @@ impl Filter {
         self.count == 0
     }
 
-    /// Returns the size of the filter, bytes.
+    /// Returns the size of the filter, in bytes.
     pub fn size(&self) -> usize {
         self.bytes.len()
     }
@@ -330,14 +336,14 @@ impl Filter {
         self.bits
     }
 
-    /// Returns the fingerprints, ascending: the top `bits` bits of the hashes.
+    /// Returns the fingerprints, which are the top `bits` bits of the hashes, in ascending order.
     pub fn fingerprints(&self) -> impl Iterator<Item = u64> {
         let (mut at, mut i) = (0u64, 0u64);
         iter::from_fn(move || {
             if i == self.count as u64 {
                 return None;
             }
-            // Skips the zeros before the next one, a word at a time.
+            // Skip the zeros before the next one bit, a word at a time.
             loop {
                 let word = self.word(self.layout.code + (at / 64 * 8) as usize) >> (at % 64);
                 if word != 0 {
@@ -359,7 +365,7 @@ impl Filter {
         u64::from_le_bytes(self.bytes[at..at + 8].try_into().expect("eight bytes"))
     }
 
-    /// Returns the number of fingerprints before stride `d` of the quotients.
+    /// Returns the number of fingerprints in the strides of quotients before stride `d`.
     #[inline]
     fn rank(&self, d: u64) -> u64 {
         let at = HEADER + d as usize * 4;
@@ -377,7 +383,7 @@ impl Filter {
         self.word(self.layout.remainders + (at / 8) as usize) >> (at % 8) & mask(self.low)
     }
 
-    /// Returns the bit offset in the code at which `quotient` begins.
+    /// Returns the bit offset in the code at which the code of `quotient` begins.
     #[inline]
     fn begin(&self, quotient: u64) -> u64 {
         let d = quotient / STRIDE;
@@ -386,7 +392,7 @@ impl Filter {
         if skip == 0 {
             return at;
         }
-        // The quotient begins after the `skip`th zero from here.
+        // The code of the quotient begins after the `skip`th zero from here.
         let mut zeros =
             !self.word(self.layout.code + (at / 64 * 8) as usize) & u64::MAX << (at % 64);
         at = at / 64 * 64;
@@ -408,7 +414,7 @@ fn prefetch(bytes: &[u8], at: usize) {
     #[cfg(target_arch = "x86_64")]
     if let Some(byte) = bytes.get(at) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: this is a hint that touches no memory of the program, at an address inside of
+        // SAFETY: a prefetch is a hint that does not access memory, and the address lies inside of
         // `bytes`.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(byte).cast()) };
     }
@@ -416,11 +422,12 @@ fn prefetch(bytes: &[u8], at: usize) {
     let _ = (bytes, at);
 }
 
-/// Returns the position of the `n`th one of `word`, from 0, which must have more than `n` ones.
+/// Returns the position of one bit number `n`, counted from 0, in `word`, which must have more than
+/// `n` one bits.
 #[inline]
 fn select(mut word: u64, mut n: u32) -> u32 {
     let mut at = 0;
-    // There are no branches, since the half in which the bit lies cannot be predicted.
+    // Avoid branches, because the half that contains the bit cannot be predicted.
     for half in [32, 16, 8, 4, 2, 1] {
         let ones = (word & mask(half)).count_ones();
         let above = u32::from(n >= ones);

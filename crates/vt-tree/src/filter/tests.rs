@@ -1,5 +1,5 @@
-//! The filter: no false negative, false positives at the rate promised, small, mergeable, and never
-//! fooled by foreign bytes.
+//! Tests of the filter: it has no false negatives, false positives occur at the promised rate,
+//! filters are small and can be merged, and foreign bytes are rejected.
 
 use super::*;
 use proptest::prelude::*;
@@ -19,13 +19,13 @@ fn key(i: u64) -> u64 {
     hash(format!("key {i}").as_bytes())
 }
 
-/// Returns the share of `tries` keys that were not added and yet seem to be there.
+/// Returns the share of `tries` keys that were not added but are reported as present.
 fn false_positives(f: &Filter, tries: u64) -> f64 {
     let n = (0..tries).filter(|i| f.may_contain(hash(&(i | 1 << 63).to_be_bytes()))).count();
     n as f64 / tries as f64
 }
 
-/// Puts the right checksum on changed bytes.
+/// Stores the right checksum in changed bytes.
 fn seal(mut bytes: Vec<u8>) -> Vec<u8> {
     if bytes.len() >= 4 {
         let crc = crc32c(&bytes[4..]);
@@ -97,7 +97,8 @@ fn a_merge_of_many_little_filters_is_as_good_as_one_build() {
 
 #[test]
 fn merging_merged_filters_again_and_again_keeps_every_key() {
-    // Half of each filter's keys are in the next one too, as when a node's neighbours overwrite it.
+    // Half of the keys of each filter are also in the next filter, as when neighbours of a node
+    // overwrite it.
     let mut f = parse(build((0..10_000).map(key)));
     for round in 1..10 {
         let mut b = FilterBuilder::new(FALSE_POSITIVES);
@@ -128,15 +129,15 @@ fn every_flipped_bit_is_an_error() {
 
 #[test]
 fn another_quotient_filter_merges_to_the_same_fingerprints() {
-    // Filters of one size, and the top bits of their hashes in a filter of the other
-    // implementation, which keeps the low bits of a hash.
+    // Compare filters of one size with a filter of the other implementation that has the top bits
+    // of their hashes. That implementation keeps the low bits of a hash.
     for (parts, n) in [(2u64, 10_000u64), (5, 3000), (40, 200)] {
         let mut ours = FilterBuilder::new(FALSE_POSITIVES);
         let bits = bits_for(n, FALSE_POSITIVES) as u8;
         let empty = || qfilter::Filter::with_fingerprint_size(2 * parts * n, bits).unwrap();
         let mut theirs = empty();
         for part in 0..parts {
-            // A third of each part is in the next one too.
+            // A third of each part is also in the next part.
             let hashes: Vec<u64> = (0..n).map(|i| key(part * n * 2 / 3 + i)).collect();
             let own = parse(build(hashes.iter().copied()));
             assert_eq!(own.bits(), bits.into());
@@ -148,8 +149,8 @@ fn another_quotient_filter_merges_to_the_same_fingerprints() {
             theirs.merge(false, &other).unwrap();
         }
         let ours = parse(ours.finish());
-        // A merge may keep fewer bits than its parts; then the fingerprints of the other filter are
-        // cut as well.
+        // A merge may keep fewer bits than its parts. In that case the fingerprints of the other
+        // filter are cut as well.
         let cut = u32::from(bits) - ours.bits();
         let want: BTreeSet<u64> = theirs.fingerprints().map(|f| f >> cut).collect();
         assert_eq!(ours.fingerprints().collect::<Vec<_>>(), want.into_iter().collect::<Vec<_>>());
@@ -179,7 +180,7 @@ proptest! {
 
     #[test]
     fn fingerprints_are_the_tops_of_the_hashes(hashes in proptest::collection::vec(any::<u64>(), 0..2000), shift in 0u32..64) {
-        // Includes crowded hashes: all in a few quotients.
+        // Shift the hashes, so that some cases have crowded hashes in a few quotients.
         let hashes: Vec<u64> = hashes.into_iter().map(|h| h >> shift).collect();
         let f = parse(build(hashes.iter().copied()));
         let want: BTreeSet<u64> = hashes.iter().map(|h| h >> (64 - f.bits())).collect();
@@ -211,7 +212,7 @@ proptest! {
         changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
         garbage in proptest::collection::vec(any::<u8>(), 0..200),
     ) {
-        // The checksum is right, so that the other checks are reached.
+        // Keep the checksum right, so that the other checks are reached.
         let mut bytes = build((0..n).map(key));
         for (at, byte) in &changes {
             let at = at.index(bytes.len());

@@ -1,10 +1,11 @@
-//! Index entries: everything that a merge must know of a block or a subtree without reading it.
+//! Index entries have everything that a merge must know about a block or a subtree without reading
+//! it.
 //!
-//! Encoding inside a node: `low` with the bytes shared with the previous entry's (varint shared,
-//! varint further, bytes); `high` the same way against `low`; address, length (varints); crc u32;
-//! flags u8; items, newest sequence, block bytes, block spans, value bytes, value spans (varints);
-//! for a leaf index node the filter's address, length (varints) and crc u32; the zones beneath
-//! (varint length, `ZoneUse` encoding).
+//! The encoding inside a node is: `low`, relative to `low` of the previous entry (varint number of
+//! shared bytes, varint number of further bytes, bytes); `high`, relative to `low` in the same way;
+//! address, length (varints); crc u32; flags u8; items, newest sequence, block bytes, block spans,
+//! value bytes, value spans (varints); for a leaf index node the address, length (varints) and crc
+//! u32 of the filter; the zones of the subtree (varint length, `ZoneUse` encoding).
 
 use bytes::Bytes;
 use zones::{ZoneUse, varint};
@@ -19,28 +20,29 @@ const RANGE_TOMBSTONES: u8 = 2;
 const UNFILTERED: u8 = 4;
 const COMPRESSED: u8 = 8;
 
-/// The largest sum that is accepted. Sums over a tree stay far below this; larger ones are garbage
-/// and would overflow later additions.
+/// The largest sum that is accepted. Sums over a tree stay far below this number. Larger sums are
+/// damage and would overflow later additions.
 pub const MAX_SUM: u64 = u64::MAX >> 8;
 
 /// A pointer to a tuple block (level 0) or to an index node (level 1 and up), with its fences and
 /// its sums.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The first key covered.
+    /// The first key that the entry covers.
     pub low: Bytes,
-    /// An upper bound: every key covered is below it.
+    /// An upper bound. Every key that the entry covers is below it.
     pub high: Bytes,
     pub at: FramePointer,
-    /// The quotient filter of the tuples beneath; only in entries of leaf index nodes (level 1).
+    /// The quotient filter of the tuples in the subtree. Only entries of leaf index nodes (level 1)
+    /// have a filter.
     pub filter: Option<FramePointer>,
     pub tombstones: bool,
     pub range_tombstones: bool,
-    /// The keys of the tuple block are in no filter, since it consists almost entirely of long
-    /// extent runs, in which keys are found by arithmetic, or since no filter was wanted. For a
-    /// node: such blocks lie beneath it.
+    /// `true` if the keys of the tuple block are in no filter. This is so if the block consists
+    /// almost entirely of long extent runs, in which keys are found by arithmetic, or if no filter
+    /// was requested. For a node, `true` if its subtree has such blocks.
     pub unfiltered: bool,
-    /// The tuple block is compressed.
+    /// `true` if the tuple block is compressed.
     pub compressed: bool,
     /// Items beneath.
     pub items: u64,
