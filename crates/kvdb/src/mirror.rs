@@ -414,8 +414,8 @@ mod tests {
 
     #[test]
     fn a_cut_that_a_kill_ends_after_any_write_keeps_all_commits() {
-        // Of equally long commits, as many before the start as after it leave no space for the
-        // zeros at the end of a copy.
+        // All commits have one length. Six before the start and six after it leave no space for
+        // the zeros at the end of a copy.
         for (gone, count, moves) in [(3, 5, false), (6, 12, false), (7, 13, true), (8, 9, true)] {
             let (file, mirror, mut state) = mirror_cut(gone, count);
             let left: Vec<Seq> = (gone + 1..=count).collect();

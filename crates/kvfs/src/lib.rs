@@ -25,8 +25,9 @@
 //! - `layout`: the keys and values of the store, and the inode numbers that a directory has
 //!   reserved (`reservation`). `attr` and `error`, which are files, come before it.
 //! - `inode`: an inode in memory (with the lock order), and what finds, keeps, locks and numbers
-//!   inodes: `inodes`, `inode_cache`, `locks`, `inode_allocator`. Parts of an inode: `partial_page`,
-//!   `listing`, `privileges`. The queue of inodes with uncommitted changes: `dirty_queue`.
+//!   inodes: `inodes`, `inode_cache`, `locks`, `inode_allocator`. Parts of an inode:
+//!   `partial_page`, `listing`, `privileges`. The queue of inodes with uncommitted changes:
+//!   `dirty_queue`.
 //! - `space`: accounts of space (`free_space` on `space_account`, `promises`) and of files
 //!   (`file_limits` on `file_account`), on the `store` that contains the view.
 //! - `names`: the entries of directories, and the listings in progress: `listing_table`,

@@ -63,11 +63,11 @@ const SPARSE_INDEXES: u64 = 4;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ReadMode {
     Alone,
-    /// Also announces the data that follows on the device if reads continue there. See
-    /// [`SequentialReads`].
+    /// Reads the data and announces the data that follows on the device if reads continue there.
+    /// See [`SequentialReads`].
     Onward,
-    /// Also fetches the neighbourhood on the device (see [`ReadAround`]) if that suits the store.
-    /// Otherwise does the same as `Onward`.
+    /// Reads the data and fetches its neighbourhood on the device (see [`ReadAround`]) if that
+    /// suits the store. Otherwise does the same as `Onward`.
     Around,
 }
 
