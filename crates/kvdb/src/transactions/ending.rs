@@ -117,10 +117,8 @@ impl TransactionState {
         drop(state);
         self.gone();
         self.registry.end_nested(nested, &self.why_nested_end());
-        let Some(applied) = applied else { return durable };
-        durable
-            .and_then(|()| self.registry.parts.admission.after_commit(applied))
-            .map_err(Error::after_commit)
+        let due = |()| applied.map_or(Ok(()), |a| self.registry.parts.admission.after_commit(a));
+        durable.and_then(due).map_err(Error::after_commit)
     }
 
     /// Commits the changes to the store. Returns `None` if there were none. The write set with

@@ -6,7 +6,10 @@ use std::time::Duration;
 
 use crate::model::*;
 use env::{Random, Simulated};
-use kvdb::{Batch, CreateOptions, Cursor, DictionaryId, Durability, Error, Kvdb, OpenOptions};
+use kvdb::{
+    Batch, CreateOptions, Cursor, DictionaryId, Durability, Error, Kvdb, OpenOptions,
+    TransactionOptions,
+};
 use zones::{CrashDevice, Fault, FaultDevice, FaultKind, MemoryDevice, Operation, Purpose, SECTOR};
 
 /// A used store with runs, merged runs, late-bound values and a journal.
@@ -364,6 +367,29 @@ fn a_commit_whose_sync_fails_says_that_it_is_made() {
         assert!(db.transactions().is_empty() && !db.is_locked(d, b"k"));
         // The next one is refused before it has changed anything.
         assert!(matches!(db.begin(isolation), Err(Error::ReadOnly(_))));
+    }
+}
+
+/// The commit of a transaction within a durable one syncs the changes that the outer one has now.
+/// If that sync fails, the outer one has them all the same, and the error says so.
+#[test]
+fn a_nested_commit_whose_sync_fails_says_that_it_is_made() {
+    for kind in [FaultKind::Error, FaultKind::NoSpace] {
+        let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
+        let db = create(device.clone(), Arc::new(Simulated::new(1)), small()).unwrap();
+        let d = dictionaries(&db).unwrap()[0];
+        let durable = TransactionOptions { durable: true, ..Default::default() };
+        let outer = db.begin_with(durable).unwrap();
+        outer.put(d, "outer", "1").unwrap();
+        outer.sync().unwrap();
+        let within = TransactionOptions { within: Some(outer.id()), ..Default::default() };
+        let inner = db.begin_with(within).unwrap();
+        inner.put(d, "inner", "1").unwrap();
+        device.inject(Fault::always(Operation::Sync, kind));
+        let done = inner.commit(Durability::Synced);
+        assert!(matches!(done, Err(Error::NotSynced(_))), "{kind:?}: {done:?}");
+        assert_eq!(outer.get(d, b"inner").unwrap().unwrap(), "1", "{kind:?}");
+        assert_eq!(db.get(d, b"inner").unwrap(), None, "{kind:?}");
     }
 }
 
