@@ -93,6 +93,9 @@ impl LocalCopy {
             true => Some(SecretId(r.take(8)?.try_into().unwrap_or_default())),
             false => None,
         };
+        if !r.is_empty() {
+            return Err(r.corrupt("it is too long"));
+        }
         Ok(LocalCopy { place, name, generation, published, store, fork, writer, secret })
     }
 
@@ -246,5 +249,28 @@ impl RemoteStore {
         let mut manifest = Manifest::begin(zones, env, Arc::new(Health::default()), manifest, 0)?;
         manifest.vouch()?;
         Ok(local)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_with_bytes_after_its_end_is_refused() {
+        let copy = LocalCopy {
+            place: "dir:/bucket".into(),
+            name: "store".into(),
+            generation: 7,
+            published: 11,
+            store: [1; 16],
+            fork: None,
+            writer: Some([2; 16]),
+            secret: Some(SecretId([3; 8])),
+        };
+        let mut note = copy.encode();
+        assert_eq!(LocalCopy::decode(&note).unwrap(), copy);
+        note.push(0);
+        assert!(matches!(LocalCopy::decode(&note), Err(Error::Corrupt(_))));
     }
 }
