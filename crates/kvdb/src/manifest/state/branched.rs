@@ -12,8 +12,8 @@ use super::{Dictionaries, DictionaryState};
 use crate::dictionary::DictionaryId;
 use crate::persistent_map::PersistentMap;
 
-/// The number of dictionaries up to which a branch looks up names without an index. Most branches
-/// have at most this number of dictionaries, and an idle clone takes half of the memory without an
+/// The number of dictionaries up to which a clone looks up names without an index. Most clones have
+/// at most this number of dictionaries, and an idle clone takes half of the memory without an
 /// index.
 const FEW: usize = 16;
 
@@ -21,7 +21,7 @@ const FEW: usize = 16;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OfBranch {
     dictionaries: Dictionaries,
-    /// The index by name, which is empty while the branch has few dictionaries.
+    /// The index by name, which is empty while a clone has few dictionaries.
     names: PersistentMap<String, DictionaryId>,
 }
 
@@ -52,7 +52,9 @@ impl OfBranch {
         let (id, name) = (info.id, info.name.clone());
         self.dictionaries.insert(id, state);
         if self.names.is_empty() {
-            self.index_if_many();
+            if self.dictionaries.len() > FEW {
+                self.index();
+            }
         } else if !self.names.contains_key(&name) {
             // Two dictionaries can have the same name only in a damaged manifest. The index then
             // refers to the first one.
@@ -60,12 +62,18 @@ impl OfBranch {
         }
     }
 
-    fn index_if_many(&mut self) {
-        if self.dictionaries.len() > FEW {
-            for (id, state) in self.dictionaries.iter() {
-                if !self.names.contains_key(&state.info.name) {
-                    self.names.insert(state.info.name.clone(), *id);
-                }
+    /// Adds a dictionary of a branch that has an index even if it has few dictionaries.
+    fn insert_indexed(&mut self, state: Arc<DictionaryState>) {
+        self.insert(state);
+        if self.names.is_empty() {
+            self.index();
+        }
+    }
+
+    fn index(&mut self) {
+        for (id, state) in self.dictionaries.iter() {
+            if !self.names.contains_key(&state.info.name) {
+                self.names.insert(state.info.name.clone(), *id);
             }
         }
     }
@@ -154,7 +162,8 @@ enum Members {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BranchedDictionaries {
     all: Dictionaries,
-    /// The dictionaries of the main branch, which its snapshots share.
+    /// The dictionaries of the main branch, which its snapshots share. They always have an index,
+    /// since each command of a client may look up a name that does not exist.
     main: OfBranch,
     /// The dictionaries of each clone, by the clone's name. No entry is empty.
     clones: PersistentMap<Arc<str>, Members>,
@@ -239,7 +248,7 @@ impl BranchedDictionaries {
             return Some(there.clone());
         }
         if info.branch.is_empty() {
-            self.main.insert(state.clone());
+            self.main.insert_indexed(state.clone());
         } else {
             self.insert_in_clone(&state);
         }
