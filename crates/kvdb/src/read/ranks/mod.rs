@@ -159,7 +159,10 @@ impl Ranks {
         }
         let key = if !span.end.is_empty() && key > &span.end[..] { &span.end[..] } else { key };
         // The index may cover a wider range.
-        self.ask(env, view, span, |asked| Ok(asked.before(key)? - asked.before(&span.start)?))
+        self.ask(env, view, span, |asked| {
+            // A block whose count is wrong is counted only when the key lies inside it.
+            Ok(asked.before(key)?.saturating_sub(asked.before(&span.start)?))
+        })
     }
 
     /// Returns how many keys `span` has in a view.
