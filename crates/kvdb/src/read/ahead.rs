@@ -1,12 +1,13 @@
-//! Read-ahead for cursors. Values are written in windows, each sorted by key, and stay where they
-//! are; so consecutive keys have their values in many places, and a scan that read them one by one
-//! would wait for the device each time. Once a cursor has asked for large values and had to wait
-//! for them, it walks the index ahead of its position, sorts the places that it finds, and
-//! announces them to the device, neighbours together. A value is then usually in the host's memory
-//! when its tuple is returned.
+//! Read-ahead for cursors. Values are written in windows, each sorted by key, and are not moved
+//! afterwards. So the values of consecutive keys are in many places, and a scan that reads them one
+//! by one would wait for the device each time. Once a cursor has read large values and had to wait
+//! for them, it walks the index ahead of its position, sorts the value locations that it finds, and
+//! announces them to the device, adjacent ones together. A value is then usually in the host's
+//! memory when its tuple is returned.
 //!
-//! The window of announced values doubles as the scan proceeds, so a short range reads little in
-//! vain. The values themselves are not kept here; a tuple in the queue takes about a hundred bytes.
+//! The window of announced values doubles as the scan proceeds, so a short range causes few
+//! needless reads. The values themselves are not kept here; a tuple in the queue takes about a
+//! hundred bytes.
 
 use env::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::collections::VecDeque;
@@ -21,24 +22,25 @@ use crate::error::{Error, Result};
 use crate::read::view::View;
 use crate::short_values::ShortValues;
 
-/// Number of reads of large values that had to wait before read-ahead begins.
+/// Number of reads of large values that must have waited before read-ahead begins.
 const SLOW: u32 = 2;
-/// Initial and maximum bytes of announced values. Larger windows give longer sequences of
-/// neighbours, since half a window is sorted at a time. The values are kept by the host, not in the
-/// store's memory; but a host that grants little memory has little itself.
+/// Initial and maximum bytes of announced values. Half a window is sorted at a time, so larger
+/// windows give longer sequences of adjacent values. The values are kept in the host's memory and
+/// not in the store's, but the window is limited by the store's cache budget, since a host that
+/// grants little memory usually has little itself.
 const WINDOW_MIN: u64 = 128 << 10;
 const WINDOW_MAX: u64 = 64 << 20;
-/// Approximate memory of a queued tuple, and the share of the cache's budget that all queues
-/// together may take (one part in `SHARE`).
+/// Approximate memory of a queued tuple, and the fraction of the cache budget that all queues
+/// together may take: one divided by `SHARE`.
 const QUEUED: usize = 128;
 const SHARE: u64 = 16;
 
 /// Reads large values for the tuples of a cursor, and records whether the reads had to wait. It
-/// pins the places of the values while there is a tuple that may ask for its value.
+/// pins the locations of the values while any tuple may still ask for its value.
 pub(crate) struct Reader {
     view: View,
     short: Arc<ShortValues>,
-    /// Bytes of large values asked for since the last seek.
+    /// Bytes of large values read since the last seek.
     asked: AtomicU64,
     slow: AtomicU32,
 }
@@ -55,12 +57,12 @@ impl Reader {
         })
     }
 
-    /// Returns whether it reads from the store of `view`.
+    /// Returns whether the reader reads from the store of `view`.
     pub fn is_of(&self, view: &View) -> bool {
         self.view.is_of_store(view)
     }
 
-    /// Returns whether both read from one store.
+    /// Returns whether both readers read from the same store.
     pub fn is_of_store_of(&self, other: &Reader) -> bool {
         self.is_of(&other.view)
     }
@@ -91,18 +93,18 @@ impl Reader {
     }
 }
 
-/// The reason why no more tuples are taken into the queue.
+/// The reason why no more tuples are added to the queue.
 enum Stop {
     End,
     Failed(Error),
-    /// The error was returned, and the position of the tree is unknown.
+    /// The error was returned to the caller, and the position of the tree cursor is unknown.
     Lost,
 }
 
 /// A tuple that was read ahead, with the update to apply to its large value, if any.
 pub(crate) type Queued = (TreeTuple, Option<Update>);
 
-/// The queue of tuples between the position of a cursor and that of its tree.
+/// The queue of tuples between the position of a cursor and that of its tree cursor.
 pub(crate) struct Ahead {
     pub reader: Arc<Reader>,
     queue: VecDeque<Queued>,
@@ -110,12 +112,12 @@ pub(crate) struct Ahead {
     /// The key of the last tuple returned from the queue.
     pub last: Bytes,
     stop: Option<Stop>,
-    /// Bytes of large values returned since the last seek, bytes in the queue, and the limit of the
-    /// latter.
+    /// Bytes of large values returned since the last seek, bytes of those in the queue, and the
+    /// limit of the latter.
     given: u64,
     bytes: u64,
     window: u64,
-    /// Memory of the queue as included in the store's account.
+    /// Memory of the queue as currently included in the store's account.
     charged: usize,
 }
 
@@ -142,29 +144,29 @@ impl Ahead {
         (self.stop, self.given, self.bytes, self.window) = (None, 0, 0, 0);
     }
 
-    /// Returns `true` if the tree is not at the cursor's position.
+    /// Returns `true` if the tree cursor is not at the cursor's position.
     pub fn in_use(&self) -> bool {
         !self.queue.is_empty() || self.stop.is_some()
     }
 
-    /// Notes that the tree has failed. Calls return an error until the cursor is moved.
+    /// Records that the tree cursor has failed. Calls return an error until the cursor is moved.
     #[cold]
     pub fn lose(&mut self) {
         self.stop = Some(Stop::Lost);
     }
 
-    /// Returns `true` if the position of the tree is unknown.
+    /// Returns `true` if the position of the tree cursor is unknown.
     pub fn is_lost(&self) -> bool {
         matches!(self.stop, Some(Stop::Lost))
     }
 
-    /// Counts a large value that is returned.
+    /// Counts a large value that is returned to the caller.
     pub fn gives(&mut self, len: u64) {
         self.given += len;
     }
 
-    /// Returns `true` if more should be read ahead: values are being asked for, and at most half of
-    /// the window is left in the queue.
+    /// Returns `true` if the queue should be refilled: the caller reads the values, the reads have
+    /// waited, and at most half of the window is left in the queue.
     pub fn wants(&self) -> bool {
         let asked = self.reader.asked.load(Relaxed);
         self.stop.is_none()
@@ -173,7 +175,7 @@ impl Ahead {
             && asked >= self.given / 2
     }
 
-    /// Fills the queue with tuples from `next` up to the window, and announces their values.
+    /// Fills the queue up to the window with tuples from `next`, and announces their values.
     pub fn fill(&mut self, forward: bool, mut next: impl FnMut() -> Result<Option<Queued>>) {
         let budget = self.reader.cache().cache_budget();
         self.forward = forward;
@@ -208,7 +210,7 @@ impl Ahead {
         self.reader.cache().announce(extents);
     }
 
-    /// Updates the queue's memory in the store's account. Between two calls the queue only shrinks.
+    /// Updates the queue's memory in the store's account. Between calls the queue only shrinks.
     fn charge(&mut self) {
         let takes = self.queue.len() * QUEUED;
         if takes != self.charged {
@@ -219,7 +221,7 @@ impl Ahead {
         }
     }
 
-    /// Takes the next tuple from the queue. Returns `Ok(None)` at the end of the range. It is
+    /// Removes the next tuple from the queue. Returns `Ok(None)` at the end of the range. It is
     /// called only while the queue is in use.
     pub fn take(&mut self) -> Result<Option<Queued>> {
         match self.queue.pop_front() {

@@ -6,8 +6,8 @@ use std::ops::{Bound, RangeBounds};
 use bytes::Bytes;
 use vt_tree::KeyRange;
 
-/// Returns the first key after all keys that begin with `prefix`. Returns `None` if every key from
-/// `prefix` on begins with it.
+/// Returns the first key after all keys that begin with `prefix`. Returns `None` if there is no
+/// such key.
 ///
 /// ```
 /// assert_eq!(kvdb::prefix_end(b"user:").as_deref(), Some(&b"user;"[..]));
@@ -26,8 +26,7 @@ pub(crate) fn of_prefix(prefix: &[u8]) -> KeyRange {
     KeyRange { start: Bytes::copy_from_slice(prefix), end: prefix_end(prefix).map(Bytes::from) }
 }
 
-/// Returns the half-open range of the same keys as `range`. An inverted or empty range becomes an
-/// empty one.
+/// Converts `range` to a half-open range of the same keys. An inverted range becomes an empty one.
 pub(crate) fn of<K: AsRef<[u8]>>(range: &impl RangeBounds<K>) -> KeyRange {
     let behind = |key: &[u8]| Bytes::from([key, &[0]].concat());
     let start = match range.start_bound() {
@@ -49,11 +48,12 @@ pub(crate) fn is_empty(range: &KeyRange) -> bool {
     range.end.as_ref().is_some_and(|end| *end <= range.start)
 }
 
-/// Returns start and end for a [`crate::Cursor`], for which an empty end means no upper bound.
+/// Returns the start and end for a [`crate::Cursor`], for which an empty end means no upper bound.
 pub(crate) fn for_cursor(range: &KeyRange) -> (&[u8], &[u8]) {
     match &range.end {
         None => (&range.start, b""),
-        // The range ends before the first key, so any other empty range is equivalent.
+        // The range is empty. An empty `end` would mean no upper bound, so return another empty
+        // range.
         Some(end) if end.is_empty() => (&[0], &[0]),
         Some(end) => (&range.start, end),
     }

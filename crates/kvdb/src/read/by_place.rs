@@ -1,7 +1,7 @@
-//! Announces the large values of many ranges by place, for callers that know which keys they are
-//! about to read, such as those of the next files of a tree. A cursor announces what follows in key
-//! order (`ahead`); here the ranges lie anywhere in the dictionary, and the values anywhere on the
-//! device.
+//! Announces the large values of many ranges in the order of their locations, for callers that know
+//! which keys they are about to read, such as those of the next files of a tree. A cursor announces
+//! the values that follow in key order (`ahead`). Here the ranges may be anywhere in the
+//! dictionary, and the values anywhere on the device.
 
 use vt_tree::{ExtentRef, ValueRef};
 
@@ -10,15 +10,15 @@ use crate::error::Result;
 use crate::read::view::View;
 
 impl View {
-    /// Announces to the device that the large values of these ranges, which ascend, are about to be
+    /// Announces to the device that the large values of these ascending ranges are about to be
     /// read. The ranges are looked up in the index, and the values are announced in the order of
-    /// their places on the device, neighbours together. A range with more than `each` bytes of
-    /// values is left out. So are the ranges beyond a budget, which depends on the memory of the
-    /// store and of the host.
+    /// their locations on the device, adjacent ones together. Ranges with more than `each` bytes of
+    /// values are skipped, and so are the ranges that exceed a budget, which depends on the memory
+    /// of the store and of the host.
     ///
-    /// Returns for each range the bytes of its values that were announced, 0 if it has too many or
-    /// no large values, and `None` if the budget was used up before. No value is read, and nothing
-    /// is locked.
+    /// Returns for each range the number of bytes announced, 0 if the range was skipped for its
+    /// size or has no large values, and `None` if the budget was used up before it. Reads no value,
+    /// and takes no lock.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -39,9 +39,10 @@ impl View {
         let budget = self.cache.by_place_budget();
         let each = each.min(budget);
         let mut cursor = self.tree_cursor(dict, self.inputs(dict)?);
-        // An update does not change where the value lies that it applies to.
+        // Keep updates separate: an update does not change the location of the value that it
+        // applies to.
         cursor.keep_updates();
-        // Each value with the number of its range.
+        // Values with the indices of their ranges.
         let mut values: Vec<(ExtentRef, usize)> = Vec::new();
         let mut bytes = 0;
         for (range, (start, end)) in ranges.iter().enumerate() {
@@ -60,7 +61,7 @@ impl View {
                         values.push((*e, range));
                         u64::from(e.stored)
                     }
-                    // The value was read with its block.
+                    // An inline value has been read with its block.
                     ValueRef::Inline(value, ..) => (tuple.key.len() + value.len()) as u64,
                 };
             }
@@ -77,7 +78,7 @@ impl View {
         for (i, (e, range)) in values.iter().enumerate() {
             match &mut announced[*range] {
                 Some(bytes) if i < taken => *bytes += u64::from(e.stored),
-                // A range of which a part is not announced counts as beyond the budget.
+                // A range that is announced only in part counts as beyond the budget.
                 of_range => *of_range = None,
             }
         }

@@ -1,4 +1,4 @@
-//! A cursor over a range of one dictionary in one view. Its position lies between tuples, so `next`
+//! A cursor over a range of one dictionary in one view. Its position is between tuples, so `next`
 //! after `prev` returns the same tuple again.
 
 use std::ops::ControlFlow;
@@ -12,22 +12,22 @@ use crate::error::{Error, Result};
 use crate::read::ahead::{Ahead, Queued, Reader};
 use crate::read::view::View;
 
-/// A position between tuples in a range of a view. The cursor and its tuples keep the view alive,
-/// and hold no lock. After an error all calls return errors until the cursor is moved by
-/// [`Cursor::seek`] or [`Cursor::seek_to_end`].
+/// A cursor: a position between tuples in a range of a view. The cursor and its tuples keep the
+/// view alive, and hold no lock. After an error all calls return errors until the cursor is moved
+/// by [`Cursor::seek`] or [`Cursor::seek_to_end`].
 pub struct Cursor {
     tree: TreeCursor,
     start: Bytes,
     /// The upper bound; empty if there is none.
     end: Bytes,
-    /// The tuples read ahead between this cursor's position and that of the tree.
+    /// The tuples read ahead between this cursor's position and that of the tree cursor.
     ahead: Ahead,
-    /// The tuple that was returned last, if it had been read ahead.
+    /// The tuple that was returned last, if it was read ahead.
     taken: Option<Queued>,
 }
 
-/// A tuple whose value is read only on request. The value does not change, and takes space in the
-/// store as long as the tuple exists.
+/// A tuple whose value is read only on request. The tuple keeps its value unchanged, and keeps the
+/// space of the value in the store from being reused.
 #[derive(Clone)]
 pub struct Tuple {
     /// The key.
@@ -38,13 +38,13 @@ pub struct Tuple {
 #[derive(Clone)]
 enum TupleValue {
     Small(Bytes),
-    /// The place of the value, and the reader that keeps the view it was seen in.
+    /// The location of the value, and the reader that holds the view.
     Large(ExtentRef, Arc<Reader>),
     /// A large value, the update to apply to it, and the length of the result.
     Updated(Box<(ExtentRef, Update, usize)>, Arc<Reader>),
 }
 
-/// A tuple that is valid until its cursor moves. Its key and a small value are not copied.
+/// A tuple that is valid until its cursor moves. The key and a small value are not copied.
 #[derive(Clone, Copy)]
 pub struct TupleRef<'a> {
     /// The key.
@@ -55,7 +55,7 @@ pub struct TupleRef<'a> {
     reader: &'a Arc<Reader>,
 }
 
-/// A value in memory, or the place of one.
+/// A value in memory, or the location of a large value.
 #[derive(Clone, Copy)]
 enum Seen<'a> {
     Small(&'a [u8]),
@@ -63,7 +63,8 @@ enum Seen<'a> {
 }
 
 impl TupleRef<'_> {
-    /// Calls `with` with the value, which is read if it is large, and returns its result.
+    /// Calls `with` with the value, reading it first if it is large, and returns the result of
+    /// `with`.
     pub fn with_value<T>(&self, with: impl FnOnce(&[u8]) -> T) -> Result<T> {
         let place = match self.value {
             Seen::Small(bytes) => return Ok(with(bytes)),
@@ -101,7 +102,7 @@ impl Tuple {
         Tuple { key, value: TupleValue::Small(value) }
     }
 
-    /// Makes a tuple; `update` is applied to a large value when that is read.
+    /// Makes a tuple. `update` is applied to a large value when the value is read.
     pub(crate) fn of(
         key: Bytes,
         value: Value,
@@ -129,8 +130,8 @@ impl Tuple {
         }
     }
 
-    /// Returns the bytes of key and value that the tuple keeps in memory. Of a large value it keeps
-    /// the place alone.
+    /// Returns the bytes of the key and value that the tuple keeps in memory. For a large value,
+    /// only the key counts.
     pub fn bytes_in_memory(&self) -> usize {
         let value = match &self.value {
             TupleValue::Small(bytes) => bytes.len(),
@@ -148,13 +149,13 @@ impl Tuple {
         }
     }
 
-    /// Returns whether both tuples have the same value. Values at one place are not read.
+    /// Returns whether both tuples have the same value. Values at the same location are not read.
     pub fn has_value_of(&self, other: &Tuple) -> Result<bool> {
         if self.value_len() != other.value_len() {
             return Ok(false);
         }
         match (&self.value, &other.value) {
-            // Places in different stores have nothing to do with each other.
+            // Locations in different stores are not comparable.
             (TupleValue::Large(a, reader), TupleValue::Large(b, of_other))
                 if a == b && reader.is_of_store_of(of_other) =>
             {
@@ -164,7 +165,7 @@ impl Tuple {
         }
     }
 
-    /// Returns the key and the value, which is read if necessary.
+    /// Returns the key and the value. Reads the value if necessary.
     pub fn into_parts(self) -> Result<(Bytes, Bytes)> {
         let value = match self.value {
             TupleValue::Small(bytes) => bytes,
@@ -174,7 +175,7 @@ impl Tuple {
         Ok((self.key, value))
     }
 
-    /// Returns whether the value, if it is stored by place, lies in the store of `view`.
+    /// Returns whether the value is in memory or stored in the store of `view`.
     pub(crate) fn lies_in(&self, view: &View) -> bool {
         match &self.value {
             TupleValue::Small(_) => true,
@@ -182,8 +183,8 @@ impl Tuple {
         }
     }
 
-    /// Returns the value or its place. A value with a pending update is read, since the result is
-    /// stored nowhere.
+    /// Returns the value or its location. A value with a pending update is read, since the result
+    /// is not stored anywhere.
     pub(crate) fn raw_value(&self) -> Result<Value> {
         Ok(match &self.value {
             TupleValue::Large(e, _) => Value::Extent(*e),
@@ -196,13 +197,13 @@ impl Tuple {
 enum Step {
     /// The end of the range was reached.
     End,
-    /// The tree stands on the tuple.
+    /// The tree cursor is on the tuple.
     Here,
     /// The tuple was read ahead.
     Taken(Queued),
 }
 
-/// Moves the tree by one step within the range. At the end of the range the tree is left there.
+/// Moves the tree cursor by one step within the range. At the end of the range it stays there.
 fn walk(tree: &mut TreeCursor, start: &[u8], end: &[u8], forward: bool) -> Result<bool> {
     let inside = match forward {
         true => tree.advance_below(end)?,
@@ -228,10 +229,10 @@ impl Cursor {
         end: &[u8],
     ) -> Cursor {
         let mut cursor = view.tree_cursor(dict, below);
-        // A large value with an update is read on request, like any other.
+        // Keep updates separate, so that a large value with an update is read only on request.
         cursor.keep_updates();
         cursor.seek(start);
-        // An inverted range is empty, like one that ends where it begins.
+        // Treat an inverted range as empty.
         let end = if !end.is_empty() && end < start { start } else { end };
         if !end.is_empty() {
             cursor.end_at(end);
@@ -263,8 +264,8 @@ impl Cursor {
     }
 
     /// Announces that about this many tuples will be visited from each position that the cursor is
-    /// moved to. They are then copied out of memory at once, which costs less; it changes nothing
-    /// else.
+    /// moved to. They are then copied from the memtable in one batch, which is cheaper. The results
+    /// are the same.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -316,10 +317,10 @@ impl Cursor {
         Ok(Step::Here)
     }
 
-    /// Reverses the direction. The tuples that were read ahead are dropped.
+    /// Reverses the direction. Drops the tuples that were read ahead.
     fn turn(&mut self, forward: bool) {
         if self.ahead.in_use() {
-            // The tree stands beyond the tuples of the queue.
+            // The tree cursor is beyond the tuples of the queue: move it back.
             let mut key = self.ahead.last.to_vec();
             if self.ahead.forward {
                 key.push(0);
@@ -350,7 +351,8 @@ impl Cursor {
         self.tuple(false)
     }
 
-    /// Returns the tuple after the position, or the one before it, without a copy.
+    /// Returns the tuple after the position or, if not `forward`, the one before it, without a
+    /// copy.
     fn tuple_ref(&mut self, forward: bool) -> Result<Option<TupleRef<'_>>> {
         let queued = match self.step(forward)? {
             Step::End => return Ok(None),
@@ -379,10 +381,10 @@ impl Cursor {
         })
     }
 
-    /// Calls `visit` with the tuples after the position in key order, or in reverse with those
-    /// before it, until it breaks or returns an error. It is cheaper than [`Cursor::next`] for
-    /// small values, since nothing is copied. After a break the position is after the last tuple
-    /// visited, or before it in a visit in reverse.
+    /// Calls `visit` with the tuples after the position in key order or, if `backward`, with those
+    /// before it in reverse order, until `visit` breaks or fails. For small values this is cheaper
+    /// than [`Cursor::next`], since nothing is copied. After a break the position is after the last
+    /// visited tuple or, if `backward`, before it.
     pub fn visit<E: From<Error>>(
         &mut self,
         backward: bool,
@@ -433,7 +435,7 @@ impl Cursor {
     }
 }
 
-/// Returns the tuple that the tree stands on.
+/// Returns the tuple at the position of the tree cursor.
 fn here(tree: &TreeCursor) -> Option<Queued> {
     Some((tree.current()?.to_tuple(), tree.kept_update().cloned()))
 }

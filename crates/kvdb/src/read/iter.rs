@@ -1,4 +1,4 @@
-//! Double-ended iterators over a range. Each end has its own cursor, made on first use; iteration
+//! Double-ended iterators over a range. Each end has its own cursor, made on first use. Iteration
 //! stops where the two meet.
 
 use std::ops::RangeBounds;
@@ -12,16 +12,16 @@ use crate::read::bounds;
 use crate::read::cursor::{Cursor, Tuple};
 use crate::read::view::View;
 
-/// Iterates over the keys and values of a range, in key order from the front and in reverse order
-/// from the back. It holds its view, so later commits are not visible. After an error the iteration
-/// has ended.
+/// An iterator over the keys and values of a range, in key order from the front and in reverse
+/// order from the back. It holds its view, so later commits are not visible. An error ends the
+/// iteration.
 pub struct Iter {
     view: View,
     dict: DictionaryId,
     range: KeyRange,
     front: Option<Cursor>,
     back: Option<Cursor>,
-    /// The last key that each end has returned, valid once that end was used.
+    /// The last key returned from each end, valid once that end was used.
     last_front: Vec<u8>,
     last_back: Vec<u8>,
     from_front: bool,
@@ -122,7 +122,7 @@ impl DoubleEndedIterator for Iter {
 
 impl std::iter::FusedIterator for Iter {}
 
-/// Iterates over the keys of a range. See [`Iter::keys`].
+/// An iterator over the keys of a range. See [`Iter::keys`].
 pub struct Keys(Iter);
 
 impl Iterator for Keys {
@@ -150,7 +150,8 @@ impl DoubleEndedIterator for Keys {
 impl std::iter::FusedIterator for Keys {}
 
 impl View {
-    /// Iterates over all tuples of a dictionary, in key order or, reversed, in descending order.
+    /// Iterates over all tuples of a dictionary in key order or, from the back, in descending
+    /// order.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();

@@ -1,5 +1,5 @@
-//! The read path: views, which are made of versions (`version`) and of the write sets of
-//! transactions (`write_set`); and on views cursors, iterators, estimates and ranks.
+//! The read path. Views are made of versions (`version`) and of the write sets of transactions
+//! (`write_set`); cursors, iterators, estimates and ranks read from views.
 
 pub(crate) mod ahead;
 pub(crate) mod bounds;

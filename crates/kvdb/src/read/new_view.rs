@@ -1,4 +1,4 @@
-//! Makes views: of the newest commit, and of states that are not shown yet.
+//! Makes views of the newest commit, and of states that are not visible yet.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::version::version_set::{VersionEdit, VersionSet};
 
 impl VersionSet {
     /// Returns a view of the newest commit: it contains every commit up to the number that it pins,
-    /// and no newer one.
+    /// and no later commit.
     pub(crate) fn view(&self) -> View {
         self.view_of(self.pin())
     }
@@ -32,8 +32,8 @@ impl VersionSet {
         }
     }
 
-    /// Returns a view of the store in `state`, which is not yet the manifest's. `change` names the
-    /// runs of that state.
+    /// Returns a view of the store in `state`, which is not yet the state of the manifest. `change`
+    /// has the runs of that state.
     pub(crate) fn preview(&self, state: &ManifestState, change: &VersionEdit) -> Result<View> {
         let mut view = self.view();
         let mut version = Version::clone(&view.version);
@@ -42,8 +42,8 @@ impl VersionSet {
         Ok(view)
     }
 
-    /// Opens a view of a state that is not shown yet, like [`VersionSet::preview`]. `seq` is its
-    /// newest commit. `table` keeps the places of its zones.
+    /// Opens a view of a state that is not visible yet, like [`VersionSet::preview`]. `seq` is the
+    /// newest commit of the state. `table` keeps the locations of its zones.
     pub(crate) fn preview_published(
         &self,
         state: &ManifestState,
@@ -72,8 +72,8 @@ mod tests {
         versions.view_of(versions.pin_with(between))
     }
 
-    /// Runs `others` once between the two steps of making a view, and checks that the view has one
-    /// state of the store.
+    /// Runs `others` once between the two steps of making a view, and checks that the view shows
+    /// one consistent state of the store.
     fn between(others: impl Fn(&Kvdb, DictionaryId)) {
         let db = Kvdb::in_memory();
         let d = db.create_dictionary("d", DictionaryOptions::default()).expect("made");
@@ -129,8 +129,8 @@ mod tests {
         });
     }
 
-    /// A view contains every commit up to its number, including those that came between its two
-    /// steps and went into memtables that its version did not have.
+    /// A view contains every commit up to its number, including commits that were made between its
+    /// two steps and went into memtables that its version did not have.
     #[test]
     fn a_view_and_what_goes_into_other_memtables() {
         let new_generation = |db: &Kvdb, d| {
@@ -143,8 +143,8 @@ mod tests {
             db.put(e, b"a", b"3", Durability::Buffered).expect("put");
         };
         type Others<'a> = &'a dyn Fn(&Kvdb, DictionaryId);
-        // The first commit to a dictionary, followed by one to another dictionary that has a
-        // memtable already.
+        // Make the first commit to a dictionary, after one to another dictionary that already has a
+        // memtable.
         let two_dictionaries = |db: &Kvdb, d| {
             let f = db.dictionary("f").expect("there");
             db.put(f, b"a", b"4", Durability::Buffered).expect("put");

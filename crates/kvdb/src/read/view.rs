@@ -1,4 +1,4 @@
-//! A view: the store as of one commit, for as long as the view is held.
+//! A view: an immutable state of the store as of one commit, for as long as the view is held.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use crate::version::read_snapshots::PinnedVersion;
 use crate::version::tree::Tree;
 use crate::write_set::WriteSet;
 
-/// A pinned, immutable state of the whole store. Reads through it see one commit boundary, take no
-/// lock of the store, and are not blocked by commits, flushes or merges.
+/// A pinned, immutable state of the whole store. Reads through a view see the store as of one
+/// commit, take no lock of the store, and are not blocked by commits, flushes or merges.
 #[derive(Clone)]
 pub struct View {
     pub(crate) version: PinnedVersion,
@@ -27,19 +27,19 @@ pub struct View {
     pub(crate) write_set: Option<Arc<WriteSet>>,
     /// The write sets of the enclosing transactions, below `write_set`.
     pub(crate) around: Option<Arc<WriteSet>>,
-    /// The view belongs to a transaction, with or without its write set.
+    /// Whether the view belongs to a transaction, with or without its write set.
     pub(crate) of_transaction: bool,
     /// The id of the snapshot that the view shows, if it shows one.
     pub(crate) snapshot: Option<[u8; 16]>,
 }
 
-/// A reference to a value where it is stored, which pins its place. It can be put under another key
-/// without a copy. See [`crate::Batch::put_stored`]. When it is put into another store, it is read
-/// from its own store and copied.
+/// A reference to a stored value, which pins the value's location. The value can be put under
+/// another key of the same store without a copy. See [`crate::Batch::put_stored`]. When it is put
+/// into another store, it is read and copied.
 #[derive(Clone)]
 pub struct StoredValue {
     pub(crate) value: Value,
-    /// Pins the place of the value.
+    /// Pins the location of the value.
     pub(crate) view: Arc<View>,
 }
 
@@ -50,13 +50,13 @@ impl std::fmt::Debug for StoredValue {
 }
 
 impl StoredValue {
-    /// Returns the value of a tuple that a cursor of `view` returned. A value with a pending update
-    /// is read.
+    /// Returns the value of a tuple that a cursor of `view` returned. Reads the value if an update
+    /// to it is pending.
     pub fn of(tuple: &Tuple, view: &Arc<View>) -> Result<StoredValue> {
         Ok(StoredValue { value: tuple.raw_value()?, view: view.clone() })
     }
 
-    /// Returns the value, or its place if it is stored in these zones. A value of another store is
+    /// Returns the value, or its location if it is stored in `zones`. A value of another store is
     /// read.
     pub(crate) fn for_store(&self, zones: &Arc<Zones>) -> Result<Value> {
         let cache = &self.view.cache;
@@ -72,8 +72,8 @@ impl StoredValue {
         self.value.len()
     }
 
-    /// Returns the number of bytes that are copied when the value is put into its own store: all of
-    /// a value that has no place yet, or is too small for a place of its own.
+    /// Returns the number of bytes that are copied when the value is put into its own store: the
+    /// whole value if it is inline, otherwise none.
     pub fn copied(&self) -> usize {
         match &self.value {
             Value::Inline(bytes) => bytes.len(),
@@ -92,14 +92,14 @@ impl View {
     }
 
     /// Returns this view with the write set of a transaction as part of its state, for a
-    /// transaction that is nested in that one.
+    /// transaction that is nested in that transaction.
     pub(crate) fn around(self, write_set: WriteSet) -> View {
         let write_set = write_set.over(self.around);
         View { around: Some(Arc::new(write_set)), of_transaction: true, ..self }
     }
 
-    /// Returns the state below a transaction's own changes. For any other view, this is the view
-    /// itself.
+    /// Returns the state below a transaction's own changes. For any other view, this is a copy of
+    /// the view.
     pub fn beneath(&self) -> View {
         View { write_set: None, ..self.clone() }
     }
@@ -109,9 +109,9 @@ impl View {
         View { write_set: None, around: None, ..self.clone() }
     }
 
-    /// Returns the dictionary in the committed state. In the view of a transaction it may be
-    /// missing, as the transaction may write to a dictionary created after the state that it reads;
-    /// in other views it must exist.
+    /// Returns the dictionary in the committed state. In the view of a transaction the dictionary
+    /// may be missing, since the transaction may write to a dictionary that was created after the
+    /// state it reads. In other views it must exist.
     fn tree(&self, dict: DictionaryId) -> Result<Option<&Tree>> {
         match self.of_transaction {
             true => Ok(self.version.trees.get(&dict).map(|tree| &**tree)),
@@ -119,8 +119,8 @@ impl View {
         }
     }
 
-    /// Returns whether the state has this dictionary, or an enclosing transaction has written to
-    /// it.
+    /// Returns whether the committed state has this dictionary, or an enclosing transaction has
+    /// written to it.
     pub(crate) fn knows(&self, dict: DictionaryId) -> bool {
         self.version.trees.contains_key(&dict)
             || self.around.as_ref().is_some_and(|around| around.knows(dict))
@@ -147,7 +147,7 @@ impl View {
         write_sets.flat_map(move |write_set| write_set.inputs(dict))
     }
 
-    /// Returns the value of `key`, or its place.
+    /// Returns the value of `key`, inline or as a location.
     fn find(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Value>> {
         let own = self.written(dict, key)?;
         match self.tree(dict)? {
@@ -168,7 +168,7 @@ impl View {
         }
     }
 
-    /// Returns whether both views are of one store, so that equal places mean equal values.
+    /// Returns whether both views are of the same store, so that equal locations mean equal values.
     pub(crate) fn is_of_store(&self, other: &View) -> bool {
         Arc::ptr_eq(self.cache.zones(), other.cache.zones())
     }
@@ -187,8 +187,8 @@ impl View {
         if self.knows(dict) { self.find(dict, key) } else { Ok(None) }
     }
 
-    /// Returns whether `key` has the same value here and in `other`, or exists in neither. A
-    /// missing dictionary counts as empty. Values at the same place are not read.
+    /// Returns whether `key` has the same value in both views, or exists in neither. A missing
+    /// dictionary counts as empty. Values at the same location are not read.
     pub(crate) fn has_same(&self, other: &View, dict: DictionaryId, key: &[u8]) -> Result<bool> {
         Ok(match (self.find_if_there(dict, key)?, other.find_if_there(dict, key)?) {
             (Some(a), Some(b)) if a.len() == b.len() => {
@@ -223,10 +223,10 @@ impl View {
         Ok(out)
     }
 
-    /// Returns a mark of the committed content of a dictionary: as long as the mark is the same, so
-    /// is the content. Computing it does not read the content, and may also change when data only
-    /// moves. Returns `None` if the dictionary does not exist, has newer commits than this state,
-    /// or may have changes of the transaction that the view belongs to.
+    /// Returns a mark of the committed content of a dictionary. While the mark stays the same, so
+    /// does the content; the mark may also change when data is only moved. Computing it does not
+    /// read the content. Returns `None` if the dictionary does not exist, if it has commits newer
+    /// than this view, or if the view belongs to a transaction, whose changes the mark would miss.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -245,7 +245,7 @@ impl View {
         }
         let tree = self.version.trees.get(&dict)?;
         let newest = tree.layers.iter().map(|layer| layer.memtable.max_seq()).max().unwrap_or(0);
-        // A transaction's runs come with a layer of a new generation.
+        // Runs of a transaction are installed in a layer of a new generation.
         let generation = tree.layers.first().map_or(0, |layer| layer.generation.number);
         let run = tree.runs().map(|numbered| numbered.id.0).max().unwrap_or(0);
         (newest <= self.at).then_some([newest, generation, run, tree.since])
@@ -266,7 +266,7 @@ impl View {
         Ok(Cursor::new(self, dict, self.inputs(dict)?, start, end))
     }
 
-    /// Returns a cursor over all of `below`, newest first, with the write sets on top.
+    /// Returns a cursor over the inputs `below`, newest first, with the write sets on top.
     pub(crate) fn tree_cursor(&self, dict: DictionaryId, below: Vec<Input>) -> TreeCursor {
         let below = below.into_iter().map(|input| (input, self.at));
         TreeCursor::as_of(&self.cache, self.written_inputs(dict).chain(below))
@@ -278,8 +278,8 @@ impl View {
         Ok(self.tree(dict)?.map(Tree::inputs).unwrap_or_default())
     }
 
-    /// Returns up to `limit` tuples of `[start, end)` in key order. The values are read with as few
-    /// large reads as their places allow.
+    /// Returns up to `limit` tuples of `[start, end)` in key order. Adjacent large values are read
+    /// together.
     pub fn scan(
         &self,
         dict: DictionaryId,
@@ -294,8 +294,8 @@ impl View {
             cursor.end_at(end);
         }
         let mut out: Vec<(Bytes, Bytes)> = Vec::new();
-        // Large values are read together: `places` has their indices in `out` and the updates to
-        // apply, `extents` the places to read.
+        // Large values are read in batches: `extents` has their locations, and `places` their
+        // indices in `out` with the updates to apply.
         let (mut places, mut extents, mut bytes) = (Vec::new(), Vec::new(), 0);
         let put = |out: &mut Vec<(Bytes, Bytes)>, (at, update): Destination, value: Bytes| {
             out[at].1 = update.map_or_else(|| value.clone(), |update| update.apply(Some(&value)));
@@ -353,8 +353,8 @@ impl View {
         cursor.visit(false, |tuple| tuple.with_value(|value| visit(tuple.key, value)))
     }
 
-    /// Announces reads of these keys. See [`crate::Scope::announce`]. Does nothing for a store that
-    /// has all of its zones itself, since its reads are fast.
+    /// Announces reads of these keys. See [`crate::Scope::announce`]. Does nothing for a store
+    /// without remote zones, since its reads are fast.
     pub(crate) fn announce(&self, dict: DictionaryId, keys: &[&[u8]]) -> Result<()> {
         if !self.cache.zones().has_remote_zones() {
             return Ok(());
@@ -363,8 +363,8 @@ impl View {
         keys.iter().try_for_each(|key| tree.announce_without_wait(key))
     }
 
-    /// Returns the value of each of `keys`, in their order. Reads are issued in the order of places
-    /// on the device, many at a time.
+    /// Returns the value of each of `keys`, in their order. Many reads are issued at a time, in the
+    /// order of their locations on the device.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -404,7 +404,7 @@ impl View {
 /// The index at which a value is stored, and the update to apply to it.
 type Destination = (usize, Option<Update>);
 
-/// Reads `extents` and passes each to `put` with its entry of `places`; both are empty afterwards.
+/// Reads `extents`, and passes each value to `put` with its entry of `places`. Leaves both empty.
 fn fill_in<P>(
     cache: &BlockCache,
     places: &mut Vec<P>,

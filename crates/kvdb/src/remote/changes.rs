@@ -1,8 +1,8 @@
-//! States that are stored in a head: a small state as a whole, or the changes that turn a state in
-//! an object into it. A small publication then needs no object of its own for its state.
+//! States that are stored in a head: a small state as a whole, or a larger one as the changes to a
+//! state in an object. A small publication then needs no separate object for its state.
 //!
-//! The bytes are a zstd frame whose prefix is the content of the object. Consecutive states are
-//! nearly the same bytes, so the frame is short.
+//! The bytes are a zstd frame that uses the content of the object as a prefix dictionary.
+//! Consecutive states are nearly the same bytes, so the frame is short.
 
 use std::fmt;
 use std::io::{Read, Write};
@@ -23,15 +23,15 @@ const MOST_WHOLE: usize = 256 << 10;
 /// Maximum bytes of a state that is kept in memory, to make or apply changes to it. Larger states
 /// are objects.
 const MOST_KEPT: usize = 4 << 20;
-/// The zstd window, which holds two such states.
+/// The zstd window, which is large enough for two states of [`MOST_KEPT`] bytes.
 const WINDOW_LOG: u32 = 23;
 const LEVEL: i32 = 3;
 
 /// Names a state and identifies its content. At least one of the two fields is set.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StateName {
-    /// The object that holds the state, or the one that the changes apply to. `None` means that
-    /// they apply to empty bytes.
+    /// The object that contains the state, or to which the changes apply. `None` means that the
+    /// changes apply to empty bytes.
     pub object: Option<StateObject>,
     /// The changes, if there are any.
     pub changes: Option<StateChanges>,
@@ -40,11 +40,11 @@ pub struct StateName {
 /// Names an object with a state or with the note of a publication, and identifies its content.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StateObject {
-    /// Its key.
+    /// The key of the object.
     pub key: Key,
-    /// Its length, bytes.
+    /// The length of the object, bytes.
     pub len: u64,
-    /// CRC-32C of its bytes.
+    /// CRC-32C of the object.
     pub checksum: u32,
 }
 
@@ -57,7 +57,7 @@ pub struct StateChanges {
     frame: Bytes,
 }
 
-/// Distinguishes states in a few bytes.
+/// Identifies a state in a few bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct StateMark {
     pub object: Option<StateObject>,
@@ -99,8 +99,8 @@ impl StateChanges {
         Some(StateChanges { len, checksum, frame: frame.into() })
     }
 
-    /// Applies the changes to the bytes that they were made from. With any other bytes this is an
-    /// error.
+    /// Applies the changes to the bytes that they were made from. Returns an error for any other
+    /// bytes.
     fn apply(&self, before: &[u8]) -> Result<Bytes> {
         let damaged = |why: &str| Error::Corrupt(format!("the changes to a state {why}"));
         let mut after = Vec::new();
@@ -143,7 +143,7 @@ fn compress(before: &[u8], after: &[u8]) -> std::io::Result<Vec<u8>> {
 }
 
 impl StateMark {
-    /// Appends a mark, or the absence of one.
+    /// Appends a mark, or a marker that there is none.
     pub fn encode(mark: Option<&StateMark>, body: &mut Vec<u8>) {
         put_object(body, mark.and_then(|mark| mark.object.as_ref()));
         let changed = mark.and_then(|mark| mark.changed);
@@ -166,7 +166,7 @@ impl StateMark {
     }
 }
 
-/// Appends the name of an object with a state, or the absence of one.
+/// Appends the name of an object with a state, or a marker that there is none.
 pub(super) fn put_object(body: &mut Vec<u8>, name: Option<&StateObject>) {
     put_bytes(body, name.map_or("", |name| name.key.as_str()).as_bytes());
     put_varint(body, name.map_or(0, |name| name.len));
@@ -185,7 +185,7 @@ pub(super) fn take_object(r: &mut Decoder<'_>) -> Result<Option<StateObject>> {
     Ok(Some(StateObject { key, len, checksum }))
 }
 
-/// The object with a state that was last read or written, kept so that changes to it need no
+/// A cache of the state object that was last read or written, so that changes to it need no
 /// request.
 #[derive(Clone, Default)]
 pub(super) struct KeptObject(Arc<Mutex<Option<(StateObject, Bytes)>>>);
@@ -212,8 +212,8 @@ impl KeptObject {
         kept.as_ref().filter(|(of, _)| of == name).map(|(_, bytes)| bytes.clone())
     }
 
-    /// Names a state without an object of its own, if that is possible: as a whole, or as changes
-    /// to the object of the state before.
+    /// Returns a name for a state that stores it in the head: as a whole, or as changes to the
+    /// object of the previous state. Returns `None` if neither fits into `most` bytes.
     pub fn name_in_head(
         &self,
         before: Option<&StateName>,
@@ -233,7 +233,7 @@ impl KeptObject {
     }
 }
 
-/// Returns the bytes of a state, given its object's bytes and the changes to them.
+/// Returns the bytes of a state, given the bytes of its object and the changes to them.
 pub(super) fn changed(object: Bytes, changes: Option<&StateChanges>) -> Result<Bytes> {
     changes.map_or(Ok(object.clone()), |changes| changes.apply(&object))
 }
@@ -273,7 +273,7 @@ mod tests {
         // Two states that have nothing in common have no short changes between them.
         let other = noise(&mut random, 1 << 20);
         assert_eq!(kept.name_in_head(Some(&name), &other, MOST_CHANGES), None);
-        // Only the object that is kept is known.
+        // Changes can be made only to the cached object.
         let unknown = StateName::from(StateObject { checksum: 1, ..object(&before) });
         assert_eq!(kept.name_in_head(Some(&unknown), &after, MOST_CHANGES), None);
     }

@@ -1,7 +1,7 @@
-//! The right to publish a store, until another publisher claims it. A publication writes first the
-//! zones' data that object storage lacks, then the state, then the head that names it. If a
-//! publication is interrupted, the state before is unchanged, and the next publication does not
-//! write its objects again.
+//! The right to publish a store, which lasts until another publisher claims it. A publication first
+//! writes the zone data that object storage lacks, then the state, then the head that names the
+//! state. If a publication is interrupted, the previous state stays the newest, and the next
+//! publication need not write the noted objects again.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -55,8 +55,8 @@ pub(crate) struct Claim {
 pub(crate) struct Right {
     pub epoch: Option<u32>,
     pub attempt: Option<[u8; 16]>,
-    /// One of these states is the newest as long as no copy of the file has published: the state
-    /// that was the newest at the claim or was last published, and the one that is being published.
+    /// The newest state is one of these unless a copy of the file has published: the state that was
+    /// the newest at the claim or was last published, and the state that is being published.
     pub states: [Option<StateMark>; 2],
 }
 
@@ -64,7 +64,7 @@ fn mark_of(state: &Option<StateName>) -> Option<StateMark> {
     state.as_ref().map(StateName::mark)
 }
 
-/// Persists a right, so that it is known after a crash.
+/// A callback that persists a right, so that it is known after a crash.
 pub(crate) type KeepRight<'k> = dyn FnMut(&Right) -> Result<()> + 'k;
 
 impl Right {
@@ -80,11 +80,11 @@ impl Right {
 pub(crate) struct ToPublish<'a> {
     pub zones: &'a Zones,
     pub state: &'a ManifestState,
-    /// The zones of the state, which the caller pins.
+    /// The zones of the state. The caller pins them.
     pub uses: &'a ZoneUse,
     /// The bytes of these zones that a store reads first when it is opened.
     pub first: &'a FirstReads,
-    /// Zones that came from the place are referred to, and not written again.
+    /// Refer to zones that came from the place, instead of writing them again.
     pub shares: bool,
     /// Bytes of memory that zones being uploaded may take.
     pub memory: usize,
@@ -94,8 +94,8 @@ pub(crate) struct ToPublish<'a> {
 
 impl Claim {
     /// Raises the epoch of the head, or makes the first head. Fails if the claimant had a claim
-    /// before and another one has been made since. `keep` is called with each change of the right
-    /// before it takes effect, so that the right is known after a crash.
+    /// before and another publisher has claimed the store since. Calls `keep` with each change of
+    /// the right before the change takes effect, so that the right is known after a crash.
     pub(crate) fn begin(
         env: Arc<dyn Env>,
         to: RemoteStore,
@@ -103,8 +103,8 @@ impl Claim {
         right: &mut Right,
         keep: &mut KeepRight<'_>,
     ) -> Result<Claim> {
-        // An empty right may claim the store from any other publisher. Each publication of that one
-        // replaces the head, perhaps just when this claim has read it, which ends nothing.
+        // An empty right may claim the store from any other publisher, so it does not matter if
+        // that publisher replaces the head between our read and our write: try again.
         let from_any = right.epoch.is_none();
         for _ in 0..ATTEMPTS {
             match Claim::attempt(env.clone(), to.clone(), claimant, right, keep) {
@@ -127,8 +127,9 @@ impl Claim {
         right: &mut Right,
         keep: &mut KeepRight<'_>,
     ) -> Result<Claim> {
-        // Changes are made only to an object that was read or written under this claim, so that an
-        // object damaged in the place is replaced by the next claim.
+        // Forget the cached state: changes must refer only to an object that was read or written
+        // under this claim, so that an object damaged in the place is replaced after the next
+        // claim.
         to.forget_object();
         let (before, mut head) = match to.tagged_head()? {
             Some((head, tag)) => (Some(tag), head),
@@ -144,8 +145,8 @@ impl Claim {
             return Err(Error::Overtaken(to.place()));
         }
         claimant.check(&head, &to)?;
-        // A file with a previous right lacks no commits of the journal, unless it is an older copy
-        // of itself. Commits after its last one reveal such a copy.
+        // A file with a previous right has all commits of the journal, unless it is an older copy
+        // of itself. Commits in the journal after its last one reveal such a copy.
         let goes_on = right.epoch.is_some();
         if let (true, Some(from), Some((last, own))) = (goes_on, head.journal, claimant.has)
             && own != Some(from.chain)
@@ -175,8 +176,8 @@ impl Claim {
     }
 
     /// Seals the journal of the previous file, which belongs to `owner`, from the newest state on.
-    /// The epoch is raised, so the existing objects are all commits that the previous file can have
-    /// acknowledged. After an error the head has its previous owner again.
+    /// The epoch is already raised, so the existing objects contain all commits that the previous
+    /// file can have acknowledged. On error, restores the previous owner in the head.
     fn seal_previous(&mut self, from: JournalPlace, owner: Owner) -> Result<()> {
         match self.to.seal_journal(from, &*self.env) {
             Ok(end) => {
@@ -192,30 +193,29 @@ impl Claim {
         }
     }
 
-    /// Returns the part of the previous file's journal after the newest state, if it is not empty.
+    /// Returns the part of the previous file's journal after the newest state, unless it is empty.
     pub(crate) fn tail(&self) -> Option<(JournalPlace, JournalPlace)> {
         self.tail.filter(|(from, to)| from != to)
     }
 
-    /// Returns the newest head, as of the last change by this claim.
+    /// Returns the head as this claim last read or replaced it.
     pub(crate) fn head(&self) -> &Head {
         &self.head
     }
 
-    /// Returns the age of the claim. Returns `None` if another publisher has claimed the store
-    /// since.
+    /// Returns the age of the claim, or `None` if another publisher has claimed the store since.
     pub(crate) fn age(&self) -> Option<Duration> {
         let age = self.env.monotonic().saturating_sub(self.begun);
         self.tag.is_some().then_some(age)
     }
 
-    /// Returns the pieces that exist in the place, according to the newest state and to the note of
-    /// an interrupted publication. `newest` is the pieces of the newest state, if they are known
-    /// here.
+    /// Returns the pieces of zones that exist in the place, according to the newest state and to
+    /// the note of an interrupted publication. `newest` has the pieces of the newest state if the
+    /// caller knows them.
     pub(crate) fn known<'k>(&self, newest: Option<&'k Known>) -> Result<Cow<'k, Known>> {
         let known_in = |read: Result<PublishedState>| match read {
             Ok(state) => Ok(state.known),
-            // In that case they are written again.
+            // Treat an unreadable state as empty: its pieces are written again.
             Err(Error::Corrupt(why)) => {
                 tracing::warn!("what lies there is not known: {why}");
                 Ok(Known::default())
@@ -233,9 +233,9 @@ impl Claim {
         }
     }
 
-    /// Publishes a state. Only data that is not in `known` is written; `marks` are as of `known`.
-    /// `keep` is called with the right before the state can become the newest one. `progress` is
-    /// called from time to time; if it fails, so does the call.
+    /// Publishes a state. Writes only data that is not in `known`; `marks` belong to `known`. Calls
+    /// `keep` with the right before the state can become the newest one. Calls `progress` from time
+    /// to time, and fails if it fails.
     pub(crate) fn publish(
         &mut self,
         what: &ToPublish<'_>,
@@ -293,10 +293,9 @@ impl Claim {
         Ok(published)
     }
 
-    /// Marks the owner in the head as closed, so that the next file may begin with the newest
-    /// state.
+    /// Marks the owner in the head as closed, so that another file may begin with the newest state.
     pub(crate) fn close(&mut self) -> Result<()> {
-        // All commits are in the newest state, and none follow.
+        // All commits are in the newest state, and none follow: no journal is needed.
         self.head.journal = None;
         self.give_back(self.head.owner.clone())
     }
@@ -338,7 +337,7 @@ impl Claim {
     }
 
     fn make_newest(&mut self, name: StateName, journal: Option<JournalPlace>) -> Result<()> {
-        // The name of an object is used only once.
+        // The state used the object name only if it was stored in an object as a whole.
         self.states += u32::from(name.changes.is_none());
         let generation = self.head.generation.checked_add(1).ok_or_else(|| {
             Error::Corrupt(format!("{} has no more generations", self.to.place()))

@@ -1,21 +1,23 @@
 //! The collector, which deletes objects that nothing has referred to for long enough.
 //!
 //! A dead object stays dead (see `mark`): its epoch is lower than that of the head that was read,
-//! so a publisher that may replace that head does not know it. It is deleted when a list has
-//! recorded it as dead for the whole grace *and* heads and registry, read after that, confirm it. A
-//! reader that has opened a state which was replaced since may continue to read during the grace.
+//! so no publisher that can replace that head knows the object. A dead object is deleted when it
+//! has been on a list of dead objects for the whole grace *and* the heads and the registry, read
+//! after that, confirm that it is dead. So a reader of a replaced state may continue to read during
+//! the grace.
 //!
 //! Invariants:
 //!
-//! - The time is taken before heads are read. So an object is on a list for the whole grace before
+//! - The clock is read before the heads. So an object has been on a list for the whole grace before
 //!   the marks that condemn it, however long the collection takes afterwards.
-//! - A deleted object is listed, dead, and on a list of dead objects that existed when the
-//!   collection began. The list only says when the object was found, never that it may be deleted.
-//! - A list with an object that is not dead is void: an object that dies later gets the whole
-//!   grace.
-//! - A list is deleted when none of its objects is left; dead objects on no list are put on a new
-//!   one before that. So a collection may stop after any step, and any step may be repeated, also
-//!   by a concurrent collector.
+//! - An object is deleted only if it is listed, dead, and on a list of dead objects that existed
+//!   when the collection began. The list only tells when the object was found dead, never that it
+//!   may be deleted.
+//! - A list with an object that is not dead is void, so that an object that dies later gets the
+//!   whole grace.
+//! - A list is deleted when none of its objects remains. Dead objects that are on no list are put
+//!   on a new list before that. So a collection may stop after any step, and any step may be
+//!   repeated, even by a concurrent collector.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -31,11 +33,11 @@ use super::{RemotePlace, Result};
 /// Options of a collection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CollectOptions {
-    /// Objects that were found dead at least this long ago are deleted, by the clock of the place.
+    /// Minimum time between finding an object dead and deleting it, by the clock of the place.
     /// Readers of a replaced state may continue for this time.
     pub grace: Duration,
-    /// Deletes nothing and writes no list. (One small object is put and deleted, to learn the time
-    /// of the place.)
+    /// Deletes nothing and writes no list. (One small object is still put and deleted, to learn the
+    /// time of the place.)
     pub dry_run: bool,
 }
 
@@ -53,7 +55,7 @@ pub struct CollectProgress {
     pub objects: u64,
     /// Objects that are to be deleted.
     pub due: u64,
-    /// Objects that were deleted, of those that are `due`.
+    /// Objects of `due` that have been deleted.
     pub deleted: u64,
 }
 
@@ -86,7 +88,7 @@ pub struct Collected {
     pub kept: Amount,
     /// Objects that publications in progress may have written.
     pub current: Amount,
-    /// Dead objects that this collection has found.
+    /// Dead objects that this collection has found first.
     pub found: Amount,
     /// Dead objects that an earlier collection has found, and whose grace is not over.
     pub waiting: Amount,
@@ -108,7 +110,7 @@ impl Collected {
     }
 }
 
-/// The dead objects of a place.
+/// The dead objects that a collection has found.
 #[derive(Default)]
 struct DeadObjects {
     /// Objects that this collection has found.

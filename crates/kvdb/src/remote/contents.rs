@@ -1,4 +1,4 @@
-//! The contents of a place with stores: its keys and their meaning, listings, and its clock.
+//! The contents of a place with stores: its keys and their meaning, its listings, and its clock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,7 +20,7 @@ const AT_ONCE: usize = 16;
 const REQUESTS: u32 = 8;
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// A place in object storage with all stores in it, which share objects with zones.
+/// A place in object storage, with all stores in it. The stores share objects with zones.
 #[derive(Clone, Debug)]
 pub struct RemotePlace {
     pub(super) objects: Arc<dyn Objects>,
@@ -44,8 +44,8 @@ impl RemotePlace {
     }
 
     /// Returns the time by the clock of the place, at some moment before the return, and the
-    /// objects below `d/`. The time is that of an object which is put for this and deleted, so the
-    /// clocks of machines do not affect which objects are old.
+    /// objects below `d/`. The time is the modification time of an object that is put for this
+    /// purpose and then deleted, so the clocks of machines do not affect which objects are old.
     pub(super) fn clock(&self, env: &dyn Env) -> Result<(Duration, Vec<Listed>)> {
         let key = Key::new(format!("{NOW}{}", ForkId(random_id(env))))
             .map_err(|e| Error::Invalid(e.to_string()))?;
@@ -63,8 +63,8 @@ impl RemotePlace {
                 found = Some((entries.swap_remove(at).modified, entries));
                 break;
             }
-            // The listing may be delayed. After a long sleep of this machine, others may have
-            // deleted the object.
+            // The listing may be delayed. If this machine was suspended for long, a collector may
+            // have deleted the object.
             thread::sleep(pause);
             pause *= 2;
         }
@@ -129,20 +129,20 @@ fn numbers(text: &str) -> Option<(u32, u32)> {
     (format!("{epoch}-{number}") == text).then_some((epoch, number))
 }
 
-/// Returns the store if the key is that of a head.
+/// Returns the name of the store if the key is that of a head.
 pub(super) fn head_of(key: &Key) -> Option<&str> {
     let name = key.as_str().strip_prefix("m/")?.strip_suffix("/head")?;
     RemoteStore::check_name(name).ok().map(|()| name)
 }
 
-/// Returns the store and the fork if the key is that of a registration.
+/// Returns the name of the store and the fork if the key is that of a registration.
 pub(super) fn fork_of(key: &Key) -> Option<(&str, ForkId)> {
     let (name, id) = key.as_str().strip_prefix("f/")?.split_once('/')?;
     RemoteStore::check_name(name).ok()?;
     Some((name, id.parse().ok()?))
 }
 
-/// Retries a request while it may succeed later.
+/// Retries a request as long as its error is transient, up to a limit.
 pub(super) fn patiently<T>(mut request: impl FnMut() -> objects::Result<T>) -> objects::Result<T> {
     let mut pause = PAUSE;
     for _ in 1..REQUESTS {
@@ -160,7 +160,7 @@ pub(super) fn delete(objects: &dyn Objects, key: &Key) -> Result<()> {
     Ok(patiently(|| objects.delete(key))?)
 }
 
-/// Returns whether there is an object with this key, which is not empty.
+/// Returns whether an object with this key exists and is not empty.
 pub(super) fn is_there(objects: &dyn Objects, key: &Key) -> Result<bool> {
     match objects::get_patiently(objects, key, Part::Range(0..1), Patience::default()) {
         Ok(_) | Err(ObjectsError::Damaged { .. }) => Ok(true),
@@ -179,7 +179,7 @@ pub(super) fn check_secret_of_others(objects: &dyn Objects) -> Result<()> {
     let beginning = Part::Range(0..64);
     match objects::get_patiently(objects, &head.key, beginning, Patience::default()) {
         Err(e @ ObjectsError::Secret { .. }) => Err(e.into()),
-        // Any other damage of that store does not concern this one.
+        // Ignore any other damage of that store: it does not concern this one.
         _ => Ok(()),
     }
 }
@@ -194,7 +194,7 @@ pub(super) fn each_listed(
     loop {
         let page = patiently(|| objects.list(prefix, &after))?;
         let before = after.clone();
-        // A page may repeat entries of the page before.
+        // A page may repeat entries of the previous page.
         for entry in page.entries.into_iter().filter(|e| e.key.as_str() > before.as_str()) {
             after = entry.key.to_string();
             each(entry)?;
@@ -203,7 +203,8 @@ pub(super) fn each_listed(
             return Ok(());
         }
         if after == before {
-            // If an object is missing in a listing, it might be taken for absent.
+            // Fail: an object that is missing in the listing might be mistaken for one that does
+            // not exist.
             let (key, why) = (prefix.to_owned(), "a list of it repeats itself".into());
             return Err(ObjectsError::Unsure { key, why }.into());
         }

@@ -1,5 +1,5 @@
-//! Makes a local file that refers to a published state: a store like any other, of which no data is
-//! in the file yet. This costs two requests, whatever the size of the store.
+//! Makes a local file that refers to a published state: a store like any other, but with no data in
+//! the file yet. This costs two requests, whatever the size of the store.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -22,19 +22,19 @@ use crate::manifest::{Edit, Manifest, ManifestState};
 /// The note of a local file about the published store that it refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalCopy {
-    /// The place that it was made from, as [`objects::Objects::place`] names it.
+    /// The place that the file was made from, as [`objects::Objects::place`] names it.
     pub place: String,
     /// The name of the store in that place.
     pub name: String,
-    /// The generation that it is of.
+    /// The generation of the published state.
     pub generation: u64,
     /// When that generation was published, nanoseconds since 1970.
     pub published: u64,
-    /// The identity of the store that published it.
+    /// The identity of the store that published the state.
     pub store: [u8; 16],
     /// The registration, if the file is a fork.
     pub fork: Option<ForkId>,
-    /// The identity of the file, if the store is written through it at its address. A file with
+    /// The identity of the file, if the store is written through it at its address. A file that has
     /// neither this nor a registration is a cache.
     pub writer: Option<[u8; 16]>,
     /// The secret with which the objects of the place are encrypted.
@@ -99,7 +99,7 @@ impl LocalCopy {
         Ok(LocalCopy { place, name, generation, published, store, fork, writer, secret })
     }
 
-    /// Returns whether it was made from this store.
+    /// Returns whether the file was made from this store.
     pub(crate) fn is_of(&self, store: &RemoteStore) -> bool {
         self.name == store.name() && self.place == store.objects().place()
     }
@@ -114,18 +114,18 @@ impl LocalCopy {
     }
 }
 
-/// The kind of a local file. All kinds but the writer get a store identity of their own.
+/// The kind of a local file. Every kind except a writer gets its own store identity.
 pub(crate) enum Kind<'a> {
     Cache,
-    /// A fork, of this snapshot if one is named.
+    /// A fork of the newest state, or of the named snapshot.
     Fork(ForkId, Option<&'a str>),
     /// The file through which the store is written: its identity, and its right to publish.
     Writer([u8; 16], &'a Right),
 }
 
-/// Fails unless all runs of the state lie in zones of the table, which are pinned: any other zone
-/// would be free locally and reused for other data. A published state must not have open zones or a
-/// journal of its own either.
+/// Fails unless all runs of the state are in zones of the table, which are pinned: any other zone
+/// would be free locally and reused for other data. A published state must not have open zones or
+/// its own journal either.
 pub(crate) fn check_places(
     state: &ManifestState,
     table: &ZoneTable,
@@ -157,8 +157,8 @@ pub(super) fn parse(data: &[u8]) {
 
 impl RemoteStore {
     /// Makes the file on `device` the local file of the newest state, like
-    /// [`RemoteStore::copy_to`], unless it already is. Parts of zones that are in the file and have
-    /// not changed stay.
+    /// [`RemoteStore::copy_to`], unless it already is. Cached parts of zones that have not changed
+    /// are kept.
     pub fn refresh(&self, device: Arc<dyn Device>, env: Arc<dyn Env>) -> Result<LocalCopy> {
         let now = LocalCopy::of(&*device).ok().flatten();
         let head = self.head()?;
@@ -175,17 +175,17 @@ impl RemoteStore {
     }
 
     /// Makes a local file of the newest state on `device`, whose contents are lost. When this
-    /// returns without an error it is a store, which is opened with
-    /// [`OpenOptions::remote`](crate::OpenOptions::remote), to be read for a while. The place does
-    /// not record this file, so data that is replaced there is lost for it once a collector has
-    /// deleted that data. For a file that is to last, make a fork. See [`RemoteStore::fork_to`].
+    /// returns without an error, the file is a store that can be opened with
+    /// [`OpenOptions::remote`](crate::OpenOptions::remote) and read for a while. The place does not
+    /// record this file, so the file loses data that is replaced there and then deleted by a
+    /// collector. For a file that is to last, make a fork. See [`RemoteStore::fork_to`].
     pub fn copy_to(&self, device: Arc<dyn Device>, env: Arc<dyn Env>) -> Result<LocalCopy> {
         self.copy_of(self.head()?, Kind::Cache, device, env)
     }
 
-    /// Makes a local file like [`RemoteStore::copy_to`] that lasts and is written: a store of its
-    /// own. It is registered, so that the objects that it refers to stay as well. This costs one
-    /// put and three read requests, whatever the size of the store.
+    /// Makes a local file like [`RemoteStore::copy_to`] that is permanent and writable: an
+    /// independent store. It is registered, so that the objects that it refers to are kept. This
+    /// costs one put and three read requests, whatever the size of the store.
     pub fn fork_to(
         &self,
         device: Arc<dyn Device>,
@@ -228,8 +228,7 @@ impl RemoteStore {
         let local = LocalCopy { place, name, generation, published, store, fork, writer, secret };
         let home = Home { note: local.encode(), table: state.known.table, first: state.first };
         let format = FormatOptions {
-            // The file takes as much of the host's space as is read and written, wherever zones
-            // lie.
+            // No limit: the file takes only the space for data that is read and written.
             capacity: None,
             reserve_zones: state.reserve_zones,
             profile: state.profile,
@@ -238,8 +237,8 @@ impl RemoteStore {
         let objects = self.objects().clone();
         let zones = Zones::format_remote(device, &home, uuid, format, objects, remote)?;
         if let Kind::Writer(_, right) = kind {
-            // Write the note before the file becomes a store: without it the file would have no
-            // right.
+            // Write the note before the file becomes a store: without the note the file would have
+            // no right.
             let settled = *right == Right::default();
             let note = ClaimNote { right: right.clone(), settled };
             zones.write_claim_note(&note.encode())?;

@@ -1,6 +1,6 @@
-//! Lists of dead objects, to which nothing refers. The modification time of a list, by the clock of
-//! the place, is the time at which its objects were found dead; so a list is never replaced. If a
-//! list cannot be decoded, its objects are found again, and their grace starts over.
+//! Lists of dead objects, which nothing refers to. The modification time of a list, by the clock of
+//! the place, is the time at which its objects were found dead. Therefore a list is never replaced.
+//! If a list cannot be decoded, its objects are found again, and their grace starts over.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,12 +21,12 @@ const FULL: usize = 4 << 20;
 /// Maximum bytes of a list.
 const MOST: u64 = 8 << 20;
 
-/// A list that was read.
+/// A list that was read from the place.
 #[derive(Debug)]
 pub(super) struct DeadList {
-    /// Its own key.
+    /// The key of the list.
     pub key: Key,
-    /// When its objects were found, by the clock of the place, since 1970.
+    /// When the objects were found dead, by the clock of the place, since 1970.
     pub found: Duration,
     pub keys: Vec<Key>,
 }
@@ -72,7 +72,7 @@ fn is_list(key: &Key) -> bool {
     key.as_str().strip_prefix("d/").is_some_and(|name| name.parse::<ForkId>().is_ok())
 }
 
-/// Reads the lists among these objects, except those that no longer exist.
+/// Reads the lists among these objects, ignoring lists that no longer exist.
 pub(super) fn read_all(objects: &Arc<dyn Objects>, listed: &[Listed]) -> Result<Vec<DeadList>> {
     let mut lists = Vec::new();
     for entry in listed.iter().filter(|entry| is_list(&entry.key)) {
@@ -99,7 +99,7 @@ fn read(objects: &Arc<dyn Objects>, listed: &Listed) -> Result<Option<DeadList>>
             tracing::warn!("{e}; it is no list, and goes");
             Ok(Some(DeadList { key, found, keys: Vec::new() }))
         }
-        // The list is empty.
+        // The object is empty.
         Err(ObjectsError::OutOfRange { .. }) => Ok(Some(DeadList { key, found, keys: Vec::new() })),
         Err(e) => Err(e.into()),
     }

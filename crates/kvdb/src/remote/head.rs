@@ -19,15 +19,16 @@ use crate::error::{Error, Result};
 use crate::log::codec::{Decoder, put_varint};
 
 const MAGIC: [u8; 8] = *b"KVFSHEAD";
-/// The version of heads. Heads of version 1 have no owner: they belong to the store's own file.
-/// Heads of version 3 name a journal, and those of version 4 hold a state, or changes to one.
+/// The version of the newest format. Heads of version 1 have no owner: they belong to the store's
+/// own file. Heads of version 3 name a journal; those of version 4 hold a state, or changes to one.
 const HEAD_VERSION: u32 = 4;
 const VERSION_WITH_JOURNAL: u32 = 3;
-/// The identity in a head whose store was unpublished.
+/// The store identity in the head of a store that was unpublished.
 const NO_STORE: [u8; 16] = [0; 16];
 /// Maximum bytes of a head.
 const MOST: usize = 64 << 10;
-/// Reads at most one byte more than a head can have, whatever the object's size.
+/// The range read of a head: one byte more than the maximum, which bounds the read and reveals a
+/// larger object.
 const MOST_READ: Part = Part::Range(0..MOST as u64 + 1);
 
 /// A head.
@@ -35,23 +36,22 @@ const MOST_READ: Part = Part::Range(0..MOST as u64 + 1);
 pub struct Head {
     /// Number of states published so far; 0 if there is none yet.
     pub generation: u64,
-    /// Raised by every publisher that begins to write.
+    /// The epoch. Every publisher that begins to write raises it.
     pub epoch: u32,
-    /// The store that published the states: the identity in its superblock. Zeros after
+    /// The identity, from its superblock, of the store that published the states. All zeros after
     /// [`RemoteStore::unpublish`].
     pub store: [u8; 16],
     /// The first part of the names of all objects with zones that are written for this head.
     pub origin: [u8; 16],
     /// The newest state.
     pub state: Option<StateName>,
-    /// The note of an unfinished publication, which says where the zones lie that it has written.
+    /// The note of an unfinished publication: the locations of the zones that it has written.
     pub pending: Option<StateObject>,
     /// When the newest state was published, nanoseconds since 1970.
     pub published: u64,
     /// The local file that the newest state came from.
     pub owner: Owner,
-    /// The place where the journal continues after the newest state, if the store has a journal
-    /// there.
+    /// The place where the journal continues after the newest state, if the store has a journal.
     pub journal: Option<JournalPlace>,
     /// A random number drawn for each attempt to replace the head, so that no two heads have the
     /// same bytes.
@@ -92,7 +92,8 @@ impl Head {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut body = Vec::new();
         let changes = self.state.as_ref().and_then(|state| state.changes.as_ref());
-        // Older programs do not know journals and could lose the commits in one.
+        // Raise the version only if needed. Older programs do not know journals and could lose
+        // commits.
         let version = match (changes, &self.journal) {
             (Some(_), _) => HEAD_VERSION,
             (None, Some(_)) => VERSION_WITH_JOURNAL,
@@ -171,7 +172,7 @@ pub(super) fn newer(version: u32) -> Error {
     ))
 }
 
-/// Encodes magic, checksum of the body, body.
+/// Encodes a magic number and a checksum, followed by the body.
 pub(super) fn seal(magic: [u8; 8], body: &[u8]) -> Vec<u8> {
     let mut out = magic.to_vec();
     out.extend_from_slice(&crc32c(body).to_le_bytes());
@@ -203,8 +204,8 @@ impl RemoteStore {
         self.key('m', format_args!("head"))
     }
 
-    /// Reads the head, with the tag by which it is replaced. Returns `None` if there is no store of
-    /// that name.
+    /// Reads the head together with the tag that is needed to replace it. Returns `None` if there
+    /// is no store of that name.
     pub(crate) fn tagged_head(&self) -> Result<Option<(Head, Tag)>> {
         let key = self.head_key()?;
         match get_patiently(&**self.objects(), &key, MOST_READ, Patience::default()) {
@@ -214,8 +215,8 @@ impl RemoteStore {
         }
     }
 
-    /// Reads the head like [`RemoteStore::tagged_head`] if its tag differs from `than`. Returns
-    /// `None` if the tag is the same.
+    /// Reads the head like [`RemoteStore::tagged_head`], but only if its tag differs from `than`.
+    /// Returns `None` if the tag is the same.
     pub(crate) fn other_head(&self, than: &Tag) -> Result<Option<(Head, Tag)>> {
         let key = self.head_key()?;
         let patience = Patience::default();
@@ -240,7 +241,7 @@ impl RemoteStore {
     }
 
     /// Removes the newest state from the head, so that there is no store of that name any more.
-    /// Raises the epoch, so that publications in progress fail. Objects stay until a
+    /// Raises the epoch, so that publications in progress fail. The objects stay until a
     /// [collector](crate::RemotePlace::collect) finds that nothing refers to them. Returns the
     /// previous head, or [`Error::NoStore`] if it had neither a state nor an unfinished
     /// publication.
@@ -260,14 +261,14 @@ impl RemoteStore {
         Ok(before)
     }
 
-    /// Replaces the head that has the tag `before`, or creates the head if that is `None`. Fails if
+    /// Replaces the head whose tag is `before`, or creates the head if `before` is `None`. Fails if
     /// another writer was faster.
     pub(super) fn replace_head(&self, before: Option<&Tag>, head: &Head) -> Result<Tag> {
         let replaced = self.swap_head(before, head, false)?;
         replaced.ok_or_else(|| Error::Overtaken(self.place()))
     }
 
-    /// Replaces the head like [`RemoteStore::replace_head`] by one with a new publication. Returns
+    /// Replaces the head by one with a new publication, like [`RemoteStore::replace_head`]. Returns
     /// `None` if the publication succeeded, but another publisher has replaced the head since.
     pub(super) fn publish_head(&self, before: &Tag, head: &Head) -> Result<Option<Tag>> {
         self.swap_head(Some(before), head, true)
@@ -283,9 +284,10 @@ impl RemoteStore {
                 Created::Taken(_) => Err(overtaken()),
             },
             Some(tag) => {
-                // Other publishers keep the publication that they find, so a different head with
-                // this publication was written after this attempt. Comparing the state alone is not
-                // sufficient: the head before has the same state if nothing was changed.
+                // Other publishers keep the publication that they find in the head. So a different
+                // head with this publication was written after this attempt, which therefore
+                // succeeded. Comparing the state alone is not sufficient: the previous head has the
+                // same state if nothing was changed.
                 let publication = |of: &Head| (of.generation, of.published);
                 let is_later = Cell::new(false);
                 let judge = |bytes: &[u8]| match Head::decode(bytes) {

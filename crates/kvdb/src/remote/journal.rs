@@ -1,17 +1,17 @@
-//! The journal of a store in object storage: the commits since its newest state, for stores whose
-//! syncs wait until the commits are there. Another machine that takes over the store begins with
-//! the newest state, and applies these commits again.
+//! The journal of a store in object storage. It holds the commits since the newest state, for
+//! stores whose syncs wait until the commits are in the place. A machine that takes over the store
+//! begins with the newest state, and replays these commits.
 //!
 //! ```text
 //! j/<name>/<chain>-<number>    commits, or the seal after the last of them
 //! ```
 //!
-//! The head names the chain, and the first number that may hold commits which the newest state
+//! The head names the chain and the first number that may hold commits which the newest state
 //! lacks. Objects are created one after the other, each under an unused name, and a sync returns
-//! when its object and all before it exist. A file that takes over the store first raises the epoch
-//! of the head, then reads the chain to its end, and creates a *seal* there. After that the
-//! displaced file cannot create the next object, however long it has slept: a seal stays as long as
-//! the store does. Objects created before the seal are read.
+//! when its object and all previous ones exist. A file that takes over the store first raises the
+//! epoch of the head, then reads the chain to its end, and creates a *seal* there. After that the
+//! displaced file cannot create the next object, however long it was suspended, because a seal is
+//! kept as long as the store exists. Objects created before the seal are replayed.
 
 use bytes::Bytes;
 use env::Env;
@@ -26,19 +26,19 @@ use crate::log::codec::{Decoder, put_bytes, put_varint};
 
 const MAGIC: [u8; 8] = *b"KVFSJRNL";
 const WHAT: &str = "an object of the journal";
-/// Version of these objects.
+/// The version of the journal objects.
 const VERSION: u8 = 1;
 const COMMITS: u8 = 1;
 const SEAL: u8 = 2;
-/// Maximum bytes of an object.
+/// Maximum bytes of a journal object.
 const MOST: u64 = 64 << 20;
 /// The size of a seal in bytes. Every object with commits is larger.
 const SEAL_LEN: u64 = 54;
 
-/// A place in the journal of a store, from which on it has commits that the newest state may lack.
+/// The place in the journal of a store at which the commits begin that the newest state may lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JournalPlace {
-    /// A random number, drawn for each opening of a store that has a journal.
+    /// A random number, drawn each time that a store with a journal is opened.
     pub chain: [u8; 16],
     /// The number of the object.
     pub number: u64,
@@ -66,18 +66,18 @@ impl JournalPlace {
 /// A commit in the journal, with its values inline.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct JournalCommit {
-    /// The number of its first change.
+    /// The sequence number of the first change.
     pub first: Seq,
     pub changes: Ops,
 }
 
 impl JournalCommit {
-    /// Returns the number of its last change.
+    /// Returns the sequence number of the last change.
     pub fn last(&self) -> Seq {
         self.first.saturating_add(self.changes.len() as u64).saturating_sub(1)
     }
 
-    /// Returns the approximate bytes that it takes in an object.
+    /// Returns the approximate number of bytes that the commit takes in an object.
     pub fn bytes(&self) -> usize {
         32 + self.changes.iter().map(|(_, op)| 16 + op.bytes()).sum::<usize>()
     }
@@ -90,8 +90,8 @@ pub(crate) enum JournalContent {
     Seal,
 }
 
-/// Encodes the beginning of an object: its place, and a nonce that distinguishes it from the same
-/// content written by another attempt.
+/// Encodes the header of an object: its place, and a nonce that distinguishes it from an object
+/// with the same content written by another attempt.
 fn begin(place: &JournalPlace, kind: u8, nonce: [u8; 16]) -> Vec<u8> {
     let mut body = vec![VERSION, kind];
     body.extend_from_slice(&place.chain);
@@ -141,7 +141,7 @@ fn decode(bytes: &Bytes, place: &JournalPlace) -> Result<JournalContent> {
     }
 }
 
-/// Decodes the changes of a record in the format of a journal's stream, with its length.
+/// Decodes a length-prefixed record of changes, in the format of the local journal.
 fn changes_of(record: &Bytes) -> Result<Ops> {
     let corrupt = |why: &str| Err(Error::Corrupt(format!("{WHAT}: {why}")));
     let mut rest = &record[..];
@@ -182,7 +182,7 @@ impl RemoteStore {
         self.key('j', format_args!("{chain}-{}", place.number))
     }
 
-    /// Encodes the object of a place.
+    /// Encodes the journal object for `place`.
     pub(crate) fn encode_journal(
         &self,
         place: &JournalPlace,
@@ -192,9 +192,9 @@ impl RemoteStore {
         encode(place, commits, random_id(env))
     }
 
-    /// Creates the object of a place, and returns once it exists. [`Error::WrittenElsewhere`] means
-    /// that another file has taken over the store. After any other error the object may or may not
-    /// exist, and the caller must retry with the same bytes.
+    /// Creates the journal object for `place`, and returns once it exists.
+    /// [`Error::WrittenElsewhere`] means that another file has taken over the store. After any
+    /// other error the object may or may not exist, and the caller must retry with the same bytes.
     pub(crate) fn put_journal(&self, place: &JournalPlace, bytes: Bytes) -> Result<()> {
         let key = self.journal_key(place)?;
         match create(&**self.objects(), &key, bytes.clone(), Patience::default())? {
@@ -204,7 +204,7 @@ impl RemoteStore {
         }
     }
 
-    /// Reads the object of a place. Returns `None` if it does not exist.
+    /// Reads the journal object at `place`. Returns `None` if it does not exist.
     pub(crate) fn get_journal(&self, place: &JournalPlace) -> Result<Option<JournalContent>> {
         let key = self.journal_key(place)?;
         let whole = Part::Range(0..MOST + 1);
@@ -222,7 +222,8 @@ impl RemoteStore {
         }
     }
 
-    /// Returns the last commit in the journal from `place` on. Returns `None` if there is none.
+    /// Returns the number of the last change in the journal from `place` on, or `None` if there is
+    /// none.
     pub(super) fn journal_reaches(&self, place: JournalPlace) -> Result<Option<Seq>> {
         let (mut place, mut last) = (place, None);
         while let Some(JournalContent::Commits(commits)) = self.get_journal(&place)? {
@@ -232,7 +233,7 @@ impl RemoteStore {
         Ok(last)
     }
 
-    /// Seals the journal from `place` on: no further objects can be created after this. Returns the
+    /// Seals the journal from `place` on, so that no further objects can be created. Returns the
     /// place of the seal.
     pub(super) fn seal_journal(&self, place: JournalPlace, env: &dyn Env) -> Result<JournalPlace> {
         let mut place = place;
@@ -245,7 +246,7 @@ impl RemoteStore {
                     debug_assert_eq!(bytes.len() as u64, SEAL_LEN);
                     let key = self.journal_key(&place)?;
                     let made = create(&**self.objects(), &key, bytes, Patience::default())?;
-                    // Another object was created first, and is read next.
+                    // If another object was created there first, the loop reads it next.
                     if let Created::Done(_) = made {
                         return Ok(place);
                     }

@@ -3,14 +3,14 @@
 //!
 //! Invariants:
 //!
-//! - For each store the head is read first, then the objects that it names; the registry is listed
+//! - The head of each store is read before the objects that it names, and the registry is listed
 //!   after all heads. A fork is registered while a head names its base (see `registry`), so a base
-//!   that is not found by way of the head is found by way of the registration.
-//! - The objects named by a head that was read here include everything that a publication in
-//!   progress, or a following one, may keep. All other objects to which such a publication refers
-//!   have the epoch of this head, or a higher one.
-//! - An object that cannot be read might refer to anything. So this is an error, and nothing is
-//!   deleted.
+//!   that the head no longer names is found through its registration.
+//! - The objects named by a head that was read here include all existing objects that a publication
+//!   in progress, or a later one, may refer to. All other objects of such a publication have the
+//!   epoch of this head, or a higher one.
+//! - A state or note that cannot be read might refer to any object. It is therefore an error, and
+//!   nothing is deleted.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -58,7 +58,7 @@ impl fmt::Display for Referrer {
 pub(super) struct Need {
     /// The minimum size of the object in bytes.
     pub len: u64,
-    /// The index in [`Marks::referrers`] of one that refers to it.
+    /// The index in [`Marks::referrers`] of a head or fork that refers to the object.
     pub by: usize,
 }
 
@@ -78,17 +78,16 @@ pub(super) enum Fate {
 /// All objects that are referred to in a place.
 #[derive(Debug, Default)]
 pub(super) struct Marks {
-    /// The epoch of each head, by its name and by its origin.
+    /// The epoch of each head, by the name of its store and by its origin.
     names: HashMap<String, u32>,
     origins: HashMap<[u8; 16], u32>,
     /// The place where the journal of each store continues, for stores that have one.
     journals: HashMap<String, JournalPlace>,
-    /// States whose zones are marked, with a hash of their names. The mark alone is not sufficient
-    /// for states that are stored in heads, since these have no object key that would make it
-    /// unique.
+    /// States whose zones are marked, each with a hash of its name. The mark alone does not
+    /// identify a state that is stored in a head, since that state has no unique object key.
     marked: HashSet<(StateMark, u64)>,
     keys: RandomState,
-    /// Objects with states, and with notes of publications.
+    /// Objects that contain states or notes of publications.
     pub states: HashMap<Key, Need>,
     pub zones: HashMap<ZoneObject, Need>,
     pub referrers: Vec<Referrer>,
@@ -101,7 +100,7 @@ pub(super) struct Marks {
 }
 
 impl Marks {
-    /// Reads all heads and registrations. Registrations that have expired by `now` do not count.
+    /// Reads all heads and registrations. Ignores registrations that have expired by `now`.
     pub fn read(objects: &Arc<dyn Objects>, now: Duration) -> Result<Marks> {
         let mut names = Vec::new();
         each_listed(&**objects, "m/", &mut |entry| {
@@ -118,7 +117,8 @@ impl Marks {
         each_listed(&**objects, "f/", &mut |entry| {
             let fork = contents::fork_of(&entry.key);
             let (name, id) = fork.ok_or_else(|| unknown(objects, &entry.key, "a fork"))?;
-            // All forks of a store share the object with a state that is kept in memory.
+            // Use one `RemoteStore` for all forks of a store, so that they share its cached state
+            // object.
             let store = match listed.last() {
                 Some((last, ..)) if last.name() == name => last.clone(),
                 _ => RemoteStore::new(objects.clone(), name)?,
@@ -126,7 +126,7 @@ impl Marks {
             listed.push((store, id, entry.key.clone(), entry.modified));
             Ok(())
         })?;
-        // A registration may have tens of thousands of bytes.
+        // Read in batches: a registration may have tens of thousands of bytes.
         for some in listed.chunks(READ_TOGETHER) {
             marks.forks(some, now)?;
         }
@@ -147,15 +147,16 @@ impl Marks {
                 return Err(e);
             }
             let by = Referrer { store: store.name().to_owned(), generation, fork: None };
-            // If the head was replaced in between, its marks only keep some additional objects.
+            // If the head was replaced in the meantime, its marks merely keep a few additional
+            // objects.
             match self.head(store, &head, &by) {
                 Ok(()) => {
                     self.stores += u64::from(head.state.is_some());
                     self.names.insert(store.name().to_owned(), head.epoch);
                     let journal = head.journal.map(|place| (store.name().to_owned(), place));
                     self.journals.extend(journal);
-                    // No two heads should have the same origin. If they do, the lower epoch keeps
-                    // more objects.
+                    // No two heads should have the same origin. If two do, use the lower epoch: it
+                    // keeps more objects.
                     let epoch = self.origins.entry(head.origin).or_insert(head.epoch);
                     *epoch = head.epoch.min(*epoch);
                     return Ok(());
@@ -205,7 +206,7 @@ impl Marks {
         let by = Referrer { store: store_name, generation: fork.generation, fork: Some(id) };
         match self.state(store, &fork.base, &by) {
             Ok(()) => self.forks += 1,
-            // The fork was dropped since, and another collector has deleted its base.
+            // The fork was dropped in the meantime, and another collector has deleted its base.
             Err(Error::Corrupt(_)) if store.registration(id)?.is_none() => {}
             Err(Error::Corrupt(why)) => {
                 return Err(Error::Corrupt(format!(
@@ -228,7 +229,7 @@ impl Marks {
         Ok(())
     }
 
-    /// Marks a state, and the zones in it.
+    /// Marks the object of a state, and the zones that the state uses.
     fn state(&mut self, store: &RemoteStore, name: &StateName, by: &Referrer) -> Result<()> {
         let it = (name.mark(), self.keys.hash_one(name));
         if self.marked.contains(&it) {
@@ -236,12 +237,13 @@ impl Marks {
         }
         let known = store.get_state(name)?.known;
         self.zones_of(&known, name.object.as_ref(), by);
-        // Only after it was read: a state that cannot be read is an error for each referrer.
+        // Remember the state only after a successful read: an unreadable state is an error for each
+        // referrer.
         self.marked.insert(it);
         Ok(())
     }
 
-    /// Marks the zones of a state, and its object.
+    /// Marks the zones in `known`, and the object that describes them.
     fn zones_of(&mut self, known: &Known, object: Option<&StateObject>, by: &Referrer) {
         let by = match self.referrers.last() {
             Some(last) if last == by => self.referrers.len() - 1,
@@ -264,7 +266,8 @@ impl Marks {
     /// Returns the fate of a listed object.
     pub fn fate_of(&self, listed: &Listed) -> Fate {
         match content_of(&listed.key) {
-            // A seal must stay: a displaced file that wakes up must not find its name unused.
+            // Keep seals forever: a displaced file that wakes up must not find the seal's name
+            // unused.
             Some(Content::Journal { .. }) if is_seal(listed) => Fate::Current,
             _ => self.fate(&listed.key),
         }

@@ -3,29 +3,29 @@
 //!
 //! ```text
 //! m/<name>/head                        the newest state; replaced by compare-and-set alone
-//! c/<name>/<epoch>-<number>            a state: what the manifest says, and the zone table
-//! p/<name>/<epoch>-<number>            how far a publication is that has not ended
+//! c/<name>/<epoch>-<number>            a state: the content of the manifest, and the zone table
+//! p/<name>/<epoch>-<number>            a note of the progress of an unfinished publication
 //! z/<hash>/<origin>/<epoch>-<number>   bytes of zones
-//! f/<name>/<id>                        a fork, and the state that it began as
-//! d/<id>                               objects that nothing refers to, and since when
-//! j/<name>/<chain>-<number>            commits since the newest state, of a store that syncs there
+//! f/<name>/<id>                        the registration of a fork, which names its base state
+//! d/<id>                               a list of objects that nothing refers to, with its time
+//! j/<name>/<chain>-<number>            commits since the newest state, if syncs wait for them
 //! ```
 //!
-//! Only a head is ever replaced. A publisher that replaces it first raises its epoch, and names all
-//! objects by that epoch: the objects that a displaced publisher still writes have names that no
-//! head refers to.
+//! Only a head is ever replaced. A publisher first raises the epoch in the head, and uses that
+//! epoch in the names of all objects that it writes. A displaced publisher may go on writing
+//! objects, but under names that no head refers to.
 //!
-//! - `head` is that object, and the rules for replacing it; it has an `owner`.
-//! - `state` is a published state, as an object or as `changes` to one.
+//! - `head` is the head object with the rules for replacing it; it names an `owner`.
+//! - `state` is a published state, stored as an object or as `changes` to one.
 //! - `claim` is the right to publish, and makes publications.
-//! - `copy` makes a local file that refers to a published state; `db::writer` makes one through
-//!   which the store itself is written.
-//! - `journal` holds the commits since the newest state, if syncs wait until they are there.
+//! - `copy` makes a local file that refers to a published state; `db::writer` makes a local file
+//!   through which the store itself is written.
+//! - `journal` holds the commits since the newest state, if syncs wait until the commits are there.
 //! - `pull` maintains a local file that has all data of the newest state.
-//! - `registry` keeps the forks of a store, so that the objects they refer to stay.
-//! - `contents` is all that a place has: keys, listings, its clock.
-//! - `mark` finds the objects that heads and forks refer to, and `collect` deletes the rest when it
-//!   has been `dead` for long enough; `survey` checks that all referenced objects exist.
+//! - `registry` registers the forks of a store, so that the objects they refer to are not deleted.
+//! - `contents` knows everything that a place contains: keys, listings, and its clock.
+//! - `mark` finds the objects that heads and forks refer to, and `collect` deletes the others once
+//!   they have been `dead` for long enough; `survey` checks that all referenced objects exist.
 
 mod changes;
 mod claim;
@@ -69,7 +69,7 @@ pub use survey::{MissingObject, Survey};
 
 use crate::error::{Error, Result};
 
-/// Options for opening a store whose zones lie in object storage.
+/// Options for opening a store whose zones are in object storage.
 #[derive(Clone, Debug)]
 pub struct RemoteZones {
     /// The object storage that holds them.
@@ -81,8 +81,8 @@ pub struct RemoteZones {
 }
 
 impl RemoteZones {
-    /// Zones in `objects`, with default options: the local file caches all parts that are read, and
-    /// reads wait for five minutes.
+    /// Returns the default options for zones in `objects`: the local file caches all parts that are
+    /// read, and reads wait for up to five minutes.
     pub fn new(objects: Arc<dyn Objects>) -> RemoteZones {
         let defaults = zones::remote::RemoteOptions::default();
         let (cache_bytes, timeout) = (defaults.cache_bytes, defaults.timeout);
@@ -95,11 +95,11 @@ impl RemoteZones {
     }
 }
 
-/// Requests in progress may take the memory of the store divided by this.
+/// The fraction of the store's memory that requests in progress may take: one divided by this.
 const SHARE: usize = 4;
 
-/// Opens the zones of a store that may take `memory` bytes, including those in object storage if it
-/// has any there.
+/// Opens the zones of a store that may take `memory` bytes. This includes its zones in object
+/// storage, if it has any.
 pub(crate) fn open_zones(
     device: Arc<dyn Device>,
     remote: Option<&RemoteZones>,
@@ -117,7 +117,7 @@ pub struct RemoteStore {
     objects: Arc<dyn Objects>,
     name: String,
     kept: KeptObject,
-    /// See [`RemoteStore::with_state_in_head`].
+    /// The limit set by [`RemoteStore::with_state_in_head`].
     in_head: usize,
 }
 
@@ -174,7 +174,7 @@ impl RemoteStore {
         Ok(())
     }
 
-    /// Returns its name.
+    /// Returns the name of the store.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -187,12 +187,12 @@ impl RemoteStore {
         RemoteStore { in_head: bytes.min(MOST_CHANGES), ..self }
     }
 
-    /// Returns the object storage that holds it.
+    /// Returns the object storage that contains the store.
     pub fn objects(&self) -> &Arc<dyn Objects> {
         &self.objects
     }
 
-    /// Returns its name for messages.
+    /// Returns the place and name of the store, for messages.
     pub(crate) fn place(&self) -> String {
         format!("{}/{}", self.objects.place(), self.name)
     }

@@ -2,9 +2,9 @@
 //! names it, so that no file publishes a state that lacks the commits of another file.
 //!
 //! The store's own file owns the states that it publishes, and so does each file through which the
-//! store is written at its address. As long as one of these is open, no other file may publish.
+//! store is written at its address. While one of these files is open, no other file may publish.
 //! Once it is closed, another file may begin with the newest state; a file that lacks that state
-//! may not continue to publish.
+//! may no longer publish.
 
 use vt_tree::Seq;
 
@@ -19,12 +19,12 @@ use super::{RemoteStore, Right};
 /// The file that a head belongs to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Owner {
-    /// Its identity: for the store's own file that of the store; for each file through which the
-    /// store is written at its address, a random one.
+    /// The identity of the file: for the store's own file it is that of the store; each file
+    /// through which the store is written at its address has a random one.
     pub id: [u8; 16],
-    /// The file is open for writing.
+    /// Whether the file is open for writing.
     pub open: bool,
-    /// When it was opened, nanoseconds since 1970 by the clock of its machine.
+    /// When the file was opened, nanoseconds since 1970 by the clock of its machine.
     pub since: u64,
     /// A label that names the owner of the file, at most 256 bytes.
     pub label: String,
@@ -65,10 +65,10 @@ pub(crate) struct Claimant {
     pub store: [u8; 16],
     /// The owner to put into the head.
     pub owner: Owner,
-    /// The file takes up the newest state after the claim, so that it lacks no commits.
+    /// Whether the file will adopt the newest state after the claim, so that it lacks no commits.
     pub takes_up: bool,
-    /// Makes the claim even if that discards commits that another file has published, or has yet to
-    /// publish.
+    /// Makes the claim even if that discards commits that another file has published or has not
+    /// published yet.
     pub takes: bool,
     /// The last commit that the file had when it was opened, and the chain of the journal that it
     /// has written since.
@@ -102,16 +102,16 @@ impl Claimant {
     }
 }
 
-/// The note of a local file about its right to publish. After a crash it shows whether another file
-/// has published since.
+/// The note of a local file about its right to publish. After a crash, the note shows whether
+/// another file has published since.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ClaimNote {
     pub right: Right,
-    /// All commits are published, and the store was closed.
+    /// Whether all commits are published and the store was closed.
     pub settled: bool,
 }
 
-/// The version of a note, and of a note with a state that is stored in a head.
+/// The version of a note, and of one that names a state stored in a head.
 const VERSION: u8 = 1;
 const VERSION_WITH_CHANGES: u8 = 2;
 const SETTLED: u8 = 1;

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 /// The progress of a pull, bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PullProgress {
-    /// Bytes that are in the file.
+    /// Bytes of the state that are in the file.
     pub bytes: u64,
     /// Bytes of the whole state.
     pub bytes_total: u64,
@@ -21,9 +21,9 @@ pub struct PullProgress {
 
 impl RemoteStore {
     /// Makes the file on `device` the local file of the newest state, like
-    /// [`RemoteStore::refresh`], with all of its data. Data that the file already has is not
-    /// fetched again, even after an interrupted call, except for the last gigabyte. The device must
-    /// be empty or hold a cache of this store; any other content is left unchanged, with
+    /// [`RemoteStore::refresh`], and fetches all of its data. Data that the file already has is not
+    /// fetched again; after an interrupted call at most the last gigabyte is. If the device is
+    /// neither empty nor a cache of this store, it is left unchanged, and the call returns
     /// [`Error::Invalid`].
     pub fn pull_to(
         &self,
@@ -82,8 +82,8 @@ impl RemoteStore {
         progress: &mut dyn FnMut(PullProgress) -> Result<()>,
     ) -> Result<LocalCopy> {
         let (path, env) = (path.as_ref(), Arc::new(Machine::default()));
-        // Use the file in its place, so that data fetched by an interrupted call counts for the
-        // next one.
+        // Update the file in place, so that the next call need not fetch data that an interrupted
+        // call has fetched.
         let device = match path.try_exists()? {
             true => FileDevice::open(path, false)?,
             false => FileDevice::create(path)?,

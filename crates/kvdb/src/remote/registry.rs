@@ -1,10 +1,10 @@
-//! The registry of forks: one object for each fork, which names its base, the state that it began
-//! as. The objects that the base refers to stay as long as the fork is registered.
+//! The registry of forks. It has one object for each fork, which names the fork's base: the state
+//! that the fork began as. Objects that the base refers to are kept while the fork is registered.
 //!
-//! A fork reads the head, registers, and reads the head again; if the head names another state by
-//! then, it starts over. So a state is the newest one at the time when a fork of it is registered,
-//! and a reader that finds the state replaced in the head finds the registration, provided that it
-//! reads the registry after the heads.
+//! To fork, a machine reads the head, registers the fork, and reads the head again; if the head
+//! names another state by then, it starts over. So the base is still the newest state when its fork
+//! is registered. A reader that no longer finds the state in the head therefore finds the
+//! registration, provided that it reads the registry after the heads.
 
 use std::fmt;
 use std::str::FromStr;
@@ -24,17 +24,17 @@ use crate::log::codec::{Decoder, put_bytes, put_varint};
 const MAGIC: [u8; 8] = *b"KVFSFORK";
 /// Maximum bytes of a label.
 pub(crate) const LONGEST_LABEL: usize = 256;
-/// The version of a registration, and of a registration whose base was stored in a head.
+/// The version of a registration, and of one whose base was stored in a head.
 const VERSION: u32 = 1;
 const VERSION_WITH_CHANGES: u32 = 2;
-/// Maximum bytes of a registration, slightly more than those of a head.
+/// Maximum bytes of a registration, slightly more than that of a head.
 const MOST: u64 = 68 << 10;
-/// Number of times that a fork starts over because the store is published faster than the fork
-/// registers.
+/// Number of times that the registration of a fork is repeated because the store was published in
+/// the meantime.
 const ATTEMPTS: u32 = 16;
 
-/// Identifies a fork in the registry of the store that it came from. It is random, like the names
-/// of lists of dead objects.
+/// The identifier of a fork in the registry of the store that it came from. It is random, like the
+/// names of lists of dead objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ForkId(pub [u8; 16]);
 
@@ -45,7 +45,7 @@ impl fmt::Display for ForkId {
     }
 }
 
-/// Parses exactly the displayed format.
+/// Parses exactly the format that [`fmt::Display`] writes.
 impl FromStr for ForkId {
     type Err = Error;
 
@@ -60,27 +60,27 @@ impl FromStr for ForkId {
 /// Options of a fork's registration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ForkOptions {
-    /// The time for which the registration is valid, by the clock of the place. `None` means until
-    /// it is dropped.
+    /// The time for which the registration is valid, by the clock of the place. `None` means that
+    /// it is valid until it is dropped.
     pub lifetime: Option<Duration>,
     /// A label that names the owner of the fork, at most 256 bytes.
     pub label: String,
-    /// The snapshot of the main branch to which the fork is rolled back before anything is written:
-    /// the differences from that snapshot are the fork's changes. `None` means that it continues
-    /// from the newest state.
+    /// The snapshot of the main branch to which the fork is rolled back before anything is written.
+    /// The fork's changes are its differences from that snapshot. `None` means that the fork
+    /// continues from the newest state.
     pub snapshot: Option<String>,
 }
 
 /// A fork, as recorded in its registration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForkInfo {
-    /// Its id.
+    /// The id of the fork.
     pub id: ForkId,
     /// The label that names the owner of the fork.
     pub label: String,
-    /// The generation that it began as.
+    /// The generation of the state that the fork began as.
     pub generation: u64,
-    /// When it was registered, by the clock of the place, since 1970.
+    /// When the fork was registered, by the clock of the place, since 1970.
     pub made: Duration,
     /// When the registration expires, by the same clock. `None` means never.
     pub expires: Option<Duration>,
@@ -91,7 +91,8 @@ pub struct ForkInfo {
 pub(super) struct Registration {
     pub base: StateName,
     pub generation: u64,
-    /// A duration and not a point in time, so that the clock of the fork's machine does not matter.
+    /// A duration rather than a point in time, so that the clock of the fork's machine does not
+    /// matter.
     pub lifetime: Option<Duration>,
     pub label: String,
 }
@@ -134,7 +135,7 @@ impl Registration {
         Ok(Registration { base, generation, lifetime, label })
     }
 
-    /// Returns when it expires, if it was put at `made`.
+    /// Returns when the registration expires, given that it was put at `made`.
     pub(super) fn expires(&self, made: Duration) -> Option<Duration> {
         self.lifetime.map(|time| made.saturating_add(time))
     }
@@ -200,15 +201,15 @@ impl RemoteStore {
             Ok(Created::Done(_)) => Ok(fork),
             Ok(Created::Taken(_)) => Err(Error::Exists(format!("{key} in {}", self.place()))),
             Err(e) => {
-                // The registration may exist in spite of the error.
+                // The registration may exist in spite of the error, so remove it.
                 self.give_up_fork(fork);
                 Err(e.into())
             }
         }
     }
 
-    /// Removes the registration of a fork that could not be made. If that fails, the fork is listed
-    /// and can be dropped.
+    /// Removes the registration of a fork that could not be made. If the removal fails, the fork
+    /// remains listed and can be dropped later.
     pub(crate) fn give_up_fork(&self, fork: ForkId) {
         if let Err(e) = self.drop_fork(fork) {
             tracing::warn!("the registration {fork} of a fork stays in {}: {e}", self.place());
@@ -230,8 +231,9 @@ impl RemoteStore {
         }
     }
 
-    /// Returns whether a fork is registered and has not expired. In that case no object of its base
-    /// was deleted, and none will be until the grace after its expiry or drop is over.
+    /// Returns whether a fork is registered and has not expired. If so, no object of its base was
+    /// deleted, and none will be until the fork has expired or was dropped and the grace has
+    /// passed.
     pub(crate) fn is_registered(&self, env: &dyn Env, fork: ForkId) -> Result<bool> {
         let Some(entry) = self.registration(fork)? else { return Ok(false) };
         if entry.lifetime.is_none() {
@@ -257,8 +259,7 @@ impl RemoteStore {
         }))
     }
 
-    /// Lists the registered forks of the store, including those that have expired since, in no
-    /// particular order.
+    /// Lists the registered forks of the store, including expired ones, in no particular order.
     pub fn forks(&self) -> Result<Vec<ForkInfo>> {
         let prefix = format!("f/{}/", self.name());
         let mut listed = Vec::new();
@@ -277,8 +278,8 @@ impl RemoteStore {
         Ok(forks)
     }
 
-    /// Drops the registration of a fork: data that it has not fetched may be deleted from now on.
-    /// Returns `false` if it was not registered.
+    /// Drops the registration of a fork. From then on, data that the fork has not fetched may be
+    /// deleted. Returns `false` if the fork was not registered.
     pub fn drop_fork(&self, fork: ForkId) -> Result<bool> {
         let key = self.fork_key(fork)?;
         let was = is_there(&**self.objects(), &key)?;

@@ -1,5 +1,5 @@
-//! A published state as an object: the content of the manifest, and the places of its zones. The
-//! note of a publication has only the latter.
+//! A published state as an object: the content of the manifest, and the locations of its zones. The
+//! note of a publication has the same format, but contains only the locations.
 
 use bytes::Bytes;
 use objects::{Created, ObjectsError, Part, Patience, create, get_patiently};
@@ -14,22 +14,23 @@ use crate::log::codec::{Decoder, put_bytes, put_varint};
 use crate::manifest::ManifestState;
 
 const MAGIC: [u8; 8] = *b"KVFSSTAT";
-/// The version of a state, and of a state with first reads.
+/// The version of a state without and with first reads.
 const VERSION: u32 = 1;
 const VERSION_WITH_FIRST: u32 = 2;
 /// Maximum number of reserved zones.
 const MOST_RESERVED: u32 = 1 << 12;
-/// Maximum bytes of such an object, enough for a store of some terabytes.
+/// Maximum bytes of a state object, enough for a store of some terabytes.
 const MOST: u64 = 256 << 20;
 
 /// A state in object storage.
 #[derive(Clone, Debug)]
 pub(crate) struct PublishedState {
-    /// Capacity, reserve and profile from the superblock of the store that published it.
+    /// The capacity, reserve and profile from the superblock of the store that published the state.
     pub capacity: Option<u64>,
     pub reserve_zones: u32,
     pub profile: Profile,
-    /// The edits that build the store from nothing. The note of a publication has none.
+    /// The manifest edits that build the store from an empty one. The note of a publication has
+    /// none.
     pub edits: Bytes,
     pub known: Known,
     /// The bytes of the zones that a store opened from this state reads first.
@@ -37,7 +38,7 @@ pub(crate) struct PublishedState {
 }
 
 impl PublishedState {
-    /// Returns the state that the edits build.
+    /// Returns the manifest state that the edits build.
     pub(crate) fn manifest(&self) -> Result<ManifestState> {
         let mut state = ManifestState::new();
         state.apply_record(&self.edits)?;
@@ -60,7 +61,7 @@ impl PublishedState {
         seal(MAGIC, &body)
     }
 
-    /// Decodes the bytes of such an object.
+    /// Decodes the bytes of a state object.
     pub(crate) fn decode(bytes: &Bytes) -> Result<PublishedState> {
         const WHAT: &str = "a state in object storage";
         let mut r = Decoder::new(opened(MAGIC, WHAT, bytes)?, WHAT);
@@ -111,9 +112,9 @@ impl RemoteStore {
         self.put_object(key, note.encode().into())
     }
 
-    /// Returns the name for the state that follows `before` in a head. If the state is small or has
-    /// few changes it is stored in the head, otherwise in an object that is written under an unused
-    /// name.
+    /// Stores the state that follows `before`, and returns its name. If the state is small or has
+    /// few changes, the name itself contains it and is stored in the head; otherwise an object is
+    /// written under an unused name.
     pub(super) fn put_state(
         &self,
         key: Key,

@@ -12,14 +12,14 @@ use super::dead;
 use super::mark::{Fate, Marks, Need};
 use super::{Amount, Error, RemotePlace, Result};
 
-/// An object that is missing, or too short.
+/// An object that is missing or too short.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MissingObject {
-    /// Its key.
+    /// The key of the object.
     pub key: Key,
     /// The minimum size of the object in bytes.
     pub len: u64,
-    /// A store and generation, or a fork, that refers to it.
+    /// The store and generation, or the fork, that refers to the object.
     pub needed_by: String,
 }
 
@@ -37,8 +37,8 @@ pub struct Survey {
     pub stores: u64,
     /// Forks that are registered and have not expired.
     pub forks: u64,
-    /// Objects that are referred to but missing, by key. The stores that need them cannot be read
-    /// completely.
+    /// Objects that are referred to but missing, sorted by key. The stores that need them cannot be
+    /// read completely.
     pub missing: Vec<MissingObject>,
     /// Objects that are referred to and present.
     pub needed: Amount,
@@ -54,9 +54,8 @@ pub struct Survey {
 
 impl RemotePlace {
     /// Lists the place, and compares the listing with the objects that heads and forks refer to.
-    /// The objects themselves are not read, so damage within them is found only when they are read.
-    /// This needs permission to write: an object is put and deleted, to learn the time of the
-    /// place.
+    /// The objects themselves are not read, so damage within them is not detected. This needs
+    /// permission to write, because an object is put and deleted to learn the time of the place.
     pub fn survey(&self, env: &dyn Env) -> Result<Survey> {
         let objects = &self.objects;
         let (now, below) = self.clock(env)?;
@@ -93,7 +92,7 @@ impl RemotePlace {
                 unseen.push((key, need));
             }
         }
-        // A listing may be delayed, so objects missing there are looked up.
+        // A listing may be delayed, so look up the objects that it lacks.
         let missing = Mutex::new(Vec::new());
         at_once(&unseen, |(key, need)| {
             let last = Part::Range(need.len.saturating_sub(1)..need.len.max(1));

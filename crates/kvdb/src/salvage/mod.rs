@@ -1,13 +1,13 @@
 //! Salvage: recovers the readable data of a damaged store. Nothing is written to the store.
 //!
 //! A damaged store is read by other rules than an intact one. In an intact store, the first
-//! unreadable block is an error; here it is a *gap*, a range of keys of which nothing is known, and
-//! reading continues after it. Data in newer runs or in the journal is certain whatever gaps lie
-//! below it. Data below a gap may have been changed or deleted by the lost part: it is returned,
-//! and marked *stale*.
+//! unreadable block is an error. Here it is a *gap*, a range of keys of which nothing is known, and
+//! reading continues after it. Data in newer runs or in the journal is certain, whatever gaps there
+//! are in older runs. Data in runs older than a gap may have been changed or deleted by the lost
+//! part, so it is returned and marked as *stale*.
 //!
-//! - `state`: the content of the store according to the superblock and manifest that can be found;
-//! - `scan`: the tuples of a dictionary, with gaps.
+//! - `state` finds the content of the store by the superblock and manifest that can be read;
+//! - `scan` returns the tuples of a dictionary, with gaps.
 
 mod scan;
 mod state;
@@ -23,7 +23,7 @@ use crate::error::Result;
 
 pub use scan::Scan;
 
-/// The remains of a store.
+/// The remains of a damaged store.
 pub struct Salvage {
     cache: Arc<BlockCache>,
     dictionaries: Vec<Remains>,
@@ -35,7 +35,7 @@ pub struct Salvage {
 /// The remains of one dictionary of the main branch.
 struct Remains {
     name: String,
-    /// The memtables and runs that hold the dictionary, from the newest to the oldest.
+    /// The memtables and runs of the dictionary, newest first.
     sources: Vec<Source>,
 }
 
@@ -56,7 +56,7 @@ pub enum Remnant {
         key: Bytes,
         /// Its value, which is read on request.
         value: SalvagedValue,
-        /// Something newer may have been lost.
+        /// Whether something newer for this key may have been lost.
         stale: bool,
     },
     /// Keys from `start` up to `end` may be lost. An empty end means that the gap extends to the
@@ -76,8 +76,8 @@ pub enum Remnant {
 pub struct SalvagedValue(Lookup);
 
 impl SalvagedValue {
-    /// Returns the length of the value in bytes, approximately if updates apply to it. Nothing is
-    /// read.
+    /// Returns the length of the value in bytes. The length is approximate if updates apply to the
+    /// value. Nothing is read.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         match &self.0 {
@@ -97,13 +97,13 @@ impl Salvage {
         state::find(device, progress)
     }
 
-    /// Returns sentences that describe which of the store's own structures could not be read, and
+    /// Returns sentences that describe which of the store's own structures could not be read and
     /// how they were replaced. Returns none if all are intact.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Returns a sentence for each part that was found but not recovered, since it does not belong
+    /// Returns a sentence for each part that was found but not recovered because it does not belong
     /// to the main branch.
     pub fn left_out(&self) -> &[String] {
         &self.left_out
@@ -114,8 +114,8 @@ impl Salvage {
         self.dictionaries.iter().map(|d| d.name.clone()).collect()
     }
 
-    /// Returns everything in a dictionary from `start` up to `end` (empty for no upper bound), in
-    /// key order. A gap is returned before the tuples in it.
+    /// Returns everything in a dictionary from `start` up to `end`, in key order. An empty `end`
+    /// means no upper bound. A gap is returned before the tuples in it.
     pub fn scan(&self, dictionary: &str, start: &[u8], end: &[u8]) -> Scan<'_> {
         let sources =
             self.dictionaries.iter().find(|d| d.name == dictionary).map_or(&[][..], |d| &d.sources);

@@ -1,9 +1,9 @@
-//! Scans the remaining tuples of a dictionary by a sweep over all its sources at once.
+//! Scans the remaining tuples of a dictionary by a sweep over all of its sources at once.
 //!
-//! A source is a sequence of disjoint pieces: points, range tombstones, gaps. The sweep takes the
-//! piece that begins first, from the newest source on a tie. A range tombstone or a gap stays in
-//! force in its source until it ends. A point is compared with the pieces in force in newer
-//! sources: the newest one that covers it determines whether it is hidden or stale.
+//! A source is a sequence of disjoint pieces: points, range tombstones, and gaps. The sweep takes
+//! the piece that begins first; on a tie, that of the newest source. A range tombstone or a gap
+//! stays in effect in its source until it ends. For each point, the newest piece in effect in a
+//! newer source that covers it determines whether the point is hidden or stale.
 
 use bytes::Bytes;
 use env::sync::Mutex;
@@ -23,8 +23,8 @@ enum Input {
 struct Swept {
     input: Input,
     next: Option<Salvaged>,
-    /// The range tombstone (`false`) or gap (`true`) that began last, and its end. The end is
-    /// `None` if it has none.
+    /// The range tombstone (`false`) or gap (`true`) that began last, and its end. An end of `None`
+    /// means that there is no upper bound.
     force: Option<(bool, Option<Bytes>)>,
 }
 
@@ -58,13 +58,13 @@ fn start_of(piece: &Salvaged) -> &Bytes {
     }
 }
 
-/// See [`crate::Salvage::scan`].
+/// The tuples and gaps of a dictionary. See [`crate::Salvage::scan`].
 pub struct Scan<'a> {
     recent: &'a Mutex<SalvageCache>,
     sources: Vec<Swept>,
     start: Bytes,
     end: Bytes,
-    /// The key that was judged last, of which older points are skipped.
+    /// The last key that was decided. Older points of the same key are skipped.
     judged: Option<Bytes>,
     lost: Vec<String>,
 }
@@ -108,7 +108,7 @@ impl<'a> Scan<'a> {
         scan
     }
 
-    /// Returns the source whose next piece begins first, the newest on a tie.
+    /// Returns the source whose next piece begins first; on a tie, the newest one.
     fn first(&self) -> Option<usize> {
         let begins = |i: &usize| self.sources[*i].next.as_ref().map(start_of);
         let with = (0..self.sources.len()).filter(|i| begins(i).is_some());
@@ -117,8 +117,8 @@ impl<'a> Scan<'a> {
 }
 
 impl Scan<'_> {
-    /// Returns the value that an item of source `at` and older items make together, and `true` if a
-    /// part of it may be lost.
+    /// Returns the value that an item of source `at` makes together with older items, and `true` if
+    /// a part of it may be lost.
     fn value(&self, at: usize, key: &Bytes, seq: Seq, body: Body) -> (Lookup, bool) {
         // An update that cannot be decoded counts as lost.
         let of = |seq, body| Lookup::of(seq, body).map_or((Lookup::Absent, true), |l| (l, false));
@@ -171,7 +171,7 @@ impl Iterator for Scan<'_> {
                     if self.judged.as_ref() == Some(&key) {
                         continue;
                     }
-                    // The newest piece in newer sources that covers the key decides.
+                    // The newest covering piece of a newer source decides.
                     let stale = match self.sources[..at].iter().find_map(|s| s.covers(&key)) {
                         Some(false) => continue,
                         Some(true) => true,

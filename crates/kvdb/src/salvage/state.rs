@@ -1,7 +1,7 @@
 //! Finds the content of a damaged store. The superblock leads to the manifest, and the manifest to
-//! runs and journal. If one of them cannot be read, it is replaced by the next best: the other
-//! superblock copy, an older manifest that still lies in some zone, the journal up to where it is
-//! damaged. Each such step is noted.
+//! the runs and the journal. If one of them cannot be read, the next best is used instead: the
+//! other superblock copy, an older manifest that is still in some zone, the journal up to the
+//! damage. Each such step is noted.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -37,8 +37,8 @@ pub(super) fn find(device: Arc<dyn Device>, progress: &mut dyn FnMut(u64, u64)) 
     let mut dictionaries = Vec::new();
     for d in state.dictionaries.values().filter(|d| d.info.branch.is_empty()) {
         let mut sources = of_journal(&version, &mut bound, d.info.id);
-        // Sort the runs from the newest on: the higher the level, the older, and within a level the
-        // greater number is newer.
+        // Sort the runs from newest to oldest: higher levels are older, and within a level greater
+        // numbers are newer.
         let mut runs: Vec<_> = d
             .runs
             .iter()
@@ -73,8 +73,7 @@ pub(super) fn find(device: Arc<dyn Device>, progress: &mut dyn FnMut(u64, u64)) 
 }
 
 /// Returns the sources of a dictionary that come from the journal, newest first. A lost run that
-/// the journal binds lies above everything committed before it, and hence hides none of the newer
-/// data.
+/// the journal binds is placed above everything committed before it, so it hides no newer data.
 fn of_journal(
     version: &Version,
     bound: &mut BoundSources,
@@ -120,7 +119,7 @@ fn find_state(
         // The first sector of the manifest's zone may be lost.
         all = search(zones, true, progress);
     }
-    // These numbers only increase.
+    // These numbers only increase, so the greatest are those of the newest state.
     let age = |s: &ManifestState| (s.next_segment, s.next_run, s.start.seq, s.start.position);
     match all.into_iter().max_by_key(age) {
         Some(state) => {
@@ -134,7 +133,7 @@ fn find_state(
     }
 }
 
-/// Returns the state of a manifest up to the point to which it can be read.
+/// Returns the state of a manifest up to the point where it becomes unreadable.
 fn partly(zones: &Zones, parts: &[StreamPart]) -> Option<ManifestState> {
     let mut state = ManifestState::new();
     let mut reader = StreamReader::new(zones, Kind::Manifest, parts, 0, 0);
@@ -155,11 +154,12 @@ fn partly(zones: &Zones, parts: &[StreamPart]) -> Option<ManifestState> {
     (count > 0).then_some(state)
 }
 
-/// Returns the states of all manifests that lie in some zone, each up to the point to which it can
-/// be read. If `deep` is set, their zones are identified by any chunk, not only by the first.
+/// Returns the states of all manifests that are found in any zone, each up to the point where it
+/// becomes unreadable. If `deep` is set, the zones of a manifest are identified by any chunk, not
+/// only by the first.
 fn search(zones: &Zones, deep: bool, progress: &mut dyn FnMut(u64, u64)) -> Vec<ManifestState> {
     let count = zones.zones_on_device();
-    // For each epoch the zones of one manifest, keyed by their first positions.
+    // For each epoch, the zones of one manifest keyed by their first positions.
     let mut manifests: HashMap<u64, BTreeMap<u64, ZoneId>> = HashMap::new();
     for zone in (1..count).map(ZoneId) {
         progress(u64::from(zone.0), u64::from(count));
@@ -173,13 +173,13 @@ fn search(zones: &Zones, deep: bool, progress: &mut dyn FnMut(u64, u64)) -> Vec<
     manifests.iter().filter_map(|manifest| partly(zones, &parts(manifest))).collect()
 }
 
-/// Returns the first header of a manifest's chunk in a zone.
+/// Returns the first header of a manifest chunk in a zone.
 fn first_header(zones: &Zones, zone: ZoneId, deep: bool) -> Option<Header> {
     let end = if deep { ZONE_SIZE } else { SECTOR };
     let mut buf = vec![0; (end as usize).min(PIECE)];
     let mut at = 0;
     while at < end {
-        // The last zone may be incomplete.
+        // The read may fail, since the last zone may be incomplete.
         if zones.read(Purpose::Manifest, zone.start() + at, &mut buf).is_ok() {
             let found =
                 buf.chunks(SECTOR as usize).find_map(|sector| Header::read(Kind::Manifest, sector));
@@ -192,12 +192,12 @@ fn first_header(zones: &Zones, zone: ZoneId, deep: bool) -> Option<Header> {
     None
 }
 
-/// The runs that the journal binds, newest first, including lost ones. For each dictionary they are
-/// listed with the generations whose memtables lie directly above them.
+/// The runs that the journal binds, newest first, including lost ones: for each dictionary, the
+/// runs with the generation whose memtable is directly above them.
 type BoundSources = HashMap<crate::DictionaryId, Vec<(u64, Vec<Source>)>>;
 
-/// Reads the journal's commits into memtables. From an intact journal these are the commits that
-/// recovery would replay. From a damaged one they are the commits before the damage, and those
+/// Reads the commits in the journal into memtables. If the journal is intact, these are the commits
+/// that recovery would replay. If it is damaged, they are the commits before the damage, and those
 /// after it whose position is certain.
 fn journal(
     zones: &Arc<Zones>,
@@ -248,8 +248,8 @@ fn journal(
     (replay.version, replay.bound)
 }
 
-/// Finds the next chunk after a place in the journal that begins a write, and returns its part,
-/// offset and position.
+/// Finds the first chunk that begins a write after a given place in the journal, and returns its
+/// part, offset and position.
 fn resume(
     zones: &Zones,
     parts: &[StreamPart],
@@ -270,8 +270,8 @@ fn resume(
                 let mut chunk = vec![0; header.size() as usize];
                 let whole =
                     zones.read(Purpose::Journal, part.zone.start() + offset, &mut chunk).is_ok();
-                // Each write begins with the number of its first change, except one that continues
-                // a write which was cut off.
+                // Each write begins with the number of its first change, except a write that
+                // continues one that was cut off.
                 let numbered = |piece: &[u8]| {
                     piece.len() >= record::NUMBER_SIZE && piece[..2] == record::number(0)[..2]
                 };
@@ -294,8 +294,8 @@ struct Replay<'a> {
 }
 
 impl Replay<'_> {
-    /// Replays the journal from a part, offset and position on, up to the position `end` or to the
-    /// first damage. Returns the part, offset and position at which it stopped.
+    /// Replays the journal from a part, offset and position up to the position `end` or to the
+    /// first damage. Returns the part, offset and position where it stopped.
     fn stretch(
         &mut self,
         zones: &Zones,
@@ -346,8 +346,8 @@ impl Replay<'_> {
     fn commit(&mut self, mut changes: Ops) -> Result<()> {
         let first = self.advance(changes.len() as u64)?;
         for (seq, (dict, op)) in (first..).zip(changes.iter_mut()) {
-            // The change that hides a discarded value may be lost: then the value before it is the
-            // best available.
+            // Skip discarded values. The change that hid one may be lost; then the previous value
+            // is the best available.
             if !self.state.takes(*dict, seq) || matches!(op, Op::PutDiscarded(..)) {
                 *dict = crate::DictionaryId(0);
             }

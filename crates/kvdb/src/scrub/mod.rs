@@ -1,13 +1,13 @@
-//! Scrub: reads all data of the store again, from the medium, while it is in use, and compares it
-//! with its checksums. Silent damage in places that are seldom read is thus found while there are
-//! still backups and snapshots elsewhere to repair it from.
+//! Scrub: while the store is in use, reads all of its data again from the medium and verifies the
+//! checksums. This finds silent damage in seldom read data while there are still backups or
+//! snapshots elsewhere to repair it from.
 //!
-//! It is slow on purpose: it reads at most at the permitted rate, on a thread of low priority. It
-//! bypasses all caches, takes no lock that a commit waits for, and prevents no zone from being
-//! freed for longer than one step of some MiB.
+//! A scrub is slow on purpose: it reads at most at the permitted rate, on a thread of low priority.
+//! It bypasses all caches, takes no lock that a commit waits for, and delays the freeing of a zone
+//! by at most one step of some MiB.
 //!
-//! - `walk`: the data that is read, and its order;
-//! - `pace`: the rate limit.
+//! - `walk` determines the data to read, and its order;
+//! - `pace` limits the rate.
 
 mod pace;
 mod walk;
@@ -26,7 +26,7 @@ use crate::engine::Engine;
 use crate::error::Result;
 use pace::Pace;
 
-/// Faults that are kept in memory; all are counted and logged.
+/// Maximum number of faults kept in memory. All faults are counted and logged.
 const KEPT: usize = 1000;
 
 /// Options of a scrub.
@@ -39,28 +39,28 @@ pub struct ScrubOptions {
 /// The progress of the current scrub, or of the last one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScrubProgress {
-    /// A scrub is in progress.
+    /// Whether a scrub is in progress.
     pub running: bool,
-    /// The scrub has finished without leaving anything out.
+    /// Whether the scrub has finished without leaving anything out.
     pub complete: bool,
     /// Bytes read.
     pub bytes: u64,
     /// Approximate number of bytes to read.
     pub bytes_total: u64,
-    /// Places that cannot be read, or hold other data than was written.
+    /// Number of places that cannot be read or contain wrong data.
     pub faults: u64,
-    /// Scrubs that have finished since the store was opened.
+    /// Number of scrubs that have finished since the store was opened.
     pub completed: u64,
 }
 
-/// A place that cannot be read, or holds other data than was written.
+/// A place that cannot be read or contains wrong data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScrubFault {
     /// The part of the store, as in [`crate::Fault`].
     pub place: String,
     /// A description of the damage, with its device address.
     pub what: String,
-    /// The keys that depend on it, if it holds keys or values.
+    /// The affected keys, if the place contains keys or values.
     pub keys: Option<FaultKeys>,
 }
 
@@ -85,18 +85,18 @@ impl std::fmt::Display for ScrubFault {
 struct ScrubState {
     progress: ScrubProgress,
     faults: Vec<ScrubFault>,
-    /// The faults found in this scrub, so that a place visited by two steps is one fault.
+    /// The faults found in this scrub, used to count a place that two steps visit only once.
     known: BTreeSet<(String, String)>,
     stop: bool,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Reads the store again and keeps the faults that it finds.
+/// Reads the store again, and records the faults that it finds.
 pub(crate) struct Scrubber {
     engine: Engine,
     commits: Arc<Committer>,
     state: Mutex<ScrubState>,
-    /// Signalled when a scrub ends, or is to stop.
+    /// Signalled when a scrub ends or is asked to stop.
     changed: Condvar,
 }
 
@@ -168,13 +168,14 @@ impl Scrubber {
         if state.faults.len() < KEPT {
             state.faults.push(fault);
         } else {
-            // Beyond this number a fault may be counted more than once, instead of remembering all
-            // of them.
+            // Do not remember all of them: beyond this number a fault may be counted more than
+            // once.
             state.known.clear();
         }
     }
 
-    /// Counts `bytes` as read, and waits as long as the rate requires. `now` returns the time.
+    /// Counts `bytes` as read and, if `wait` is set, waits as long as the rate requires. `now`
+    /// returns the time. Breaks if the scrub is to stop.
     fn read(
         &self,
         bytes: u64,
@@ -199,7 +200,7 @@ impl Scrubber {
     }
 
     /// Starts a scrub. Returns `false` if one is in progress. In a store without threads the scrub
-    /// is done when this returns.
+    /// runs to its end before this returns.
     pub(crate) fn start(self: &Arc<Self>, options: ScrubOptions) -> Result<bool> {
         if !self.begin() {
             return Ok(false);
@@ -217,7 +218,7 @@ impl Scrubber {
         match started {
             Ok(thread) => {
                 let before = self.state.lock().thread.replace(thread);
-                // The thread has already reported its end.
+                // The previous thread has already reported its end, so this does not wait for long.
                 drop(before.map(JoinHandle::join));
                 Ok(true)
             }
@@ -232,7 +233,7 @@ impl Scrubber {
         let ended = End(self);
         let mut pace = Pace::new(options.bytes_per_second, self.engine.env.monotonic());
         let now = || self.engine.env.monotonic();
-        // Without threads nothing advances the clock.
+        // Without threads nothing advances the clock, so waiting would never end.
         let wait = !self.engine.inline;
         let total = self.scrub_bytes();
         self.state.lock().progress.bytes_total = total;
@@ -243,7 +244,7 @@ impl Scrubber {
     }
 }
 
-/// Ends a scrub that has panicked, so that callers that wait for it are woken.
+/// A guard that ends a scrub on panic, so that callers waiting for the end are woken.
 struct End<'a>(&'a Scrubber);
 
 impl Drop for End<'_> {

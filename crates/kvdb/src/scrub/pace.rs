@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Limits the rate of reading: after each read it returns the time to wait before the next.
+/// Limits the rate of reading, by returning the time to wait before each read.
 pub(crate) struct Pace {
     bytes_per_second: Option<u64>,
     since: Duration,
@@ -26,7 +26,7 @@ impl Pace {
         let due = Duration::from_secs_f64(self.read as f64 / rate as f64);
         let owed = (self.since + due).saturating_sub(now);
         if owed.is_zero() {
-            // Time in which nothing was read must not accumulate for a burst.
+            // Restart the measurement, so that idle time does not accumulate and allow a burst.
             (self.since, self.read) = (now, 0);
         }
         owed

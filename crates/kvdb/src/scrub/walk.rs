@@ -1,10 +1,10 @@
 //! The data that a scrub reads: the superblocks, the manifest, the journal with the values that it
-//! binds, and then dictionary by dictionary, in key order, all runs of all branches and snapshots.
+//! binds, and then all runs of all branches and snapshots, by dictionary name and in key order.
 //!
-//! The store changes in the meantime. Data that is being compared is kept from being freed: the
-//! manifest and the journal are read again if they have moved, values that the journal binds belong
-//! to memtables that are held, and runs are taken from the current version, for one range of keys
-//! at a time. So no reported fault is merely data that was freed.
+//! The store changes during a scrub, so a reported fault must not merely be data that was freed in
+//! the meantime. Therefore the manifest and the journal are read again if they have moved; values
+//! that the journal binds belong to memtables that are pinned; and runs are taken from the current
+//! version for one key range at a time.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -25,14 +25,15 @@ use crate::version::Version;
 use crate::version::snapshot_set::Snapshot;
 use crate::version::tree::Tree;
 
-/// Approximate bytes of one run that a step reads, during which its zones are pinned.
+/// Approximate number of bytes of one run read in a step, during which the zones of the run are
+/// pinned.
 const STEP: u64 = 16 << 20;
 
-/// Number of attempts to read a manifest that is not being rewritten.
+/// Number of attempts to read a manifest while it is not locked.
 const ATTEMPTS: usize = 8;
 
 type Read<'a> = &'a mut dyn FnMut(u64) -> ControlFlow<()>;
-/// A snapshot, and its version.
+/// A snapshot with its version.
 type SnapshotVersion = (Arc<Snapshot>, Arc<Version>);
 type Find<'a> = &'a mut dyn FnMut(ScrubFault);
 
@@ -62,7 +63,7 @@ impl Scrubber {
         read(2 * zones::SECTOR)?;
         self.scrub_manifest(read, find)?;
         self.scrub_journal(read, find)?;
-        // Scrub by name: the dictionaries of that name in branches and snapshots come from one
+        // Scrub by name: dictionaries of the same name in branches and snapshots come from one
         // original, and share most of its data.
         let (version, snapshots) = self.all_states();
         let states = std::iter::once(&version).chain(snapshots.iter().map(|(_, version)| version));
@@ -72,8 +73,8 @@ impl Scrubber {
         names.iter().try_for_each(|name| self.scrub_dictionary(name, read, find))
     }
 
-    /// Returns the version and those of the snapshots, read at one moment: data that moves from one
-    /// to the other is in at least one of them.
+    /// Returns the current version and those of the snapshots, consistent with each other: data
+    /// that moves from one to the other is in at least one of them.
     fn all_states(&self) -> (Arc<Version>, Vec<SnapshotVersion>) {
         loop {
             let version = self.engine.versions.load_full();
@@ -85,12 +86,12 @@ impl Scrubber {
         }
     }
 
-    /// Returns all runs of the dictionaries with that name, each once, with its description.
+    /// Returns all runs of the dictionaries with this name, each once, with a description.
     fn runs_named(&self, name: &str) -> Vec<(Arc<Run>, String)> {
         let (version, snapshots) = self.all_states();
         let mut seen = BTreeSet::new();
         let mut runs = Vec::new();
-        // Found by name in each branch: this is called for every name.
+        // Use the index by name of each branch, because this is called for every name.
         let named = |v: &Version| {
             let branches = std::iter::once("").chain(v.branches.keys().map(|name| &**name));
             let trees = branches.filter_map(|branch| v.trees.get(&v.find(branch, name)?));
@@ -155,7 +156,7 @@ impl Scrubber {
 
     fn scrub_manifest(&self, read: Read<'_>, find: Find<'_>) -> ControlFlow<()> {
         for attempt in 0.. {
-            // In the last attempt the manifest is locked.
+            // In the last attempt, keep the manifest locked while it is read.
             let mut guard = None;
             let (root, position) = match self.engine.versions.manifest() {
                 Ok(manifest) => {
@@ -163,8 +164,8 @@ impl Scrubber {
                     guard = (attempt == ATTEMPTS).then_some(manifest);
                     place
                 }
-                // A store that is open for reading does not change, so its manifest still extends
-                // as far as when it was opened.
+                // A store that is open for reading does not change, so its manifest still ends
+                // where it ended when the store was opened.
                 Err(_) => {
                     match manifest::load(&self.engine.zones, &self.engine.zones.superblock().root) {
                         Ok(loaded) => (loaded.root, loaded.position),
@@ -188,7 +189,7 @@ impl Scrubber {
         ControlFlow::Continue(())
     }
 
-    /// Reads the manifest up to `position`. Returns the bytes read, and descriptions of the damage.
+    /// Reads the manifest up to `position`. Returns the bytes read and descriptions of the damage.
     fn read_manifest(&self, root: &Root, position: u64) -> (u64, Vec<String>) {
         let parts = root.parts();
         let mut reader = StreamReader::on_medium(&self.engine.zones, Kind::Manifest, &parts, 0, 0);
@@ -222,9 +223,9 @@ impl Scrubber {
             return ControlFlow::Continue(());
         }
         loop {
-            // The order matters: commits up to `end` are in memtables of this version, whose values
-            // are held with it, or in runs; in the latter case the state, which is read last, says
-            // so.
+            // The order matters. Commits up to `end` are either in memtables of this version, which
+            // pin their values, or in runs. In the latter case the state, which is read last,
+            // starts its journal after these commits.
             let end = self.commits.log.durable();
             let version = self.engine.versions.load_full();
             // A manifest that cannot be read has already been reported.
@@ -232,7 +233,7 @@ impl Scrubber {
             let mut values = Vec::new();
             let read_to = self.read_journal_again(&state, end, &mut values, read)?;
             if let Err(e) = read_to {
-                // The journal was flushed since, and its segments are being reused.
+                // The journal was flushed in the meantime, and its segments are being reused.
                 if self.state_now().is_ok_and(|now| now.start != state.start) {
                     continue;
                 }
@@ -270,8 +271,8 @@ impl Scrubber {
         }
     }
 
-    /// Reads the journal of `state` up to `end`, and appends the large values that it binds to
-    /// `values`.
+    /// Reads the journal of `state` up to `end`, and appends the large values that the journal
+    /// binds to `values`.
     fn read_journal_again(
         &self,
         state: &ManifestState,
@@ -350,7 +351,7 @@ fn runs_of(tree: &Tree) -> impl Iterator<Item = (Arc<Run>, String)> {
     })
 }
 
-/// Removes the advice from an error, for places where only the error itself is shown.
+/// Removes the advice from an error message, for places that show only the error itself.
 fn plain(what: &str) -> String {
     what.split(": run `kvfs check`").next().unwrap_or(what).to_owned()
 }

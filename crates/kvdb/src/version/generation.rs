@@ -1,5 +1,5 @@
-//! A generation: the memtables of all dictionaries between two seals, and the layer that one
-//! dictionary has in it.
+//! A generation, which is the memtables of all dictionaries between two seals, and a layer, which
+//! is the part of a generation that belongs to one dictionary.
 
 use std::sync::Arc;
 
@@ -12,13 +12,12 @@ use zones::ZonePin;
 /// position covers all of them.
 pub(crate) struct Generation {
     pub number: u64,
-    /// Memory shared by the memtables of all generations: chunks of a flushed memtable are reused
-    /// by later ones.
+    /// A memory pool shared by all generations: later memtables reuse the chunks of flushed ones.
     pool: Arc<Pool>,
-    /// Pins the places that late binding has assigned for commits of this generation, until runs
+    /// Pins the locations that late binding has assigned for commits of this generation, until runs
     /// refer to them.
     pins: Mutex<ZonePin>,
-    /// The bytes of `pins`, and the bytes of all generations that still exist.
+    /// The bytes pinned by `pins`, and the bytes pinned by all generations that still exist.
     held: AtomicU64,
     held_by_all: Arc<AtomicU64>,
 }
@@ -50,7 +49,7 @@ impl Generation {
         })
     }
 
-    /// Returns the memory that no memtable currently uses to the system.
+    /// Returns memory that no memtable uses to the operating system.
     pub(crate) fn release_idle_memory(&self) {
         self.pool.release();
     }
@@ -64,12 +63,12 @@ impl Generation {
         }
     }
 
-    /// Returns the bytes that late binding has placed for commits of this generation.
+    /// Returns the number of bytes that late binding has placed for commits of this generation.
     pub(crate) fn held(&self) -> u64 {
         self.held.load(Relaxed)
     }
 
-    /// Returns the same bytes for all generations that still exist: those waiting for their flush,
+    /// Returns the same number for all generations that still exist: those waiting for their flush,
     /// and those that a reader still holds.
     pub(crate) fn held_by_all(&self) -> u64 {
         self.held_by_all.load(Relaxed)
@@ -98,7 +97,7 @@ impl Layer {
         self.memtable.is_empty() && self.bound.is_empty()
     }
 
-    /// Returns its memtable and runs, newest first.
+    /// Returns the memtable and the runs, newest first.
     pub(crate) fn inputs(&self) -> impl Iterator<Item = Input> {
         let memtable = (!self.memtable.is_empty()).then(|| Input::Memtable(self.memtable.clone()));
         memtable.into_iter().chain(self.bound.iter().cloned().map(Input::Run))

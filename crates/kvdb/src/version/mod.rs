@@ -1,4 +1,4 @@
-//! Versions, and what they are made of.
+//! Versions and their parts.
 //!
 //! - `generation`: the memtables between two seals; `tree`: the layers and levels of one
 //!   dictionary;
@@ -6,13 +6,13 @@
 //! - `snapshot_set`: the snapshots, which follow the manifest in the same way;
 //! - `read_snapshots`: the commits that views read.
 //!
-//! A version: the content of the store at one moment, immutable and swapped as a whole. For each
-//! dictionary it has the memtables, newest first, and then the runs, level by level, newest first.
-//! A reader pins a version and needs no lock; everything that the version refers to lives as long
-//! as the pin.
+//! A version is the content of the store at one moment. It is immutable, and swapped as a whole.
+//! For each dictionary it has the memtables, newest first, and then the runs, level by level,
+//! newest first. A reader pins a version and needs no lock. Everything that the version refers to
+//! stays alive as long as the pin.
 //!
-//! A dictionary has a memtable in a generation from its first commit there on. That commit installs
-//! a new version ([`Version::came_with`]), so a reader that sees the commit also has the memtable.
+//! A dictionary gets a memtable in a generation with its first commit there. That commit installs a
+//! new version ([`Version::came_with`]), so a reader that sees the commit also has the memtable.
 //! Later commits need no new version until the generation is sealed.
 
 pub(crate) mod generation;
@@ -41,37 +41,37 @@ const OF_SNAPSHOT: u64 = u64::MAX;
 /// Dictionaries by number.
 pub(crate) type Trees = PersistentMap<DictionaryId, Arc<Tree>>;
 
-/// The content of the whole store, see the module's comment.
+/// The content of the whole store. See the module documentation.
 #[derive(Clone)]
 pub(crate) struct Version {
     pub trees: Trees,
-    /// The dictionaries of the main branch once more. They are looked up here first
-    /// ([`Version::get`]), so that a commit to one of them costs the same however many clones there
-    /// are. The version of a snapshot has none.
+    /// The dictionaries of the main branch, which are also in `trees`. They are looked up here
+    /// first ([`Version::get`]), so that the cost of a commit to one of them does not depend on the
+    /// number of clones. Empty in the version of a snapshot.
     main: Trees,
-    /// The dictionaries of other branches, from which snapshots of them are made. Those of clones
-    /// that have numbers only ([`BranchedDictionaries::has_numbers_only`]) are left out, and
-    /// collected when a snapshot is made. The version of a snapshot has none.
+    /// The dictionaries of the other branches, from which snapshots are made. Clones that have
+    /// numbers only ([`BranchedDictionaries::has_numbers_only`]) are left out; their dictionaries
+    /// are collected when a snapshot is made. Empty in the version of a snapshot.
     by_branch: PersistentMap<Arc<str>, Trees>,
     /// The dictionaries that have layers.
     in_memory: PersistentMap<DictionaryId, ()>,
-    /// The entries of the dictionaries in the manifest when the version last followed it.
+    /// The manifest entries of the dictionaries as of the last [`Version::follow`].
     pub entries: BranchedDictionaries,
-    /// The generation that takes commits.
+    /// The generation that receives commits.
     pub generation: Arc<Generation>,
-    /// The newest commit that this version came with: one whose changes are in the version itself,
-    /// and not in memtables that it shares with the version before. 0 if there was none since the
-    /// store was opened.
+    /// The newest commit whose changes are in the version itself, and not in memtables that it
+    /// shares with the previous version. 0 if there was none since the store was opened.
     pub came_with: Seq,
-    /// Incremented whenever the version follows the manifest or gets the runs of a transaction. If
-    /// two versions have the same number, all commits between them are in layers of the newer one.
+    /// A number incremented whenever the version follows the manifest or gets the runs of a
+    /// transaction. If two versions have the same number, all commits between them are in layers of
+    /// the newer one.
     pub installed: u64,
-    /// The branches in the manifest other than the main one, each with the snapshot that it was
+    /// The branches in the manifest except the main branch, each with the snapshot that it was
     /// cloned from.
     pub branches: PersistentMap<Arc<str>, Arc<str>>,
-    /// The limits of branches in bytes of their own, for those that have one.
+    /// The limits on the bytes that branches have of their own, for branches with such a limit.
     pub limits: PersistentMap<String, u64>,
-    /// The limits of branches in files of their own, for those that have one.
+    /// The limits on the files that branches have of their own, for branches with such a limit.
     pub limits_of_files: PersistentMap<String, u64>,
     /// The zone table of a store in object storage that follows published states.
     pub table: TableHold,
@@ -104,7 +104,7 @@ impl Version {
     }
 
     /// Makes the version of a snapshot, which has the dictionaries of one branch. `nothing` is the
-    /// generation of versions that take no commits.
+    /// generation used by versions that receive no commits.
     pub(crate) fn of_snapshot(
         trees: Trees,
         entries: OfBranch,
@@ -114,7 +114,8 @@ impl Version {
         Version { trees, entries, installed: OF_SNAPSHOT, ..Version::empty(nothing) }
     }
 
-    /// Returns whether it is the version of a snapshot, which has one branch, whatever its name.
+    /// Returns whether this is the version of a snapshot. Such a version has one branch, whatever
+    /// its name.
     pub(crate) fn is_of_snapshot(&self) -> bool {
         self.installed == OF_SNAPSHOT
     }
@@ -196,27 +197,27 @@ impl Version {
         self.in_memory.keys().filter_map(|id| Some((*id, self.trees.get(id)?)))
     }
 
-    /// Returns the layer of a dictionary that takes commits. Returns `None` if the dictionary was
-    /// not written to in this generation.
+    /// Returns the layer of a dictionary that receives commits, or `None` if the dictionary was not
+    /// written to in this generation.
     pub(crate) fn active<'t>(&self, tree: &'t Tree) -> Option<&'t Layer> {
         tree.layers.first().filter(|layer| Arc::ptr_eq(&layer.generation, &self.generation))
     }
 
-    /// Returns the layer that takes commits of the dictionary with this number, like
+    /// Returns the layer that receives commits of the dictionary with this number, like
     /// [`Version::active`].
     pub(crate) fn active_of(&self, dict: DictionaryId) -> Option<&Layer> {
         self.active(self.get(dict)?)
     }
 
-    /// Returns whether there is a branch of this name. The main branch has the empty name.
+    /// Returns whether there is a branch with this name. The main branch has the empty name.
     pub(crate) fn has_branch(&self, name: &str) -> bool {
         name.is_empty() || self.branches.contains_key(name)
     }
 
-    /// Brings the version in line with the manifest. This is the only place that applies edits for
-    /// readers, at run time and at recovery. Memtables stay, except those of a dictionary that was
-    /// rolled back, which are void. `open` opens runs that the version does not have yet. After an
-    /// error the version must not be used.
+    /// Updates the version to the state of the manifest. This is the only place that applies edits
+    /// for readers, at run time and at recovery. Memtables are kept, except those of a dictionary
+    /// that was rolled back, which are void. `open` opens runs that the version does not have yet.
+    /// After an error the version must not be used.
     ///
     /// Only dictionaries whose entry in the manifest has changed are visited.
     pub(crate) fn follow(&mut self, state: &ManifestState, open: &mut OpenRun<'_>) -> Result<()> {
@@ -262,12 +263,12 @@ impl Version {
         if !self.entries.is_empty() {
             return self.entries.find(branch, name);
         }
-        // A version that follows no manifest has no index.
+        // A version that follows no manifest has no index by name.
         let mut infos = self.trees.values().map(|tree| tree.info());
         infos.find(|info| info.name == name && &*info.branch == branch).map(|info| info.id)
     }
 
-    /// Lowers the rollback marks to `seq`, since no later commit is known to exist.
+    /// Lowers the rollback marks to at most `seq`, because no later commit is known to exist.
     pub(crate) fn lower_since(&mut self, seq: Seq) {
         let due = self.trees.iter().filter(|(_, tree)| tree.since > seq);
         let due: Vec<DictionaryId> = due.map(|(id, _)| *id).collect();
@@ -284,8 +285,8 @@ impl Version {
         }
     }
 
-    /// Returns the dictionary with this number, of any branch. The dictionaries of the main branch
-    /// are found at the same cost however many clones there are.
+    /// Returns the dictionary with this number in any branch. The cost of finding a dictionary of
+    /// the main branch does not depend on the number of clones.
     pub(crate) fn get(&self, dict: DictionaryId) -> Option<&Arc<Tree>> {
         self.main.get(&dict).or_else(|| self.trees.get(&dict))
     }
@@ -308,21 +309,21 @@ impl Version {
         }
     }
 
-    /// Begins a new generation. A dictionary gets its memtable there with the first commit that
-    /// changes it, so this costs the same however large the store is.
+    /// Begins a new generation. A dictionary gets its memtable with the first commit that changes
+    /// it, so the cost of this does not depend on the size of the store.
     pub(crate) fn seal(&mut self) {
         self.generation = self.generation.next();
     }
 
-    /// Adds layers of the current generation on top of dictionaries that do not have one yet.
+    /// Adds layers of the current generation to dictionaries that do not have one yet.
     pub(crate) fn add_layers(&mut self, layers: impl IntoIterator<Item = (DictionaryId, Layer)>) {
         for (dict, layer) in layers {
             self.change(dict, |own| own.layers.insert(0, layer));
         }
     }
 
-    /// Adds the runs of a transaction on top of all data, in a version whose generation is new.
-    /// Runs of dropped dictionaries are skipped.
+    /// Adds the runs of a transaction as the newest data, in a version whose generation has just
+    /// begun. Runs of dropped dictionaries are skipped.
     pub(crate) fn add_runs(&mut self, runs: &[(DictionaryId, Vec<Arc<Run>>)]) {
         self.installed += 1;
         let generation = self.generation.clone();
@@ -330,18 +331,18 @@ impl Version {
         self.add_layers(runs.iter().map(|(dict, bound)| (*dict, layer(bound))));
     }
 
-    /// Returns whether nothing waits for a flush.
+    /// Returns whether no data waits for a flush.
     pub(crate) fn is_flushed(&self) -> bool {
         self.in_memory().all(|(_, tree)| tree.layers.iter().all(Layer::is_empty))
     }
 
-    /// Returns the bytes of all memtables, sealed ones included.
+    /// Returns the bytes of all memtables, including sealed ones.
     pub(crate) fn memtable_bytes(&self) -> usize {
         self.in_memory().map(|(_, tree)| tree.memtable_bytes()).sum()
     }
 }
 
-/// Reads a value, inline or stored by place.
+/// Reads a value that is inline or stored elsewhere.
 pub(crate) fn read(cache: &BlockCache, value: Value) -> Result<Bytes> {
     match value {
         Value::Inline(bytes) => Ok(bytes),
@@ -354,7 +355,7 @@ mod tests {
     use super::*;
     use crate::db::Kvdb;
 
-    /// Fails unless the main branch has exactly the dictionaries that name it as their branch.
+    /// Fails unless `Version::main` has exactly the dictionaries whose branch is the main branch.
     fn check(db: &Kvdb, when: &str) {
         let version = db.version_set().load_full();
         let of_main = |tree: &&Arc<Tree>| tree.info().branch.is_empty();

@@ -1,14 +1,15 @@
-//! The commits that views still read. They determine the range tombstones that a memtable must keep
-//! although newer ones cover them.
+//! The commits that views still read. They determine which range tombstones a memtable must keep
+//! even though newer ones cover them.
 //!
-//! A view notes its commit in a free slot by one compare-and-swap; if it finds no free slot, it
-//! notes the commit in a map. A writer announces the floor below which it will forget before it
-//! reads the notes; a view reads the announced floor after it has made its note. So either the
-//! writer sees the note, or the view sees the floor and starts over with a newer commit.
+//! A view registers its commit in a free slot by one compare-and-swap; if it finds no free slot, it
+//! registers the commit in a map. A writer announces the floor below which it will forget data, and
+//! then reads the registered commits; a view registers its commit, and then reads the announced
+//! floor. So either the writer sees the commit, or the view sees the floor and retries with a newer
+//! commit.
 //!
-//! A note stays in its slot as long as a view needs it: a copy of a view shares the note of the
-//! original. If the copy made a note of its own, a writer that reads one slot after the other could
-//! read the new slot before the note is made and the old one after it was released.
+//! A commit stays in its slot while any view needs it: a copy of a view shares the slot of the
+//! original. If the copy took its own slot, a writer that reads the slots one by one could read the
+//! new slot before it is filled, and the old one after it was released, and so miss the commit.
 
 use env::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::cell::Cell;
@@ -21,7 +22,7 @@ use vt_tree::Seq;
 
 use crate::version::Version;
 
-/// Number of views that can be noted without a lock.
+/// Number of views that can be registered without a lock.
 const SLOTS: usize = 64;
 /// Number of slots that a view tries.
 const TRIES: usize = 4;
@@ -30,7 +31,7 @@ const TRIES: usize = 4;
 #[derive(Default)]
 #[repr(align(64))]
 struct Slot {
-    /// The number of the commit plus one. 0 means that the slot is free.
+    /// The sequence number of the commit plus one, or 0 if the slot is free.
     note: AtomicU64,
     /// Number of views that share the slot.
     pins: AtomicUsize,
@@ -39,7 +40,7 @@ struct Slot {
 pub(crate) struct ReadSnapshots {
     slots: [Slot; SLOTS],
     more: Mutex<BTreeMap<Seq, usize>>,
-    /// Data that is read only before this commit may be forgotten.
+    /// The announced floor: data that only reads before this commit need may be forgotten.
     announced_floor: AtomicU64,
 }
 
@@ -83,7 +84,7 @@ impl ReadSnapshots {
         None
     }
 
-    /// Adds a pin to an existing note.
+    /// Adds a pin to a registered commit.
     fn share(&self, at: Seq, slot: Option<usize>) {
         match slot {
             Some(slot) => _ = self.slots[slot].pins.fetch_add(1, Ordering::Relaxed),
@@ -94,7 +95,8 @@ impl ReadSnapshots {
     fn release(&self, at: Seq, slot: Option<usize>) {
         match slot {
             Some(slot) => {
-                // All reads of views that shared the slot happen before it is released.
+                // Acquire and release: all reads of the views that shared the slot happen before it
+                // is freed.
                 if self.slots[slot].pins.fetch_sub(1, Ordering::AcqRel) == 1 {
                     self.slots[slot].note.store(0, Ordering::Release);
                 }
@@ -111,7 +113,7 @@ impl ReadSnapshots {
         }
     }
 
-    /// Pins the newest commit, `visible`, which never decreases.
+    /// Pins the newest commit. `visible` is its number, which never decreases.
     pub(crate) fn pin(self: &Arc<Self>, visible: &AtomicU64) -> ReadSnapshot {
         loop {
             let at = visible.load(Ordering::Acquire);
@@ -130,14 +132,14 @@ impl ReadSnapshots {
         self.floor_with(visible, |_| ())
     }
 
-    /// Implements [`ReadSnapshots::floor`]. `before` is called before each slot is read, with its
-    /// number, so that a test can act in between.
+    /// Implements [`ReadSnapshots::floor`]. Calls `before` with the number of each slot before the
+    /// slot is read, so that a test can act in between.
     fn floor_with(&self, visible: Seq, before: impl FnMut(usize)) -> Seq {
         self.before_with(visible, before).first().copied().unwrap_or(visible)
     }
 
-    /// Returns the commits before `visible`, the newest, that views read, ascending. No view will
-    /// begin to read any other commit before `visible`.
+    /// Returns the commits before `visible`, the newest commit, that views read, ascending. No view
+    /// will begin to read any other commit before `visible`.
     pub(crate) fn before(&self, visible: Seq) -> Vec<Seq> {
         self.before_with(visible, |_| ())
     }
@@ -177,7 +179,7 @@ impl Drop for ReadSnapshot {
     }
 }
 
-/// A version, with the pin of the commit that is read in it.
+/// A version, and the pin of the commit at which it is read.
 #[derive(Clone)]
 pub(crate) struct PinnedVersion {
     pub version: Arc<Version>,
@@ -217,7 +219,7 @@ mod tests {
 
     #[test]
     fn a_pin_that_changes_hands_while_the_floor_is_looked_for_is_seen() {
-        // Pins that are dropped right away leave the slots before this one free.
+        // The pins made first and dropped again leave free slots before the slot of this pin.
         for kept in [0, 1, 2 * TRIES] {
             for moment in 0..SLOTS {
                 let (pins, visible) = (Arc::new(ReadSnapshots::default()), AtomicU64::new(3));
@@ -241,7 +243,7 @@ mod tests {
     fn no_view_ever_reads_before_what_was_said() {
         let (pins, visible, stop) =
             (Arc::new(ReadSnapshots::default()), AtomicU64::new(1), AtomicBool::new(false));
-        // The floor in force, raised by the writer and checked by the holder of a pin.
+        // The floor in force. The writer raises it, and the holder of a pin checks it.
         let floor = AtomicU64::new(0);
         env::thread::scope(|scope| {
             for _ in 0..2 {

@@ -1,6 +1,6 @@
-//! The set of snapshots in memory: the version of each, and which of them wait for their flush. The
-//! set follows the manifest ([`Snapshots::follow`]), except that a snapshot that waits for its
-//! flush is added by the caller that makes it.
+//! The in-memory set of snapshots: the version of each, and which of them wait for their flush. The
+//! set follows the manifest ([`Snapshots::follow`]), except that the creator of a snapshot adds it
+//! itself while it waits for its flush.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -26,9 +26,10 @@ use crate::version::{Trees, Version};
 /// A snapshot.
 pub(crate) struct Snapshot {
     pub label: Label,
-    /// The snapshot contains the dictionaries of its branch whose numbers are smaller than this.
+    /// An upper bound of dictionary numbers: the snapshot contains the dictionaries of its branch
+    /// whose numbers are smaller.
     pub below: u32,
-    /// The content: runs and, until the manifest has the snapshot, memtables.
+    /// The content: runs and, until the manifest contains the snapshot, memtables.
     version: ArcSwap<Version>,
 }
 
@@ -42,7 +43,7 @@ impl Snapshot {
     }
 }
 
-/// Tells on which side of a commit an internal snapshot lies.
+/// The side of a commit that an internal snapshot shows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     Before,
@@ -57,18 +58,19 @@ impl Side {
         }
     }
 
-    /// Returns the name of such a snapshot. `pair` is shared by the two snapshots of a commit.
+    /// Returns the name of an internal snapshot. The two snapshots of a commit share the number
+    /// `pair`.
     pub(crate) fn name(self, pair: u64, label: &str) -> String {
         format!("{}{pair:016x}-{label}", self.prefix())
     }
 
-    /// Returns the label of the transaction from such a name.
+    /// Returns the label of the transaction, which is a part of such a name.
     pub(crate) fn label(name: &str) -> &str {
         name.splitn(3, '-').nth(2).unwrap_or("")
     }
 
-    /// Returns the part of the name that the two snapshots of a commit share, if the name is of
-    /// this side.
+    /// Returns the part of the name that the two snapshots of a commit share, or `None` if the name
+    /// is not of this side.
     fn pair_of(self, name: &str) -> Option<&str> {
         name.strip_prefix(self.prefix())?.get(..16)
     }
@@ -79,7 +81,7 @@ struct All {
     by_name: BTreeMap<String, Arc<Snapshot>>,
     /// The snapshots in listing order: by date, then commit, then name.
     by_date: BTreeMap<(Duration, Seq, String), Arc<Snapshot>>,
-    /// The last date given to a snapshot, and the clock's time when it was given.
+    /// The last date assigned to a snapshot, and the clock's time when it was assigned.
     last_date: (Duration, Duration),
 }
 
@@ -99,14 +101,14 @@ impl All {
     }
 }
 
-/// The dictionaries of a snapshot, and their entries in the manifest.
+/// The dictionaries of a snapshot with their manifest entries.
 type Like = (Trees, OfBranch);
 
 pub(crate) struct Snapshots {
-    /// Held while names are added or removed, and while dictionaries are changed in a way that a
-    /// snapshot which waits for its flush must not see.
+    /// Held while names are added or removed, and during changes of dictionaries that a snapshot
+    /// waiting for its flush must not see.
     pub naming: lock_order::Mutex<()>,
-    /// The entries of the manifest when the set last followed it.
+    /// The snapshot entries of the manifest as of the last [`Snapshots::follow`].
     kept: lock_order::Mutex<SnapshotStates>,
     all: Mutex<All>,
     /// The snapshots that wait for the flush of a generation, oldest first.
@@ -126,10 +128,10 @@ impl Snapshots {
         }
     }
 
-    /// Brings the set in line with the manifest. This is the only place that applies edits to
+    /// Updates the set to the state of the manifest. This is the only place that applies edits to
     /// snapshots, at run time and at recovery. `version` follows the same state; `open` opens runs
-    /// that neither it nor a snapshot has. Returns the dropped snapshots, so that the caller can
-    /// release their runs outside of locks.
+    /// that neither `version` nor a snapshot has. Returns the dropped snapshots, so that the caller
+    /// can release their runs outside of locks.
     pub(crate) fn follow(
         &self,
         state: &ManifestState,
@@ -143,8 +145,9 @@ impl Snapshots {
             (_, Some(entry)) => new.push(entry),
             (_, None) => gone.push(name),
         });
-        // Snapshots share their common parts: each is derived from the one before it in its branch,
-        // and the first one from the current state of the branch. Only differences are visited.
+        // Snapshots share their common parts: each is derived from the previous snapshot of its
+        // branch, and the first one from the current state of the branch. Only differences are
+        // visited.
         let (mut known, mut like) = (HashMap::new(), HashMap::<&str, Like>::new());
         for entry in new {
             let there = self.get(&entry.label.name).filter(|there| there.label == entry.label);
@@ -162,7 +165,7 @@ impl Snapshots {
                 Some(snapshot) => {
                     snapshot.version.store(Arc::new(version));
                     let mut pending = self.pending.lock();
-                    // The oldest one is in front.
+                    // The oldest snapshot is in front, so the search is short.
                     if let Some(at) = pending.iter().position(|(_, s)| Arc::ptr_eq(s, &snapshot)) {
                         pending.remove(at);
                     }
@@ -179,7 +182,7 @@ impl Snapshots {
         Ok(gone)
     }
 
-    /// Returns the dictionaries of the snapshot that the manifest describes by `entry`, sharing
+    /// Returns the dictionaries of the snapshot that the manifest describes by `entry`. Shares
     /// those of `like` that are the same.
     fn trees_of(
         &self,
@@ -211,9 +214,9 @@ impl Snapshots {
         Ok(trees)
     }
 
-    /// Returns the dictionary that the manifest describes by `entry`, as the snapshot has it. Runs
-    /// are shared with `version` and with `before`, the previous version of the snapshot itself,
-    /// where these have them.
+    /// Returns the dictionary that the manifest describes by `entry`, as the snapshot contains it.
+    /// Shares runs that `version` or `before`, the previous version of the snapshot itself, already
+    /// has.
     fn tree_of(
         &self,
         id: DictionaryId,
@@ -227,7 +230,7 @@ impl Snapshots {
         let base = same.or_else(|| before.and_then(|before| before.trees.get(&id))).or(live);
         let new = || Tree::new(entry.info.clone());
         let mut tree = base.map_or_else(new, |base| base.without_layers());
-        // These runs were flushed after the snapshot was made, and before its own part.
+        // These runs were flushed after the snapshot was made, and before its own data was.
         let of_live = |id: RunId, root: &Bytes| {
             let live = live.filter(|live| live.entry.runs.get(&id).is_some_and(|(_, r)| r == root));
             live?.runs().find(|p| p.id == id).map(|p| p.run.clone())
@@ -243,12 +246,12 @@ impl Snapshots {
     }
 
     /// Returns the creation date for a snapshot that is made `now`: the first nanosecond from `now`
-    /// on that no other snapshot has. The clock may not advance for a few milliseconds, and the
-    /// listing shows the order of creation within that time, too.
+    /// on that no other snapshot has. The clock may not advance for a few milliseconds; distinct
+    /// dates keep the listing in the order of creation within that time, too.
     pub(crate) fn next_date(&self, now: Duration) -> Duration {
         let mut all = self.all.lock();
         let (last, at) = all.last_date;
-        // Dates up to `last` were given while the clock did not advance.
+        // Dates up to `last` were assigned while the clock did not advance.
         let mut date = if at <= now && now <= last { last } else { now };
         let from = all.by_date.range((date, 0, String::new())..).map(|((created, ..), _)| *created);
         // The dates ascend, so the first gap ends the search.
@@ -262,7 +265,7 @@ impl Snapshots {
         date
     }
 
-    /// Lists the snapshots, the oldest first.
+    /// Lists the snapshots, oldest first.
     pub(crate) fn list(&self) -> Vec<Arc<Snapshot>> {
         self.all.lock().by_date.values().cloned().collect()
     }
@@ -274,7 +277,7 @@ impl Snapshots {
         from.take_while(|(name, _)| name.starts_with(prefix)).map(|(_, s)| s.clone()).collect()
     }
 
-    /// Returns the snapshots before and after each commit that can be undone, the oldest first.
+    /// Returns the snapshots before and after each commit that can be undone, oldest first.
     pub(crate) fn around_commits(&self) -> Vec<[Arc<Snapshot>; 2]> {
         let own = self.around_any_commit();
         let pair = |side: Side, s: &Arc<Snapshot>| side.pair_of(&s.label.name).map(str::to_owned);
@@ -286,8 +289,8 @@ impl Snapshots {
         own.iter().filter_map(both).collect()
     }
 
-    /// Returns the names of internal snapshots whose counterpart is missing after a crash or after
-    /// a full store has dropped it.
+    /// Returns the names of internal snapshots whose counterpart is missing, either after a crash
+    /// or because a full store has dropped it.
     pub(crate) fn half_around_commits(&self) -> Vec<String> {
         let whole = self.around_commits();
         let whole: HashSet<&str> = whole.iter().flatten().map(|s| &*s.label.name).collect();
@@ -295,7 +298,7 @@ impl Snapshots {
         all.filter(|name| !whole.contains(&**name)).collect()
     }
 
-    /// Returns all snapshots made around commits, the oldest first.
+    /// Returns all snapshots made around commits, oldest first.
     fn around_any_commit(&self) -> Vec<Arc<Snapshot>> {
         let all = self.all.lock();
         let of = |side: Side| {
@@ -317,8 +320,8 @@ impl Snapshots {
         own
     }
 
-    /// Returns the zones in which a snapshot has data. Dictionaries that successive snapshots of a
-    /// branch share are visited once.
+    /// Returns the zones that contain data of a snapshot. Dictionaries that successive snapshots of
+    /// a branch share are visited only once.
     pub(crate) fn zones(&self) -> BTreeSet<ZoneId> {
         let all: Vec<_> = self.list().into_iter().map(|s| (s.version(), s)).collect();
         let (mut zones, mut seen) = (BTreeSet::new(), HashSet::new());
@@ -336,10 +339,10 @@ impl Snapshots {
         zones
     }
 
-    /// Makes a snapshot of `version`, including its memtables, which no longer take commits.
+    /// Makes a snapshot of `version`, including its memtables, which no longer receive commits.
     pub(crate) fn of(&self, label: Label, below: u32, version: &Version) -> Arc<Snapshot> {
         let mut trees = version.of_branch(&label.branch);
-        // Dictionaries with greater numbers were created later.
+        // Drop dictionaries with greater numbers: they were created later.
         while let Some((&id, _)) = trees.last_key_value()
             && id.0 >= below
         {
@@ -351,7 +354,8 @@ impl Snapshots {
         Arc::new(Snapshot { label, below, version: ArcSwap::from_pointee(version) })
     }
 
-    /// Makes the snapshot readable. It ends `generation` and waits for the flush of that.
+    /// Makes the snapshot readable. It ends `generation`, and waits for the flush of that
+    /// generation.
     pub(crate) fn begin(&self, generation: u64, snapshot: Arc<Snapshot>) {
         self.all.lock().insert(&snapshot);
         self.pending.lock().push_back((generation, snapshot));
@@ -362,8 +366,8 @@ impl Snapshots {
         self.pending.lock().iter().find(|(at, _)| *at == generation).map(|(_, s)| s.clone())
     }
 
-    /// Returns the generations up to `last` that snapshots wait for, at most the oldest `most` of
-    /// them.
+    /// Returns the oldest generations, at most `most`, up to `last` whose flush a snapshot waits
+    /// for.
     pub(crate) fn pending_upto(&self, last: u64, most: usize) -> Vec<u64> {
         let pending = self.pending.lock();
         let upto = pending.iter().map(|(generation, _)| *generation).take_while(|g| *g <= last);
@@ -381,7 +385,7 @@ impl Snapshots {
     }
 }
 
-/// Returns a number greater than that of any dictionary of a version.
+/// Returns a number greater than that of any dictionary in `version`.
 pub(crate) fn above(version: &Version) -> u32 {
     version.trees.last_key_value().map_or(0, |(id, _)| id.0.saturating_add(1))
 }

@@ -1,6 +1,6 @@
 //! A dictionary as part of a version: its memtables, newest first, and its open runs, level by
-//! level. A clone shares the runs of its snapshot, and everything that only a dictionary that was
-//! written to has.
+//! level. A clone shares the runs of its snapshot. It also shares its [`Own`] parts with other
+//! clones until it is written to.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Deref;
@@ -29,18 +29,18 @@ pub(crate) struct NumberedRun {
 /// The open runs of a dictionary, level by level.
 pub(crate) type Levels = Arc<Vec<Vec<NumberedRun>>>;
 
-/// The levels that were made while a version follows the manifest, by the address of the list of
-/// runs in the manifest.
+/// The levels made so far while a version follows the manifest, keyed by the address of the run
+/// list in the manifest.
 pub(super) type Opened = HashMap<*const BTreeMap<RunId, (u32, Bytes)>, Levels>;
 
 /// A dictionary as part of a version.
 #[derive(Clone)]
 pub(crate) struct Tree {
-    /// The entry in the manifest: name and options of the dictionary, and the runs that are open in
-    /// `levels`.
+    /// The entry in the manifest: the name and options of the dictionary, and the runs that are
+    /// open in `levels`.
     pub entry: Arc<DictionaryState>,
-    /// `levels[0]` is the youngest; within a level the newest run comes first. A clone shares the
-    /// levels of its snapshot until it gets runs of its own.
+    /// The runs by level. `levels[0]` is the youngest level; within a level the newest run comes
+    /// first. A clone shares the levels of its snapshot until it gets runs of its own.
     pub levels: Levels,
     own: Arc<Own>,
 }
@@ -48,10 +48,10 @@ pub(crate) struct Tree {
 /// The parts of a dictionary that clones share until they are written to or rolled back.
 #[derive(Clone)]
 pub(crate) struct Own {
-    /// Layers, newest first, only for those generations in which the dictionary was written to.
+    /// The layers, newest first, of the generations in which the dictionary was written to.
     pub layers: Vec<Layer>,
-    /// The last rollback undid commits up to this one, so their memtables are void. 0 if there was
-    /// no rollback.
+    /// The last commit that the last rollback undid: memtables with commits up to this one are
+    /// void. 0 if there was no rollback.
     pub since: Seq,
     /// The placement of short values, shared by all versions of this dictionary.
     pub short: Arc<ShortValues>,
@@ -85,7 +85,7 @@ impl Tree {
         tree
     }
 
-    /// Returns the dictionary with this mark of the last rollback.
+    /// Returns the dictionary with the rollback mark `since`.
     pub(super) fn with_since(mut self, since: Seq) -> Tree {
         if self.since != since {
             self.own_mut().since = since;
@@ -98,7 +98,7 @@ impl Tree {
     }
 
     /// Makes the dictionary that the manifest describes by `entry`, without memtables. It shares
-    /// its levels with one in `opened` that has the same list of runs.
+    /// the levels of a dictionary in `opened` that has the same run list.
     pub(super) fn of(
         entry: &Arc<DictionaryState>,
         opened: &mut Opened,
@@ -117,7 +117,7 @@ impl Tree {
         Ok(tree)
     }
 
-    /// Brings the runs and options in line with the manifest; memtables stay.
+    /// Updates the runs and options to those in the manifest. Memtables are kept.
     pub(crate) fn follow(
         &mut self,
         entry: &Arc<DictionaryState>,
@@ -137,7 +137,7 @@ impl Tree {
             before.get(&id).filter(|_| same).cloned()
         };
         let mut levels: Vec<Vec<NumberedRun>> = Vec::new();
-        // Numbers ascend, so within a level each run is newer than those before it.
+        // Ids ascend, so within a level each run is newer than those before it.
         for (&id, (level, root)) in entry.runs.iter() {
             let run = match unchanged(id, root) {
                 Some(run) => run,
@@ -160,8 +160,8 @@ impl Tree {
         &self.entry.info
     }
 
-    /// Returns the newest value of `key` among commits up to `at`. `cache` reads values that an
-    /// update is applied to.
+    /// Returns the newest value of `key` among commits up to `at`. `cache` is used to read values
+    /// that an update applies to.
     pub(crate) fn get(&self, cache: &BlockCache, key: &[u8], at: Seq) -> Result<Option<Value>> {
         Ok(cache.resolve(self.lookup(key, at)?)?)
     }
@@ -215,7 +215,7 @@ impl Tree {
         }
     }
 
-    /// Announces to the device the blocks that `get` of these keys (ascending) is likely to read.
+    /// Announces to the device the blocks that `get` is likely to read for these keys (ascending).
     pub(crate) fn announce<'k>(
         &self,
         cache: &BlockCache,
@@ -231,15 +231,16 @@ impl Tree {
                 }
             }
         }
-        // A single block is read at once anyway.
+        // A single block is read immediately anyway.
         if blocks.len() > 1 {
             cache.announce_blocks(blocks);
         }
         Ok(())
     }
 
-    /// Announces to the device what `get` of `key` reads, as far as it is known without waiting for
-    /// the device. If no run has the key, it begins a range, most of which is in the oldest run.
+    /// Announces to the device the blocks that `get` of `key` reads, as far as they are known
+    /// without waiting for the device. If no run has the key, the caller probably scans a range
+    /// from it, most of which is in the oldest run: announce its block there.
     pub(crate) fn announce_without_wait(&self, key: &[u8]) -> Result<()> {
         let hash = vt_tree::hash(key);
         let (mut may_have_it, mut oldest) = (false, None);
@@ -253,7 +254,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Returns the run if there is exactly one.
+    /// Returns the only run, or `None` if there are more or none.
     fn only_run(&self) -> Option<&NumberedRun> {
         let mut runs = self.runs();
         runs.next().filter(|_| runs.next().is_none())
@@ -281,7 +282,8 @@ impl Tree {
             .collect()
     }
 
-    /// Returns the length in bytes from which values are currently stored outside of their block.
+    /// Returns the minimum length in bytes of values that are currently stored outside of their
+    /// block.
     pub(crate) fn separate_at(&self) -> u32 {
         self.short.separate_at(self.info())
     }
@@ -291,7 +293,7 @@ impl Tree {
         MergeOptions { separate_at: self.separate_at(), ..self.info().options.storage(placement) }
     }
 
-    /// Returns the bytes of the runs, dead data included.
+    /// Returns the bytes of the runs, including dead data.
     pub(crate) fn data_bytes(&self) -> u64 {
         self.runs().map(|p| p.run.stats()).map(|s| s.block_bytes + s.value_bytes).sum()
     }
@@ -301,8 +303,8 @@ impl Tree {
     }
 }
 
-/// Returns the parts of a new dictionary that was not written to. Clones do not adapt the placement
-/// of their short values, so they all share one empty account.
+/// Returns the parts of a new dictionary that was never written to. Clones do not adapt the
+/// placement of their short values, so they all share one empty account.
 fn nothing_own(of_main: bool) -> Arc<Own> {
     static OF_CLONES: LazyLock<Arc<Own>> = LazyLock::new(new);
     fn new() -> Arc<Own> {
@@ -311,7 +313,8 @@ fn nothing_own(of_main: bool) -> Arc<Own> {
     if of_main { new() } else { OF_CLONES.clone() }
 }
 
-/// Returns the levels of a dictionary without runs. A clone may have thousands of them.
+/// Returns the levels of a dictionary without runs. They are shared, since a clone may have
+/// thousands of such dictionaries.
 fn no_levels() -> Levels {
     static NONE: LazyLock<Levels> = LazyLock::new(Levels::default);
     NONE.clone()
@@ -319,11 +322,10 @@ fn no_levels() -> Levels {
 
 /// Opens the runs that the manifest names.
 pub(crate) trait OpenRuns {
-    /// Returns the open run of this number and root.
+    /// Returns the open run with this id and root.
     fn open(&mut self, id: RunId, root: &Bytes) -> Result<Arc<Run>>;
 
-    /// Returns the levels of a dictionary that has exactly the runs of this new one, if they are
-    /// open.
+    /// Returns the levels of another dictionary that has exactly the runs of `new`, if one is open.
     fn levels_like(&self, new: &DictionaryState) -> Option<Levels> {
         let _ = new;
         None

@@ -1,14 +1,14 @@
-//! The current version and its changes. A change of the store's content is a list of edits: they
-//! are made durable in the manifest, and the next version and the snapshots are derived from the
-//! manifest's new state ([`Version::follow`], [`Snapshots::follow`]). Memtables are not in the
-//! manifest and are changed by [`VersionSet::change`].
+//! The current version and its changes. A change of the store's content is a list of manifest
+//! edits. They are made durable in the manifest; then the next version and the snapshots are
+//! derived from the new state of the manifest ([`Version::follow`], [`Snapshots::follow`]).
+//! Memtables are not in the manifest and are changed by [`VersionSet::change`].
 //!
-//! The manifest is durable independently of the journal. An edit that changes the result of reads
-//! must not become durable before the commits that precede it: every caller that installs an edit
-//! states why this order is kept ([`Order`]).
+//! The manifest becomes durable independently of the journal. An edit that changes the result of
+//! reads must not become durable before the commits that precede it. Every caller that installs an
+//! edit states why this order is kept ([`Order`]).
 //!
 //! A commit that changes the version itself (an ingest, a rollback, runs of a transaction) becomes
-//! visible together with that version, see [`VersionSet::change_by_commit`]; all other commits
+//! visible together with that version; see [`VersionSet::change_by_commit`]. All other commits
 //! become visible by their number alone.
 
 use std::collections::HashMap;
@@ -32,15 +32,15 @@ use crate::version::snapshot_set::{Snapshot, Snapshots};
 use crate::version::tree::{Levels, OpenRun, OpenRuns};
 use crate::version::{Version, read};
 
-/// The reason why an edit may become durable: if it survives a power cut, all commits before it
-/// survive, too.
+/// The reason why an edit may become durable: if the edit survives a power failure, so do all
+/// commits before it.
 #[derive(Debug)]
 pub(crate) enum Order {
-    /// The edit only says how and where data is stored. Reads return the same without it.
+    /// The edit only tells how and where data is stored. Reads return the same without it.
     OfPlaces,
     /// The edit refers to runs that also contain all earlier commits.
     OfRuns,
-    /// The edit is ordered among the commits, and those before it are durable.
+    /// The edit has a position among the commits, and all commits before it are durable.
     AfterCommits(CommitsSynced),
 }
 
@@ -74,7 +74,8 @@ pub(crate) struct CommitsSynced(pub(crate) ());
 #[derive(Default)]
 pub(crate) struct VersionEdit {
     pub edits: Vec<Edit>,
-    /// The runs that the edits name and that the version may not have yet, by their roots.
+    /// The runs that the edits name and that the version may not have yet, keyed by their encoded
+    /// roots.
     runs: HashMap<Bytes, Arc<Run>>,
 }
 
@@ -90,12 +91,12 @@ impl VersionEdit {
         self.edits.push(Edit::AddRun { dict, level: level as u32, id, run: root });
     }
 
-    /// Brings `version` in line with `state`, in which the edits are made.
+    /// Updates `version` to `state`, to which the edits have been applied.
     pub(crate) fn apply_to(&self, version: &mut Version, state: &ManifestState) -> Result<()> {
         version.follow(state, &mut named(&self.runs))
     }
 
-    /// Registers a run that an edit refers to in another way than by adding it.
+    /// Registers a run that an edit refers to without adding it to a dictionary.
     pub(crate) fn knows(&mut self, root: Bytes, run: Arc<Run>) {
         self.runs.insert(root, run);
     }
@@ -108,7 +109,7 @@ pub(crate) fn encode_run(run: &Run) -> Bytes {
     Bytes::from(out)
 }
 
-/// Opens the runs that an edit has named.
+/// Returns a function that finds the runs named by an edit.
 fn named(runs: &HashMap<Bytes, Arc<Run>>) -> impl FnMut(RunId, &Bytes) -> Result<Arc<Run>> {
     |id, root| {
         let run = runs.get(root).cloned();
@@ -116,8 +117,8 @@ fn named(runs: &HashMap<Bytes, Arc<Run>>) -> impl FnMut(RunId, &Bytes) -> Result
     }
 }
 
-/// Opens the runs that an edit has named. A clone shares the levels of the snapshot that it was
-/// made of, so a thousand clones hold them once.
+/// Finds the runs named by an edit. A clone shares the levels of its snapshot, so a thousand clones
+/// need the memory of one.
 struct Named<'a> {
     runs: &'a HashMap<Bytes, Arc<Run>>,
     state: &'a ManifestState,
@@ -132,7 +133,7 @@ impl OpenRuns for Named<'_> {
     fn levels_like(&self, new: &DictionaryState) -> Option<Levels> {
         let origin = self.state.branches.get(&new.info.branch)?;
         let version = self.snapshots.get(origin)?.version();
-        // The dictionaries of a clone have the names of those of its snapshot.
+        // The dictionaries of a clone have the same names as those of its snapshot.
         let tree = version.trees.get(&version.find("", &new.info.name)?)?;
         Arc::ptr_eq(&tree.entry.runs, &new.runs).then(|| tree.levels.clone())
     }
@@ -148,9 +149,9 @@ pub(crate) struct VersionSet {
     /// The newest commit that readers see.
     pub visible: AtomicU64,
     /// [`Version::came_with`] of the current version. It is stored before `visible`, so a reader
-    /// that sees such a commit knows that its version is installed.
+    /// that sees that commit also sees this number, and knows which version it needs.
     came_with: AtomicU64,
-    /// The newest commit that is an edit of the manifest, since the store was opened. It changes
+    /// The newest commit since the store was opened that is an edit of the manifest. It changes
     /// under the lock of the manifest.
     newest_edit: AtomicU64,
     pub read_snapshots: Arc<ReadSnapshots>,
@@ -188,23 +189,23 @@ impl VersionSet {
         &self.cache
     }
 
-    /// Returns the current version for a short time.
+    /// Returns a short-lived reference to the current version.
     pub(crate) fn load(&self) -> Guard<Arc<Version>> {
         self.current.load()
     }
 
-    /// Returns the current version, to be kept.
+    /// Returns an owned reference to the current version.
     pub(crate) fn load_full(&self) -> Arc<Version> {
         self.current.load_full()
     }
 
-    /// Returns the current version and the newest commit that its runs contain together with all
-    /// commits before. Returns `None` if they also contain a later one, which is an edit of the
-    /// manifest: then everything has to be flushed once more.
+    /// Returns the current version and a commit such that its runs contain all commits up to that
+    /// one, and none later. Returns `None` if they also contain a later one, which is an edit of
+    /// the manifest: then the caller has to flush once more.
     pub(crate) fn flushed_prefix(&self) -> Option<(Arc<Version>, Seq)> {
         // Flushes and edits change the version under the lock of the manifest.
         let manifest = self.manifest.lock();
-        // Loaded before the look into the memtables: a visible commit is in one of them by then.
+        // Load this before checking the memtables: a visible commit is in one of them by then.
         let visible = self.visible.load(Ordering::Acquire);
         let version = self.current.load_full();
         let seq = match &*manifest {
@@ -220,7 +221,7 @@ impl VersionSet {
         manifest.ok_or_else(|| Error::ReadOnly("it was opened for reading only".into()))
     }
 
-    /// Changes the parts of the version that are only in memory.
+    /// Changes the in-memory parts of the version.
     pub(crate) fn change(&self, change: impl FnOnce(&mut Version)) {
         let change = |version: &mut Version| {
             change(version);
@@ -237,8 +238,8 @@ impl VersionSet {
         self.swap_and(change, |_| ())
     }
 
-    /// Replaces the version by a changed one, and calls `then` before another thread can change it
-    /// again.
+    /// Replaces the version by a changed one, and calls `then` before another thread can change the
+    /// version again.
     fn swap_and<T, E>(
         &self,
         change: impl FnOnce(&mut Version) -> std::result::Result<(), E>,
@@ -254,13 +255,13 @@ impl VersionSet {
             self.current.store(next.clone());
             done = then(&next);
         }
-        // Data that only the old version held is released here, outside of the lock.
+        // Release data that only the old version held outside of the lock.
         drop(old);
         Ok(done)
     }
 
-    /// Changes the parts of the version that are only in memory by commit `seq`, which
-    /// `make_visible` makes visible.
+    /// Changes the in-memory parts of the version by commit `seq`, which `make_visible` makes
+    /// visible.
     pub(crate) fn change_by_commit<T>(
         &self,
         seq: Seq,
@@ -275,10 +276,10 @@ impl VersionSet {
         shown
     }
 
-    /// Replaces the version by a changed one that came with commit `seq`, which `make_visible`
+    /// Replaces the version by a changed one that comes with commit `seq`, which `make_visible`
     /// makes visible. Number and version become visible atomically: no view has one without the
     /// other (see [`VersionSet::pin`]). Nothing between the two steps may wait for another thread,
-    /// since views that are made at that time spin until both are done.
+    /// since concurrent calls of `pin` spin until both are done.
     fn swap_by_commit<T, E>(
         &self,
         seq: Seq,
@@ -296,15 +297,15 @@ impl VersionSet {
         })
     }
 
-    /// Brings `version` and the snapshots in line with the manifest, to which edits have just been
-    /// written. `runs` are the runs that the edits name. Returns the dropped snapshots.
+    /// Updates `version` and the snapshots to the state of the manifest, to which edits have just
+    /// been written. `runs` are the runs that the edits name. Returns the dropped snapshots.
     fn follow(
         &self,
         version: &mut Version,
         state: &ManifestState,
         runs: &HashMap<Bytes, Arc<Run>>,
     ) -> Result<Vec<Arc<Snapshot>>> {
-        // The edits are in the manifest already: a version without them would differ from the one
+        // The edits are in the manifest already. A version without them would differ from the one
         // that the next open finds, so an error is fatal.
         version
             .follow(state, &mut Named { runs, state, snapshots: &self.snapshots })
@@ -313,7 +314,7 @@ impl VersionSet {
     }
 
     /// Makes the edits that `plan` returns durable, then changes the version and the snapshots
-    /// accordingly. Space that they release becomes free only after the edits are durable.
+    /// accordingly. Space that the edits release becomes free only after they are durable.
     pub(crate) fn install(
         &self,
         order: Order,
@@ -322,15 +323,15 @@ impl VersionSet {
         self.install_and(order, plan, |_| ())
     }
 
-    /// Makes the edits that `plan` returns durable, then changes the version accordingly, together
-    /// with its parts that are only in memory, by `also`.
+    /// Makes the edits that `plan` returns durable, then changes the version accordingly. `also`
+    /// changes its in-memory parts in the same step.
     pub(crate) fn install_and(
         &self,
         order: Order,
         plan: impl FnOnce(&ManifestState) -> VersionEdit,
         also: impl FnOnce(&mut Version),
     ) -> Result<()> {
-        // Released outside of the lock.
+        // Declared before the lock, so that the dropped snapshots are released after it.
         let mut gone = Vec::new();
         let mut manifest = self.manifest()?;
         let VersionEdit { edits, runs } = plan(manifest.state());
@@ -371,17 +372,16 @@ impl VersionSet {
         Ok(gone)
     }
 
-    /// Atomically replaces the state of the manifest by `state`, and brings the version and the
-    /// snapshots in line with it. `change` names the runs of that state.
+    /// Atomically replaces the state of the manifest by `state`, and updates the version and the
+    /// snapshots to it. `change` has the runs of that state.
     pub(crate) fn replace(&self, state: ManifestState, change: &VersionEdit) -> Result<()> {
         let mut manifest = self.manifest()?;
         manifest.replace(state)?;
         self.swap(|version| self.follow(version, manifest.state(), &change.runs).map(drop))
     }
 
-    /// Makes `next` visible, the version of a state that was published, in a store that is open for
-    /// reading only. `seq` is its newest commit. Returns the snapshots that the new state no longer
-    /// has.
+    /// Makes `next` visible, the version of a published state, in a store that is open for reading
+    /// only. `seq` is its newest commit. Returns the snapshots that the new state no longer has.
     pub(crate) fn show_published(
         &self,
         state: &ManifestState,
@@ -395,34 +395,34 @@ impl VersionSet {
         Ok(gone)
     }
 
-    /// Pins the newest commit in the version in which it is read: the two contain every commit up
-    /// to the number that is pinned, and no newer one.
+    /// Pins the newest commit and the matching version: together they contain every commit up to
+    /// the pinned number, and no later one.
     pub(crate) fn pin(&self) -> PinnedVersion {
         self.pin_with(|| ())
     }
 
-    /// Does the same as [`VersionSet::pin`]. A test passes `between` to act between its two steps.
+    /// Implements [`VersionSet::pin`]. A test passes `between` to act between the two steps.
     pub(crate) fn pin_with(&self, mut between: impl FnMut()) -> PinnedVersion {
         loop {
-            // Load the version first: the content of its runs is visible already. If a commit has
-            // installed a new version since, with runs or the first memtable of a dictionary, this
-            // is detected below.
+            // Load the version first: the content of its runs is visible already. If a commit
+            // installs a newer version in the meantime, with runs or the first memtable of a
+            // dictionary, the check below detects it.
             let version = self.current.load_full();
             between();
             let pin = self.read_snapshots.pin(&self.visible);
-            // A commit that came with a version must be read in that version and in no other.
+            // A commit that came with a version must be read in that version or a later one, and
+            // the version only together with the commit.
             if self.came_with.load(Ordering::Acquire) == version.came_with
                 && version.came_with <= pin.at
             {
                 return PinnedVersion { version, pin };
             }
-            // Such a commit is becoming visible right now.
+            // A commit that comes with a version is just becoming visible.
             env::thread::yield_now();
         }
     }
 
-    /// Returns the newest committed value. It acts as a view for one lookup, without pinning a
-    /// commit.
+    /// Returns the newest committed value. This is a view for a single lookup that pins no commit.
     pub(crate) fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
         // Load the version first. See `pin_with`.
         let version = self.current.load();
@@ -436,15 +436,15 @@ impl VersionSet {
         self.current.load().find(branch, name)
     }
 
-    /// Returns the commits before `newest` that views read, ascending. No view will begin to read
-    /// any other commit before `newest`, which must be visible.
+    /// Returns the commits before `newest` that views read, ascending. `newest` must be visible, so
+    /// that no view will begin to read any other commit before it.
     pub(crate) fn read_by_views(&self, newest: Seq) -> Vec<Seq> {
         self.read_snapshots.before(newest)
     }
 
-    /// Must be called before `changes` are added to the memtables of `version`. If they delete a
-    /// range, the memtable drops older range tombstones that no view can distinguish from newer
-    /// ones.
+    /// Drops range tombstones from the memtables of `version` that no view can distinguish from
+    /// newer ones. Must be called before `changes` are added to these memtables; does nothing
+    /// unless they delete a range.
     pub(crate) fn forget_tombstones<'a>(
         &self,
         version: &Version,

@@ -1,4 +1,4 @@
-//! Queries to a rank index on behalf of a view, with corrections applied.
+//! Queries of a rank index for a view, with corrections applied.
 
 use bytes::Bytes;
 
@@ -9,8 +9,7 @@ use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::read::view::View;
 
-/// A rank index together with the view that it answers for and the corrections that this view
-/// needs.
+/// A rank index, the view to answer for, and the corrections that this view needs.
 pub(super) struct Asked<'a> {
     pub blocks: &'a mut Blocks,
     pub view: &'a View,
@@ -72,8 +71,8 @@ impl Asked<'_> {
     }
 }
 
-/// Calls `visit` for the keys of `[start, end)` in a view until it returns `false`. An empty end is
-/// the end of the dictionary.
+/// Calls `visit` with the keys of `[start, end)` in a view until it returns `false`. An empty `end`
+/// means no upper bound.
 pub(super) fn walk(
     view: &View,
     dict: DictionaryId,

@@ -1,4 +1,4 @@
-//! A rank index: the number of keys of a range, block by block.
+//! A rank index: the number of keys in each block of a range.
 
 use std::collections::BTreeMap;
 
@@ -12,27 +12,27 @@ use super::span::Span;
 use crate::error::Result;
 use crate::read::view::View;
 
-/// Minimum number of keys of a block.
+/// Number of keys in a block of a small range.
 const KEYS: u32 = 64;
 /// Approximate maximum number of blocks of a range. Ranges with more keys have larger blocks.
 const BLOCKS: u64 = 16 << 10;
-/// A block that has grown by this factor is divided.
+/// A block that has grown by this factor is counted again and split.
 const GROWTH: u32 = 4;
 /// Number of changes that are remembered, for views that are slightly older than the index.
 const REMEMBERED: usize = 4096;
-/// The count of a block whose number of keys is unknown.
+/// The count of a block whose number of keys is not known.
 const UNCERTAIN: u32 = u32::MAX;
 
 /// An index: the first key of each block and its number of keys, as of one commit.
 pub(super) struct Blocks {
-    /// Commits up to this one are counted.
+    /// The counts include all commits up to this one.
     pub at: Seq,
-    /// The first one is the start of the range; the others are keys that existed when the blocks
-    /// were made.
+    /// The first keys of the blocks. The first is the start of the range; the others existed when
+    /// the blocks were made.
     firsts: Vec<Bytes>,
     counts: Vec<u32>,
     uncertain: usize,
-    /// The number of keys for which blocks are made.
+    /// The maximum number of keys in a new block.
     size: u32,
     /// The newest changes that are included in the counts, all after `remembers_from`.
     remembered: Changes,
@@ -40,7 +40,8 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// Counts the keys of a range. The caller will report all changes after `noted_from`.
+    /// Counts the keys of a range in `view`. All changes after `noted_from` are reported to the
+    /// index.
     pub fn of(view: &View, span: &Span, noted_from: Seq) -> Result<Blocks> {
         let mut blocks = Blocks {
             at: view.at,
@@ -73,9 +74,8 @@ impl Blocks {
         self.counts[..at].iter().map(|count| u64::from(*count)).sum()
     }
 
-    /// Skips blocks from `at` on, with `before` keys before them, as long as they are counted and
-    /// the `n`th key lies after them. Returns the block that is reached and the number of keys
-    /// before it.
+    /// Skips counted blocks from `at` on while the `n`th key is after them. `before` is the number
+    /// of keys before `at`. Returns the block that is reached, and the number of keys before it.
     pub fn passed(&self, mut at: usize, mut before: u64, n: u64) -> (usize, u64) {
         for count in &self.counts[at..] {
             if *count == UNCERTAIN || before + u64::from(*count) > n {
@@ -91,8 +91,8 @@ impl Blocks {
         self.firsts.partition_point(|first| first <= key).saturating_sub(1)
     }
 
-    /// Scans `[start, end)` and returns the first keys and key counts of its blocks, of which there
-    /// is at least one.
+    /// Scans `[start, end)`, and returns the first keys and key counts of its blocks. There is at
+    /// least one block.
     fn divided(
         &self,
         view: &View,
@@ -154,7 +154,7 @@ impl Blocks {
                 let at = self.block_of(key);
                 match self.counts[at] {
                     UNCERTAIN => {}
-                    // A key was deleted from a block with no keys, so the count was wrong: count
+                    // A key was deleted from a block that has none, so the count was wrong: count
                     // the block again.
                     0 => self.doubt(at),
                     _ => self.counts[at] -= 1,
@@ -172,7 +172,7 @@ impl Blocks {
         self.remember(seq, change);
     }
 
-    /// Remembers a change that is already counted.
+    /// Remembers a change that the counts already include.
     pub fn remember(&mut self, seq: Seq, change: Change) {
         self.remembered.push(seq, change);
         if self.remembered.len() > REMEMBERED {
@@ -194,7 +194,8 @@ impl Blocks {
         self.remembered.trim();
     }
 
-    /// Counts the adjacent uncertain blocks from `at` on, in the state of the index.
+    /// Counts the adjacent uncertain blocks from `at` on in `view`, which is the state of the
+    /// index.
     fn count(&mut self, at: usize, view: &View, span: &Span) -> Result<()> {
         let together = self.counts[at..].iter().take_while(|count| **count == UNCERTAIN).count();
         let end = self.firsts.get(at + together).unwrap_or(&span.end).clone();
@@ -219,8 +220,8 @@ impl Blocks {
         Ok(())
     }
 
-    /// Returns the block of a key, after counting all blocks before it. `view` is the state of the
-    /// index, here and in the functions below.
+    /// Returns the block of a key, after counting all uncertain blocks before it. Here and in the
+    /// functions below, `view` is the state of the index.
     pub fn counted_up_to(&mut self, key: &[u8], view: &View, span: &Span) -> Result<usize> {
         self.coarsen();
         loop {
@@ -235,7 +236,7 @@ impl Blocks {
         }
     }
 
-    /// Returns the number of keys of a block. Returns `None` if there is no such block.
+    /// Returns the number of keys of a block, or `None` if there is no such block.
     pub fn counted(&mut self, at: usize, view: &View, span: &Span) -> Result<Option<u32>> {
         while self.counts.get(at) == Some(&UNCERTAIN) {
             self.count(at, view, span)?;
@@ -243,8 +244,7 @@ impl Blocks {
         Ok(self.counts.get(at).copied())
     }
 
-    /// Returns the keys by which an older state differs from the index. Returns `None` if the
-    /// difference is unknown.
+    /// Returns the differences of an older state from the index, or `None` if they are unknown.
     pub fn since(&self, older: &View, span: &Span) -> Result<Option<Corrections>> {
         if older.at < self.remembers_from {
             return Ok(None);

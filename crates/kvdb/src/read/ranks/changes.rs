@@ -11,11 +11,13 @@ const CHANGE_MEMORY: usize = 120;
 /// A change of a key in a counted range.
 #[derive(Clone, Debug)]
 pub(super) enum Change {
-    /// The key has a value from here on. `new` is set if it is known to have had none before.
+    /// The key has a value after this change. `new` is set if the key is known to have had none
+    /// before.
     Put { key: Bytes, new: bool },
-    /// The key has no value from here on. `there` is set if it is known to have had one before.
+    /// The key has no value after this change. `there` is set if the key is known to have had one
+    /// before.
     Delete { key: Bytes, there: bool },
-    /// The key may or may not have a value from here on.
+    /// The key may or may not have a value after this change.
     Uncertain { key: Bytes },
     /// All keys of `[start, end)` were deleted.
     DeleteRange { start: Bytes, end: Bytes },
@@ -54,14 +56,14 @@ impl Changes {
         Some((seq, change))
     }
 
-    /// Removes the oldest change if its commit is not after `up_to`.
+    /// Removes the oldest change if its commit is `up_to` or earlier.
     pub fn pop_up_to(&mut self, up_to: Seq) -> Option<(Seq, Change)> {
         self.queue.front().filter(|(seq, _)| *seq <= up_to)?;
         self.pop()
     }
 
     /// Releases memory after many changes were removed. A queue that grows and shrinks by a few
-    /// changes keeps its capacity, so that a query does not move all of them.
+    /// changes keeps its capacity, so that a query does not reallocate it.
     pub fn trim(&mut self) {
         if self.queue.capacity() > 4 * self.queue.len().max(16) {
             self.queue.shrink_to(2 * self.queue.len());
@@ -77,8 +79,8 @@ impl Changes {
         self.queue.len()
     }
 
-    /// Returns the commit of the newest change that is older than the newest `count` changes, or
-    /// than as many of these as fit into `bytes`.
+    /// Returns the commit up to which changes must be removed so that at most the newest `count`
+    /// changes, of at most `bytes` bytes, stay. Returns `None` if all may stay.
     pub fn commit_before_newest(&self, count: usize, bytes: usize) -> Option<Seq> {
         let (mut stays, mut taken) = (0, 0);
         for (_, change) in self.queue.iter().rev().take(count) {
@@ -92,7 +94,7 @@ impl Changes {
         self.queue.get(at).map(|(seq, _)| *seq)
     }
 
-    /// Returns the changes of commits after `seq`, the newest first.
+    /// Returns the changes of commits after `seq`, newest first.
     pub fn newest_after(&self, seq: Seq) -> impl Iterator<Item = &Change> {
         self.queue.iter().rev().take_while(move |(of, _)| *of > seq).map(|(_, change)| change)
     }

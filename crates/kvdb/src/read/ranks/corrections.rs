@@ -10,11 +10,11 @@ use super::span::Span;
 use crate::error::Result;
 use crate::read::view::View;
 
-/// Maximum number of a transaction's changes that a query looks up one by one.
+/// Maximum number of a transaction's changes that a query looks up individually.
 const LOOKED_AT: usize = 64 << 10;
 
-/// Keys that the view has and the index does not count, with 1, and keys that the index counts and
-/// the view does not have, with -1.
+/// The keys that the view has and the index does not count, with 1, and the keys that the index
+/// counts and the view does not have, with -1.
 #[derive(Default)]
 pub(super) struct Corrections {
     /// Sorted by key.
@@ -42,7 +42,7 @@ impl Corrections {
         self.sum(0..self.place(key))
     }
 
-    /// Returns the sum for `[start, end)`; an empty end means no upper bound.
+    /// Returns the sum of the corrections in `[start, end)`. An empty `end` means no upper bound.
     pub fn between(&self, start: &[u8], end: &[u8]) -> i64 {
         if self.of.is_empty() {
             return 0;
@@ -61,8 +61,8 @@ impl Corrections {
     }
 
     /// Returns the corrections for a transaction's own changes in a range, relative to the state
-    /// `below`. Returns `None` if they cannot be listed: a range was deleted, or there are too
-    /// many.
+    /// `below`. Returns `None` if they cannot be listed, because a range was deleted or there are
+    /// too many.
     pub fn of_own(view: &View, below: &View, span: &Span) -> Result<Option<Corrections>> {
         let mut keys = BTreeSet::new();
         for (input, at) in view.written_inputs(span.dict) {

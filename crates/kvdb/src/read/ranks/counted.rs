@@ -12,27 +12,28 @@ use super::changes::{Change, Changes};
 use super::span::Span;
 use crate::dictionary::DictionaryId;
 
-/// Maximum number of changes of a range that wait for the next query. Beyond this the writer
-/// applies the older ones to the index.
+/// Maximum number of changes of a range that wait for the next query. If there are more, the writer
+/// applies the oldest ones to the index.
 const WAITING: usize = 4096;
-/// The number of changes that the writer leaves, for views that are slightly older than the newest.
+/// The number of changes that the writer leaves unapplied, for views slightly older than the
+/// newest.
 const STAYING: usize = 1024;
 /// A range is no longer counted after this many changes without a query.
 pub(super) const UNASKED: u64 = 1 << 20;
-/// Number of indexes of older states that are kept.
+/// Maximum number of indexes of older states that are kept.
 pub(super) const OF_OLDER_STATES: usize = 8;
-/// Bytes of changes that a range may always have while its index is locked by a query or being
-/// built.
+/// Bytes of changes that a range may accumulate while its index is being built or is locked by a
+/// query, even if this exceeds its share.
 const UNDER_WAY: usize = 1 << 20;
 
 /// The index of a range. `None` before the first query.
 pub(super) type Index = Arc<Mutex<Option<Blocks>>>;
 
-/// A counted range as of the newest commits.
+/// A counted range in the newest state.
 pub(super) struct CountedRange {
     pub end: Bytes,
     pub index: Index,
-    /// All changes after `from` that the index does not include yet, in commit order.
+    /// All changes after the commit `from` that the index does not include yet, in commit order.
     pub changes: Changes,
     pub from: Seq,
     /// Number of changes since the last query.
@@ -53,7 +54,7 @@ impl CountedRange {
     }
 
     /// Applies the oldest waiting changes to the index if there are too many, unless a query holds
-    /// its lock. Returns whether the range can be kept.
+    /// the index lock. Returns whether the range can be kept.
     pub fn relieve(&mut self, share: usize) -> bool {
         if !self.is_full(share) {
             return true;
@@ -63,7 +64,7 @@ impl CountedRange {
         let Some(blocks) = index.as_deref_mut().and_then(Option::as_mut) else {
             return self.changes.bytes() <= share.max(UNDER_WAY);
         };
-        // This leaves half of the share.
+        // Leave half of the share free.
         let Some(up_to) = self.changes.commit_before_newest(STAYING, share / 2) else {
             return true;
         };
@@ -71,8 +72,8 @@ impl CountedRange {
         true
     }
 
-    /// Applies the changes of commits up to `up_to` to an index, which remembers those that fit
-    /// into its share.
+    /// Applies the changes of commits up to `up_to` to an index. The index remembers the newest of
+    /// them, as far as they fit into its share.
     pub fn take_in(&mut self, blocks: &mut Blocks, up_to: Seq, share: usize) {
         while let Some((seq, change)) = self.changes.pop_up_to(up_to) {
             if seq > blocks.at {
@@ -107,7 +108,7 @@ pub(super) struct Counted {
     pub ranges: BTreeMap<(DictionaryId, Bytes), CountedRange>,
     pub older: VecDeque<OfOlderState>,
     pub clock: u64,
-    /// Ranges for which the current commit has left too many waiting changes.
+    /// Ranges that have too many waiting changes since the current commit.
     pub full: BTreeSet<(DictionaryId, Bytes)>,
     /// Bytes that all changes may take.
     pub most_changes: usize,

@@ -1,19 +1,19 @@
-//! Ranks: the number of keys of a range before a given key, and the nth key, without scanning all
-//! keys before it.
+//! Ranks: the number of keys in a range before a given key, and the nth key of a range. Neither
+//! scans all preceding keys.
 //!
 //! The runs of a tree overlap, so the counts of their nodes do not add up: a key may be in several
-//! runs, overwritten or deleted. Therefore a range is counted once, by a scan, when its ranks are
-//! first asked for. From then on an index in memory holds the number of keys between about every
-//! 64th key and the next ([`Blocks`]), and each commit reports the keys of the range that it has
-//! changed ([`Ranks::note`]), under the pipeline's lock and hence in commit order. A query applies
-//! the changes since the last query, recounts the blocks that have become uncertain, adds up the
-//! counts before its position and scans less than one block. Nothing of this is stored, so writers
-//! do no I/O for it. The result is exact in every state: a view with a transaction's own changes
-//! corrects the counts by these, and a view of an older commit, or of a snapshot, corrects them by
-//! the changes made since, or gets an index of its own.
+//! runs, overwritten or deleted. Therefore a range is counted by a scan when its ranks are first
+//! queried. From then on an in-memory index holds the number of keys between about every 64th key
+//! and the next ([`Blocks`]), and each commit reports the keys of the range that it has changed
+//! ([`Ranks::note`]), under the pipeline's lock and hence in commit order. A query applies the
+//! changes since the last query, recounts the blocks that have become uncertain, adds up the counts
+//! before its position, and scans less than one block. The index is never stored, so writers do no
+//! I/O for it. The result is exact in every state. For a view with a transaction's own changes, the
+//! counts are corrected by these. For a view of an older commit or of a snapshot, they are
+//! corrected by the changes made since, or the view gets its own index.
 //!
-//! The lock of an index is held during reads and while waiting for the pipeline's lock. A thread
-//! that holds a ranked lock only tries it.
+//! The lock of an index is held during reads and while waiting for the pipeline's lock. To avoid a
+//! deadlock, a thread that holds a ranked lock only tries to lock an index.
 
 mod asked;
 mod blocks;
@@ -46,20 +46,20 @@ const BLOCK_MEMORY: usize = 96;
 /// The counted ranges, and their changes since they were counted.
 pub(crate) struct Ranks {
     on: AtomicBool,
-    /// Changes of commits up to this one are recorded, while any range is counted.
+    /// While any range is counted: the changes of commits up to this one have been recorded.
     noted: AtomicU64,
     counted: Mutex<Counted>,
     /// Maximum number of blocks of all indexes together.
     most: usize,
 }
 
-/// The parts of the store that a query needs.
+/// The functions of the store that a query needs.
 pub(crate) trait RanksEnv {
     /// Returns the newest state.
     fn newest(&self) -> View;
     /// Waits until the changes of all visible commits are recorded.
     fn await_noted(&self);
-    /// Calls `begin` while no commit is in progress, with the number of the newest commit.
+    /// Calls `begin` with the number of the newest commit, while no commit is in progress.
     fn between_commits(&self, begin: &mut dyn FnMut(Seq));
 }
 
@@ -79,9 +79,9 @@ impl Ranks {
         self.on.load(Ordering::Acquire)
     }
 
-    /// Records the changes of a commit whose last number is `to`. For the changes at the positions
-    /// `known`, a put is known to be of a key without a value, and a deletion of a key with one. It
-    /// is called under the pipeline's lock.
+    /// Records the changes of a commit whose last number is `to`. `known` has the positions of puts
+    /// whose keys are known to have had no value, and of deletions whose keys are known to have had
+    /// one. The caller holds the pipeline's lock.
     pub(crate) fn note(&self, changes: &Ops, known: &[u32], to: Seq) {
         if !self.is_on() {
             return;
@@ -117,9 +117,9 @@ impl Ranks {
         self.noted(&mut counted, to);
     }
 
-    /// Records a commit without a list of its changes, to the given dictionaries or, if these are
-    /// `None`, to any: the affected ranges are counted again at their next query. It is called
-    /// under the pipeline's lock.
+    /// Records a commit whose changes are not listed. It affects the given dictionaries or, if
+    /// these are `None`, any: their ranges are counted again at the next query. The caller holds
+    /// the pipeline's lock.
     pub(crate) fn note_unlisted(&self, dicts: Option<&[DictionaryId]>, to: Seq) {
         if !self.is_on() {
             return;
@@ -130,8 +130,8 @@ impl Ranks {
     }
 
     fn noted(&self, counted: &mut Counted, to: Seq) {
-        // Only the full ranges need work, so a commit costs the same however many ranges are
-        // counted.
+        // Visit only the full ranges, so that the cost of a commit does not depend on the number of
+        // counted ranges.
         let share = counted.share();
         for key in std::mem::take(&mut counted.full) {
             let stays = counted
@@ -146,7 +146,7 @@ impl Ranks {
         self.on.store(!counted.ranges.is_empty(), Ordering::Release);
     }
 
-    /// Returns how many keys of `span` come before `key` in a view.
+    /// Returns the number of keys of `span` before `key` in a view.
     pub(crate) fn before(
         &self,
         env: &impl RanksEnv,
@@ -165,7 +165,7 @@ impl Ranks {
         })
     }
 
-    /// Returns how many keys `span` has in a view.
+    /// Returns the number of keys of `span` in a view.
     pub(crate) fn len(&self, env: &impl RanksEnv, view: &View, span: &Span) -> Result<u64> {
         match span.end.is_empty() {
             true => self.ask(env, view, span, |asked| {
@@ -192,7 +192,7 @@ impl Ranks {
         })
     }
 
-    /// Answers a query by an index that covers `span`.
+    /// Answers a query with an index that covers `span`.
     fn ask<T>(
         &self,
         env: &impl RanksEnv,
@@ -223,8 +223,8 @@ impl Ranks {
         match Corrections::of_own(view, &below, span)? {
             Some(corrections) => question(&mut Asked { blocks, view, below, span, corrections }),
             None => {
-                // The transaction's changes are too many to be listed, so its state is counted for
-                // this one query.
+                // The transaction's changes cannot be listed, so count its state for this one
+                // query.
                 let blocks = &mut Blocks::of(view, span, view.at)?;
                 let (below, corrections) = (view.clone(), Corrections::default());
                 question(&mut Asked { blocks, view, below, span, corrections })
@@ -232,7 +232,7 @@ impl Ranks {
         }
     }
 
-    /// Returns the counted range that contains `span`, and begins to count one if there is none.
+    /// Returns the counted range that contains `span`. Begins to count `span` if there is none.
     fn counted_range(&self, env: &impl RanksEnv, span: &Span) -> (Span, Index) {
         let found = |counted: &mut Counted| {
             counted.clock += 1;
@@ -276,8 +276,8 @@ impl Ranks {
         begun
     }
 
-    /// Brings the index of a counted range to a state from which `view` can be answered, and
-    /// returns the corrections for `view`. Returns `None` if the difference is unknown.
+    /// Applies changes to the index of a counted range until it can answer for `view`, and returns
+    /// the corrections for `view`. Returns `None` if the difference is unknown.
     fn bring(
         &self,
         env: &impl RanksEnv,
@@ -313,8 +313,8 @@ impl Ranks {
         Arc::ptr_eq(&range.index, index).then_some(range.from)
     }
 
-    /// Applies the changes of commits up to `at`, which are visible, to an index. Returns `false`
-    /// if these changes are unknown.
+    /// Applies the changes of visible commits up to `at` to an index. Returns `false` if these
+    /// changes are unknown.
     fn take_in(
         &self,
         env: &impl RanksEnv,
@@ -338,7 +338,7 @@ impl Ranks {
         true
     }
 
-    /// Returns the index of a state that is not the newest one.
+    /// Returns the index for a state that is not the newest.
     fn of_older(&self, view: &View, span: &Span) -> Index {
         let state = match view.snapshot {
             Some(snapshot) => State::Snapshot(snapshot),
@@ -361,8 +361,7 @@ impl Ranks {
         index
     }
 
-    /// Ends a query. If the indexes take too much memory, those whose last query is the longest ago
-    /// are dropped.
+    /// Ends a query. If the indexes take too much memory, drops the least recently queried ones.
     fn settle(&self, counted: &Span, blocks: usize) {
         let mut all = self.counted.lock();
         // The limit can be exceeded only if the number of blocks has changed.

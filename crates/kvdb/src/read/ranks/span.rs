@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use crate::dictionary::DictionaryId;
 
-/// A range of a dictionary; an empty end is that of the dictionary.
+/// A key range of a dictionary. An empty end means no upper bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     pub dict: DictionaryId,
