@@ -1,16 +1,16 @@
-//! The memtable's bytes: keys and small values, appended to chunks and never moved.
+//! The bytes of a memtable: keys and small values, appended to chunks and never moved.
 //!
 //! A *record* is a key with its first write: twelve bytes of header, the key, and the value if it
-//! is small. The tree refers to records by their *address*, four bytes. Records lie in the order of
-//! their arrival, so insertions write memory sequentially and read only records whose heads do not
-//! distinguish their keys from the new one.
+//! is small. The tree refers to records by *addresses* of four bytes. Records are stored in the
+//! order of arrival. So insertions write memory sequentially, and read only records whose heads do
+//! not distinguish their keys from the new one.
 //!
-//! Readers copy, so that they do not keep the memory of a memtable that was dropped.
+//! Readers copy keys and values, so that they do not keep the memory of a dropped memtable alive.
 
 use super::pool::{Pool, REGION, Region};
 use std::sync::Arc;
 
-/// The position of bytes in the arena. The two highest chunk numbers are reserved, see
+/// The position of bytes in the arena. The two highest chunk numbers are reserved; see
 /// `Place::DELETE` and `Place::kept`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
@@ -20,11 +20,11 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Stands for no bytes at all: the value of a deletion.
+    /// A place without bytes, which represents the value of a deletion.
     pub const DELETE: Place = Place { chunk: u32::MAX, off: 0, len: 0 };
 
-    /// Stands for a value kept outside the arena, in slot `i` of the memtable's table of kept
-    /// values.
+    /// Returns a place that represents a value kept outside the arena, in slot `i` of the
+    /// memtable's table of kept values.
     pub fn kept(i: u32) -> Place {
         Place { chunk: u32::MAX - 1, off: i, len: 0 }
     }
@@ -34,12 +34,12 @@ impl Place {
     }
 }
 
-/// The first value, or deletion, of the key of a new record.
+/// The first value, or the deletion, of the key of a new record.
 #[derive(Clone, Copy)]
 pub(super) enum NewValue<'a> {
     /// A value below `KEEP_FROM`.
     Small(&'a [u8]),
-    /// A value in this slot of the memtable's table of kept ones.
+    /// A value in this slot of the memtable's table of kept values.
     Kept(u32),
     Delete,
 }
@@ -47,27 +47,30 @@ pub(super) enum NewValue<'a> {
 /// The newest version of a record's key.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum NewestVersion {
-    /// The only version of the key. `seq` is relative to the memtable's base.
+    /// The only version of the key. `seq` is relative to the base of the memtable.
     Only { seq: u32, arrival: u32, value: Place },
-    /// The number of the chain of versions that the tree has for the key.
+    /// The number of the key's chain of versions in the tree.
     Chain(u32),
 }
 
-/// Chunks start small, because a store may have many memtables with little in them, and grow with
-/// the arena. From this total on they are regions of the pool.
+/// Total size from which chunks are regions of the pool. Before that, chunks are allocated
+/// individually: they start small, because a store may have many small memtables, and grow with the
+/// arena.
 const REGIONS_FROM: usize = 2 * REGION;
 const CHUNK_MIN: usize = 512;
-/// Larger data gets a chunk of its own, so that the rest of the chunk being filled is not wasted.
+/// Maximum size of data put into a region. Larger data gets its own chunk, so that the rest of the
+/// current chunk is not wasted.
 const PIECE_MAX: usize = REGION / 8;
 
-/// Records lie at multiples of this, so that 32 bits address 32 GiB.
+/// The alignment of records, with which 32 bits address 32 GiB.
 const ALIGN: usize = 8;
 const CHUNK_SHIFT: u32 = (REGION / ALIGN).trailing_zeros();
 
 const HEADER: usize = 12;
-/// Replaces the length of a key that does not fit 16 bits; four more bytes of header have it.
+/// The length field of a key whose length does not fit 16 bits; four more bytes of header have the
+/// length.
 const LONG: u16 = u16::MAX;
-/// Replaces the length of a value if the key was deleted.
+/// Value of the tag field, which otherwise is the length of the value, if the key was deleted.
 const DELETE: u16 = u16::MAX;
 const KEPT: u16 = u16::MAX - 1;
 const CHAIN: u16 = u16::MAX - 2;
@@ -99,11 +102,11 @@ impl AsMut<[u8]> for Chunk {
 
 pub(super) struct Arena {
     pool: Arc<Pool>,
-    /// All chunks. The last one is being filled.
+    /// All chunks. The last one is the current one.
     chunks: Vec<Chunk>,
-    /// The bytes of the last chunk in use.
+    /// The number of bytes in use in the last chunk.
     filled: usize,
-    /// The size of all chunks, bytes.
+    /// The total size of all chunks, bytes.
     bytes: usize,
 }
 
@@ -112,8 +115,8 @@ impl Arena {
         Arena { pool, chunks: Vec::new(), filled: 0, bytes: 0 }
     }
 
-    /// Copies `data`, which must be below 4 GiB: the memtable keeps larger values outside, and keys
-    /// are far shorter.
+    /// Copies `data`, which must be below 4 GiB. This holds because the memtable keeps large values
+    /// outside, and keys are far shorter.
     pub fn add(&mut self, data: &[u8]) -> Place {
         let (chunk, off, to) = self.room(data.len());
         to.copy_from_slice(data);
@@ -128,13 +131,13 @@ impl Arena {
             NewValue::Kept(_) => (KEPT, &[][..]),
             NewValue::Delete => (DELETE, &[][..]),
         };
-        // The index of a kept value replaces the value.
+        // For a kept value, the record contains its slot instead of the value.
         let slot = if let NewValue::Kept(i) = written { i.to_le_bytes() } else { [0; 4] };
         let value = if tag == KEPT { &slot[..] } else { value };
         self.record(key, seq, arrival, tag, value)
     }
 
-    /// Adds a record of a key that has a chain of versions.
+    /// Adds a record for a key that has a chain of versions.
     pub fn add_chain(&mut self, key: &[u8], chain: u32) -> u32 {
         self.record(key, chain, 0, CHAIN, &[])
     }
@@ -184,10 +187,11 @@ impl Arena {
             ])
         };
         self.bytes += next.as_ref().len();
-        // The rest of the current chunk is lost: at most an eighth of it, unless long data follows.
+        // The rest of the current chunk is wasted: at most an eighth of it, unless the data is
+        // long.
         self.chunks.push(next);
         self.filled = 0;
-        // The owner seals a memtable long before it has this size.
+        // The owner seals a memtable long before it reaches this size.
         assert!(self.chunks.len() <= 1 << (32 - CHUNK_SHIFT), "a memtable of more than 32 GiB");
     }
 
@@ -216,15 +220,15 @@ impl Arena {
         (record, Place { chunk, off: (off + HEADER) as u32, len: len.into() }, tag)
     }
 
-    /// Loads the records at `addresses` into the processor's cache concurrently, where a walk would
-    /// wait for one after the other.
+    /// Loads the records at `addresses` into the processor's cache concurrently. A walk over them
+    /// would wait for one cache miss after the other.
     #[inline]
     pub fn fetch(&self, addresses: &[u32]) {
         let touched = addresses.iter().fold(0, |sum, &a| sum ^ self.glance(a));
         std::hint::black_box(touched);
     }
 
-    /// Reads a byte of each of the two cache lines that a record with a small value takes.
+    /// Reads a byte from each of the two cache lines that a record with a small value occupies.
     #[inline]
     fn glance(&self, address: u32) -> u8 {
         let chunk = self.chunk(address >> CHUNK_SHIFT);

@@ -1,4 +1,5 @@
-//! Items copied out of a memtable, in key order, into one buffer that the next batch reuses.
+//! Items that are copied out of a memtable in key order into one buffer, which the next batch
+//! reuses.
 
 use super::arena::Place;
 use super::{KeptValue, MemtableState};
@@ -8,13 +9,13 @@ use crate::{ExtentRef, Seq, Value};
 use bytes::{Bytes, BytesMut};
 
 enum BatchBody {
-    /// A value in this range of the buffer.
+    /// A value at this range of the buffer.
     Small(u32, u32),
     Kept(Bytes),
     Extent(ExtentRef),
     Update(Option<ExtentRef>, Bytes),
     Delete,
-    /// A range tombstone up to the key in this range of the buffer.
+    /// A range tombstone whose end key is at this range of the buffer.
     DeleteRange(u32, u32),
 }
 
@@ -24,7 +25,7 @@ struct BatchItem {
     body: BatchBody,
 }
 
-/// The room that is made for the key and the value of an item, bytes.
+/// The space reserved for the key and the value of an item, bytes.
 const USUAL: usize = 64;
 
 #[derive(Default)]
@@ -33,22 +34,23 @@ pub(super) struct Batch {
     filling: BytesMut,
     bytes: Bytes,
     slots: Vec<BatchItem>,
-    /// The number of items for which room is made when the first one is added.
+    /// The number of items for which space is reserved when the first one is added.
     expected: usize,
 }
 
 impl Batch {
-    /// Drops all items. About `expected` others will be added, or none.
+    /// Drops all items, and prepares for about `expected` new ones. Nothing is reserved until the
+    /// first is added.
     pub fn begin(&mut self, expected: usize) {
         self.slots.clear();
-        // The buffer is reused unless a reader has kept a value that lies in it.
+        // Drop our reference first: the buffer is reused unless a reader has kept a value in it.
         self.bytes = Bytes::new();
         self.filling.clear();
         self.expected = expected;
     }
 
-    /// Makes room for the expected items before the first one is added. Most memtables have none
-    /// in a range that is read.
+    /// Reserves space for the expected items before the first one is added. This is done late
+    /// because most memtables have no items in a range that is read.
     #[inline]
     fn make_room(&mut self) {
         if self.slots.is_empty() {
@@ -58,13 +60,14 @@ impl Batch {
     }
 
     fn add(&mut self, data: &[u8]) -> (u32, u32) {
-        // A batch holds a few hundred keys and values below `KEEP_FROM`.
+        // The offsets fit into 32 bits: a batch has a few hundred keys, and values below
+        // `KEEP_FROM`.
         let start = self.filling.len() as u32;
         self.filling.extend_from_slice(data);
         (start, self.filling.len() as u32)
     }
 
-    /// Adds a point: the value at `value` of `key`.
+    /// Adds a point: `key` with the value stored at `value`.
     #[inline]
     pub fn point(&mut self, state: &MemtableState, key: &[u8], seq: Seq, value: Place) {
         self.make_room();
@@ -78,7 +81,7 @@ impl Batch {
             Some(i) => match &state.kept[i as usize] {
                 Some(KeptValue::Own(Value::Inline(b))) => BatchBody::Kept(b.clone()),
                 Some(KeptValue::Own(Value::Extent(e))) => BatchBody::Extent(*e),
-                // The value is copied: the caller may keep it, and it must not keep its neighbours
+                // Copy the value: the caller may keep it, and a slice would keep its neighbours
                 // alive.
                 Some(KeptValue::Deferred(d)) => BatchBody::Kept(Bytes::copy_from_slice(&d.bytes)),
                 Some(KeptValue::Updated(updated)) => {
@@ -97,7 +100,7 @@ impl Batch {
         self.slots.push(BatchItem { key, seq, body: BatchBody::DeleteRange(from, to) });
     }
 
-    /// Ends the batch. Items can be read from then on, and added only after `begin`.
+    /// Ends the batch. From then on items can be read, and can be added only after `begin`.
     pub fn seal(&mut self) {
         self.bytes = self.filling.split().freeze();
     }

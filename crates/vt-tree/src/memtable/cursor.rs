@@ -1,13 +1,13 @@
-//! A cursor on a memtable: points and range tombstones as one ascending sequence of disjoint items,
-//! as of one sequence number.
+//! A cursor over a memtable. It presents points and range tombstones as one ascending sequence of
+//! disjoint items, as of one sequence number.
 //!
-//! The cursor copies a batch of items under the read lock and walks on the copy. A batch has *all*
-//! items of one range of keys `[lo, hi)`, and the next batch begins at the key at which it ends; so
-//! concurrent writes do not matter.
+//! The cursor copies a batch of items under the read lock and moves on the copy. A batch has *all*
+//! items of one key range `[lo, hi)`, and the next batch begins at the key where it ends. So
+//! concurrent writes do not disturb the cursor.
 //!
-//! A range tombstone is cut around newer points and appears as several ones between them; older
-//! points under it are skipped, a whole leaf at a time if the leaf has nothing newer. The work
-//! under the lock is bounded: a tombstone that takes longer to cut is divided in two, which is
+//! A range tombstone is cut around newer points, and appears as several tombstones between them.
+//! Older points under it are skipped, a whole leaf at a time if the leaf has nothing newer. The
+//! work under the lock is bounded: a tombstone that takes longer to cut is divided in two, which is
 //! equivalent.
 
 use super::arena::Place;
@@ -21,32 +21,31 @@ use crate::{ItemRef, Result, Seq, Source};
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// The number of items in the first batch after a seek unless more are expected, and in the longest
-/// batch; it doubles from batch to batch.
+/// The number of items in the first batch after a seek unless more are expected, and the maximum
+/// for any batch. The number doubles from batch to batch.
 const BATCH_MIN: usize = 4;
 const BATCH_MAX: usize = 128;
-/// The most tree leaves, and fragments of range tombstones in a batch, that are visited under the
-/// lock at once.
+/// Maximum number of tree leaves, and of tombstone fragments per leaf, that are visited in one
+/// batch under the lock.
 const LEAVES_MAX: usize = if cfg!(test) { 2 } else { 256 };
 const FRAGMENTS_PER_LEAF: usize = if cfg!(test) { 2 } else { 32 };
 
-/// A cursor on the items of a memtable. See [`Source`].
+/// A cursor over the items of a memtable. See [`Source`].
 pub struct MemtableCursor {
     memtable: Arc<Memtable>,
     at: Seq,
-    /// All items in `[lo, hi)`.
+    /// All items of the key range `[lo, hi)`.
     batch: Batch,
     lo: Vec<u8>,
-    /// `None` if there is no end.
+    /// The upper bound of the batch, or `None` if there is none.
     hi: Option<Vec<u8>>,
-    /// The index of the current item in `batch`; `None` beyond either end or if not positioned.
+    /// The index of the current item in `batch`, or `None` beyond either end or if not positioned.
     here: Option<usize>,
     /// The number of items in the next batch.
     size: usize,
     /// The number of items in the first batch after a seek.
     first_size: usize,
-    /// The memtable is read as if it had nothing at this key or after it. `None` if all of it is
-    /// read.
+    /// The exclusive upper bound of the keys that are read, or `None` if there is none.
     end: Option<Vec<u8>>,
 }
 
@@ -55,12 +54,12 @@ struct Walk {
     at: Seq,
     /// The next point, or `None` after the last one.
     point: Option<Pos>,
-    /// The work that may still be done under the lock; a leaf counts as [`FRAGMENTS_PER_LEAF`].
+    /// The remaining amount of work under the lock. A leaf counts as [`FRAGMENTS_PER_LEAF`].
     work: usize,
 }
 
 impl Walk {
-    /// Moves to the next point, from `here`.
+    /// Moves from `here` to the next point.
     #[inline]
     fn pass(&mut self, state: &MemtableState, here: Pos) {
         self.point = state.tree.next(here);
@@ -70,15 +69,15 @@ impl Walk {
     }
 }
 
-/// Returns `true` if `key` lies before `end`; `None` is no end.
+/// Returns `true` if `key` is below `end`. An `end` of `None` means no upper bound.
 #[inline]
 fn is_below(key: &[u8], end: Option<&[u8]>) -> bool {
     end.is_none_or(|end| key < end)
 }
 
 impl MemtableState {
-    /// Returns the start of the item that covers `key`, if one begins before it; `key` otherwise.
-    /// No item crosses the result.
+    /// Returns the start of the item that covers `key` if that item begins before `key`, and `key`
+    /// otherwise. No item crosses the result.
     fn item_start(&self, key: &[u8], at: Seq) -> Vec<u8> {
         let Some((start, fragment)) = self.fragments.covering(key) else { return key.to_vec() };
         let Some(tombstone) = fragment.visible(at) else { return key.to_vec() };
@@ -109,13 +108,13 @@ impl MemtableState {
                 }
             }
         }
-        // The limit of the work is reached: the tombstone is cut at this key, which it covers.
+        // The work limit is reached: cut the tombstone at this key, which it covers.
         let Some(p) = pos else { return start.to_vec() };
         let k = successor(self.arena.get(self.tree.key(&self.arena, p)));
         if k[..] < start[..] { start.to_vec() } else { k }
     }
 
-    /// Adds the items of `[lo, hi)` to `out`, until there are `size`. No item may cross `lo`.
+    /// Adds the items of `[lo, hi)` to `out` until it has `size` items. No item may cross `lo`.
     /// Returns the key at which it stopped.
     fn items(
         &self,
@@ -128,10 +127,10 @@ impl MemtableState {
         let point = self.tree.seek(&self.arena, lo);
         let mut walk = Walk { at, point, work: LEAVES_MAX * FRAGMENTS_PER_LEAF };
         let mut fragments = self.fragments.from(lo).peekable();
-        // All items below `reached` were added.
+        // Invariant: all items below `reached` have been added.
         let mut reached = Cow::Borrowed(lo);
         loop {
-            // Adds the points up to the next tombstone.
+            // Add the points before the next tombstone.
             let edge = fragments.peek().map(|(s, _)| &s[..]).filter(|s| is_below(s, hi)).or(hi);
             if let Some(stopped) = self.points(&mut walk, edge, size, out) {
                 return Some(stopped.to_vec());
@@ -141,7 +140,8 @@ impl MemtableState {
                 return hi.map(<[u8]>::to_vec);
             }
             let Some(tombstone) = fragment.visible(at) else {
-                // The points under the tombstone are those before its end.
+                // The tombstone is not visible: the points under it are added with those before the
+                // next one.
                 if walk.work == 0 && reached[..] < start[..] {
                     return Some(start.to_vec());
                 }
@@ -153,7 +153,7 @@ impl MemtableState {
                 reached = Cow::Owned(start.to_vec());
             }
             let edge = hi.map_or(&end[..], |h| h.min(&end[..]));
-            // Adds the parts of the tombstone between newer points.
+            // Add the parts of the tombstone between newer points.
             loop {
                 if out.len() >= size || walk.work == 0 {
                     return Some(reached.into_owned());
@@ -176,8 +176,8 @@ impl MemtableState {
         }
     }
 
-    /// Adds the points before `edge` to `out`. Returns the key at which it stopped early, because
-    /// there are `size` items or the work is done.
+    /// Adds the points before `edge` to `out`. Stops early if there are `size` items or the work
+    /// limit is reached, and then returns the key at which it stopped.
     #[inline]
     fn points(
         &self,
@@ -204,8 +204,8 @@ impl MemtableState {
     }
 
     /// Moves to the first point before `edge` that is newer than the tombstone. Returns the key up
-    /// to which the tombstone hides everything, and the point, if there is one: without a point the
-    /// key is `edge`, or the one at which the work was done.
+    /// to which the tombstone hides everything, and the point if there is one. Without a point, the
+    /// key is `edge`, or the key at which the work limit was reached.
     #[inline]
     fn newer_point<'a>(
         &'a self,
@@ -223,8 +223,8 @@ impl MemtableState {
                 return (key, None);
             }
             if self.tree.leaf_newest(p) < tombstone.seq {
-                // The whole leaf is older than the tombstone. If it reaches beyond the edge, the
-                // walk goes back to the first key after the edge.
+                // The whole leaf is older than the tombstone: skip it. If this leads beyond the
+                // edge, go back to the first key at or after the edge.
                 walk.point = self.tree.next_leaf(p);
                 walk.work = walk.work.saturating_sub(FRAGMENTS_PER_LEAF);
                 let first = |n| self.arena.get(self.tree.leaf_first(&self.arena, n));
@@ -251,7 +251,7 @@ impl MemtableState {
         }
         let fragment = self.fragments.before(hi).nth(size / 2).map(|(start, _)| &start[..]);
         let point = point.map(|p| self.arena.get(self.tree.key(&self.arena, p)));
-        // Takes the nearer of the two; if there is neither, the smallest key.
+        // Use the nearer of the two, or the smallest key if there is neither.
         match point.max(fragment) {
             Some(lo) => self.item_start(lo, at),
             None => Vec::new(),
@@ -274,12 +274,12 @@ impl MemtableCursor {
         }
     }
 
-    /// Reads the memtable as if it had nothing at `end` or after it.
+    /// Reads the memtable as if it had nothing at or after `end`.
     pub(crate) fn end_at(&mut self, end: &[u8]) {
         self.end = Some(end.to_vec());
     }
 
-    /// Copies about this many items at once after each of the following seeks.
+    /// Makes each following seek copy about this many items in its first batch.
     pub(crate) fn will_visit(&mut self, items: usize) {
         self.first_size = items.clamp(BATCH_MIN, BATCH_MAX);
     }
@@ -288,7 +288,7 @@ impl MemtableCursor {
         self.size = (self.size * 2).min(BATCH_MAX);
     }
 
-    /// Moves to the first item from `lo` on, which no item crosses.
+    /// Moves to the first item at or after `lo`. No item may cross `lo`.
     fn forward(&mut self, mut lo: Vec<u8>) {
         loop {
             self.batch.begin(self.size);
@@ -308,14 +308,15 @@ impl MemtableCursor {
         }
     }
 
-    /// Moves to the last item before `hi`, which no item crosses.
+    /// Moves to the last item before `hi`. No item may cross `hi`.
     fn backward(&mut self, mut hi: Option<Vec<u8>>) {
         loop {
             self.batch.begin(self.size);
             let s = self.memtable.state.read();
             let lo = s.span_before(hi.as_deref(), self.at, self.size);
             let mut from = lo.clone();
-            // One round suffices, unless the points of the range are hidden by a tombstone.
+            // One round suffices, unless the work limit is reached because a tombstone hides many
+            // points.
             while let Some(stop) =
                 s.items(&from, hi.as_deref(), self.at, usize::MAX, &mut self.batch)
             {

@@ -1,5 +1,5 @@
-//! The range tombstones of a memtable, cut into disjoint fragments, each with the stamps of all
-//! tombstones over it. So one search finds the newest tombstone over a key as of any sequence
+//! The range tombstones of a memtable, cut into disjoint fragments. Each fragment has the stamps of
+//! all tombstones over it. So one search finds the newest tombstone over a key as of any sequence
 //! number, however many tombstones there are.
 
 use super::versions::Stamp;
@@ -10,7 +10,7 @@ use std::ops::Bound::{Excluded, Included, Unbounded};
 
 pub(super) struct Fragment {
     pub end: Bytes,
-    /// The stamps, oldest first, one for each sequence number; never empty.
+    /// The stamps, oldest first, at most one for each sequence number; never empty.
     stamps: Vec<Stamp>,
 }
 
@@ -31,7 +31,7 @@ impl Fragment {
         unseen as isize
     }
 
-    /// Adds `stamp`; returns the change in the number of stamps.
+    /// Adds `stamp`. Returns the change in the number of stamps.
     fn add(&mut self, stamp: Stamp) -> isize {
         let before = self.stamps.len() as isize;
         let i = self.stamps.partition_point(|s| s.seq < stamp.seq);
@@ -67,8 +67,8 @@ impl Fragments {
         self.stamps as usize
     }
 
-    /// Returns an estimate of the heap bytes in use: an entry in a B-tree node that is three
-    /// quarters full, the two keys with their allocations, the stamps with theirs.
+    /// Returns an estimate of the heap bytes in use: for each fragment an entry in a B-tree node
+    /// that is three quarters full, two keys and the stamps, with their allocations.
     pub fn heap(&self) -> usize {
         let entry = (size_of::<Bytes>() + size_of::<Fragment>()) * 4 / 3 + 2 * 40 + 16;
         self.map.len() * entry + self.key_bytes + self.len() * size_of::<Stamp>()
@@ -81,8 +81,8 @@ impl Fragments {
         self.cut(&start);
         self.cut(&end);
         self.thin(&start, &end, floor);
-        // No fragment crosses either end any more: those inside get the stamp, and the gaps between
-        // them become fragments.
+        // No fragment crosses either end any more. Fragments inside get the stamp, and the gaps
+        // between them become fragments.
         let mut gaps = Vec::new();
         let mut reached = start.clone();
         for (s, f) in self.map.range_mut::<[u8], _>((Included(&start[..]), Excluded(&end[..]))) {
@@ -100,9 +100,9 @@ impl Fragments {
         }
     }
 
-    /// Joins fragments of `[start, end)` between which no reader at `floor` or later sees a
-    /// difference: fragments under one newer tombstone become one again. So each fragment is
-    /// visited at most twice, however many tombstones overlap.
+    /// Joins adjacent fragments in `[start, end)` that look the same to all readers at `floor` or
+    /// later, so that the fragments under one newer tombstone become one again. This way each
+    /// fragment is visited at most twice, however many tombstones overlap.
     fn thin(&mut self, start: &[u8], end: &[u8], floor: Seq) {
         let mut gone = Vec::new();
         let mut before: Option<&mut Fragment> = None;
@@ -153,8 +153,8 @@ impl Fragments {
         (f.end > key).then_some((s, f))
     }
 
-    /// Returns the fragments that end after `key`, ascending: the one that covers it, and all later
-    /// ones.
+    /// Returns the fragments that end after `key`, ascending: the fragment that covers it, and all
+    /// later ones.
     pub fn from(&self, key: &[u8]) -> impl Iterator<Item = (&Bytes, &Fragment)> {
         self.covering(key).into_iter().chain(
             self.map
@@ -163,7 +163,8 @@ impl Fragments {
         )
     }
 
-    /// Returns the fragments that begin before `key`, descending; all of them if `key` is `None`.
+    /// Returns the fragments that begin before `key`, descending, or all of them if `key` is
+    /// `None`.
     pub fn before(&self, key: Option<&[u8]>) -> impl Iterator<Item = (&Bytes, &Fragment)> {
         self.map.range::<[u8], _>((Unbounded, key.map_or(Unbounded, Excluded))).rev()
     }

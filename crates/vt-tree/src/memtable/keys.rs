@@ -1,22 +1,23 @@
 //! The sorted keys of one tree node. Each key is represented by its *head*: the eight bytes after
-//! the prefix that all keys of the node share. A search compares heads within the node; only if
-//! heads are equal does it read whole keys from the arena.
+//! the prefix that all keys of the node share. A search compares heads within the node, and reads
+//! whole keys from the arena only if heads are equal.
 //!
 //! Cache misses dominate the cost of an insertion. So a node is small (twelve bytes a key), and a
-//! search first compares every eighth head: all cache lines of the node are then loaded
-//! concurrently, where a binary search would wait for one after the other.
+//! search first compares every eighth head: this loads all cache lines of the node concurrently,
+//! whereas a binary search would wait for one cache miss after the other.
 
 use super::arena::Arena;
 use crate::key::{head_of, shared_prefix};
 use bytemuck::{Pod, Zeroable};
 use std::cmp::Ordering;
 
-/// The keys per node. They are few in this crate's own tests, so that small tables have deep trees.
+/// The number of keys per node. It is small in this crate's own tests, so that small tables have
+/// deep trees.
 pub(super) const FANOUT: usize = if cfg!(test) { 4 } else { 64 };
 /// Heads in a cache line.
 const LINE: usize = if cfg!(test) { 2 } else { 8 };
-/// A shared prefix is kept in the node up to this length, so that checking it does not leave the
-/// node either.
+/// Maximum length of the shared prefix that is stored in the node, where it can be checked without
+/// another cache miss.
 const PREFIX_MAX: usize = if cfg!(test) { 2 } else { 24 };
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -24,13 +25,13 @@ const PREFIX_MAX: usize = if cfg!(test) { 2 } else { 24 };
 pub(super) struct Keys {
     prefix: [u8; 24],
     len: u8,
-    /// The length of `prefix` in use: every key of the node begins with these bytes.
+    /// The length of `prefix` in use. Every key of the node begins with these bytes.
     skip: u8,
-    /// The index of the last insertion.
+    /// The index of the last inserted key.
     last: u8,
     _pad: [u8; 5],
     heads: [u64; FANOUT],
-    /// Addresses of records with the keys.
+    /// The addresses of the keys' records.
     records: [u32; FANOUT],
 }
 
@@ -58,15 +59,15 @@ impl Keys {
         self.len as usize
     }
 
-    /// Returns whether the last insertion was that of the last key.
+    /// Returns whether the last insertion was at the end.
     #[inline]
     pub fn appended(&self) -> bool {
         self.last + 1 == self.len
     }
 
-    /// Returns the index at which to split the full node for an insertion at `i`: `i` itself if
-    /// keys arrive in ascending order, so that the left half stays full and the next key has room
-    /// after this one; otherwise the middle.
+    /// Returns the index at which to split the full node for an insertion at `i`. If keys arrive in
+    /// ascending order, this is `i` itself, so that the left half stays full and the next key has
+    /// room after this one; otherwise it is the middle.
     pub fn split_at(&self, i: usize) -> usize {
         if i == self.last as usize + 1 && i > FANOUT / 2 { i } else { FANOUT / 2 }
     }
@@ -78,8 +79,8 @@ impl Keys {
         self.records[i]
     }
 
-    /// Returns the records of up to eight keys from `i` on if `i` is a multiple of eight; otherwise
-    /// none.
+    /// Returns the records of up to eight keys from `i` on if `i` is a multiple of eight, and none
+    /// otherwise.
     #[inline]
     pub fn eight_from(&self, i: usize) -> &[u32] {
         if i.is_multiple_of(8) { &self.records[i..self.len().min(i + 8)] } else { &[] }
@@ -96,7 +97,7 @@ impl Keys {
         arena.key(self.record(i)).cmp(key)
     }
 
-    /// Compares the shared prefix with `key`'s.
+    /// Compares the shared prefix with the beginning of `key`.
     #[inline]
     fn cmp_prefix(&self, key: &[u8]) -> Ordering {
         let skip = self.skip as usize;
@@ -138,8 +139,8 @@ impl Keys {
             Ordering::Equal => {}
         }
         let h = head(key, self.skip as usize);
-        // Unused heads have the largest value. The comparisons are independent of one another and
-        // without branches.
+        // Unused heads have the largest value. The comparisons are independent of one another, and
+        // the loops have no branches.
         let mut line = 0;
         for last in 0..FANOUT / LINE - 1 {
             line += usize::from(self.heads[last * LINE + LINE - 1] < h);

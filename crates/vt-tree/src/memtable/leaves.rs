@@ -1,5 +1,5 @@
-//! The leaves of a memtable's tree, by number: the first ones in a growing array, the others in
-//! regions of the pool.
+//! The leaves of a memtable's tree, indexed by number. The first ones are in a growing array, the
+//! others in regions of the pool.
 
 use super::keys::Keys;
 use super::pool::{Pool, REGION, Region};
@@ -8,13 +8,13 @@ use crate::Seq;
 use bytemuck::{Pod, Zeroable};
 use std::sync::Arc;
 
-/// A leaf: keys and their records. It takes thirteen cache lines; the first one has everything but
-/// the heads and the records.
+/// A leaf: keys and their records. It occupies thirteen cache lines; the first one has everything
+/// except the heads and the records.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Leaf {
-    /// The newest version in this leaf, or a newer number: a cursor skips a leaf if a newer range
-    /// tombstone covers it.
+    /// An upper bound of the sequence numbers in this leaf. A cursor skips the leaf if a newer
+    /// range tombstone covers it.
     pub newest: Seq,
     pub next: u32,
     pub prev: u32,
@@ -29,8 +29,8 @@ impl Leaf {
 }
 
 const SIZE: usize = size_of::<Leaf>();
-/// The number of leaves in the array. It is small in this crate's own tests, so that they reach the
-/// regions.
+/// Maximum number of leaves in the array. It is small in this crate's own tests, so that they reach
+/// the regions.
 const FEW: usize = if cfg!(test) { 64 } else { 1024 };
 const PER_REGION: usize = REGION / SIZE;
 
@@ -79,11 +79,11 @@ impl Leaves {
         bytemuck::from_bytes_mut(&mut self.regions[region][at..at + SIZE])
     }
 
-    /// Adds a leaf with the number `len`.
+    /// Adds a leaf, whose number is the previous `len`.
     pub fn push(&mut self, leaf: Leaf) {
         if self.len < FEW {
-            // Avoids the four elements that a growing vector reserves at once: many memtables have
-            // a key or two.
+            // Grow from a single element. A vector would begin with four, but many memtables have
+            // only a key or two.
             if self.few.len() == self.few.capacity() {
                 self.few.reserve_exact(self.len.max(1));
             }

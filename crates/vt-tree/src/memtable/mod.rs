@@ -1,21 +1,21 @@
-//! The memtable: the newest items of a tree, in memory, in every version that a reader may still
-//! request.
+//! The memtable: the newest items of a tree, in memory. It keeps every version that a reader may
+//! still request.
 //!
 //! One writer at a time (the commit pipeline) and any number of readers share it under a
-//! readers-writer lock, which is held for one lookup, one write or one batch of writes, and never
-//! by a cursor between two calls. Its parts:
+//! readers-writer lock. The lock is held for one lookup, one write or one batch of writes, and
+//! never by a cursor between two calls. The parts are:
 //!
-//! - `arena`: keys and small values, appended to chunks, never moved;
+//! - `arena`: keys and small values, appended to chunks and never moved;
 //! - `pool`: the source of its memory;
-//! - `tree`, `leaves`, `keys`: the points, a B+-tree with wide leaves and a chain of versions for
-//!   each key written more than once (`versions`);
+//! - `tree`, `leaves`, `keys`: the points, in a B+-tree with wide leaves and a chain of versions
+//!   for each key written more than once (`versions`);
 //! - `fragments`: the range tombstones, cut so that one search finds the newest one over a key;
-//! - `cursor`, `batch`: both together as one sequence of disjoint items.
+//! - `cursor`, `batch`: points and range tombstones together, as one sequence of disjoint items.
 //!
-//! Nothing is removed, so the owner watches [`Memtable::bytes`] and seals the memtable at its
-//! budget. Old versions of a hot key are forgotten during writes, once the owner has promised
-//! ([`Memtable::set_floor`]) that no reader requests them; their bytes in the arena (values below
-//! `KEEP_FROM`) stay, and are counted, until the memtable is dropped.
+//! Nothing is removed, so the owner watches [`Memtable::bytes`] and seals the memtable when it
+//! reaches its budget. Old versions of a hot key are forgotten during writes, once the owner has
+//! promised ([`Memtable::set_floor`]) that no reader requests them. Their bytes in the arena
+//! (values below `KEEP_FROM`) stay, and are counted, until the memtable is dropped.
 
 mod arena;
 mod batch;
@@ -44,12 +44,12 @@ use tree::Tree;
 use versions::Stamp;
 use zones::ZonePin;
 
-/// Inline values of at least this many bytes are kept as given; smaller ones are copied into the
-/// arena.
+/// Inline values of at least this many bytes are kept as passed in. Smaller ones are copied into
+/// the arena.
 pub const KEEP_FROM: usize = 512;
 
-/// The newest items of a tree, in memory and in all versions that readers may request. Versions of
-/// a key differ by sequence number; a reader sees the newest one up to its own.
+/// The newest items of a tree, in memory. Versions of a key differ by sequence number; a reader
+/// sees the newest version whose number is at most its own.
 pub struct Memtable {
     state: RwLock<MemtableState>,
     pin: Mutex<ZonePin>,
@@ -65,45 +65,45 @@ struct MemtableState {
     arena: Arena,
     tree: Tree,
     fragments: Fragments,
-    /// Values kept outside the arena, by the index in `Place::kept`.
+    /// The values kept outside the arena, indexed by `Place::kept`.
     kept: Vec<Option<KeptValue>>,
     free_kept: Vec<u32>,
     /// Heap bytes of the values in `kept`.
     kept_bytes: usize,
-    /// Bytes on the device of the values in `kept`, except forgotten ones.
+    /// Bytes on the device of the values in `kept`, not counting forgotten values.
     placed: u64,
     /// Bytes on the device of large values that were forgotten.
     forgotten: u64,
-    /// Versions were forgotten.
+    /// Whether any version was forgotten.
     hides: bool,
-    /// A state in which every discarded value is hidden by another write.
+    /// A sequence number at which every discarded value is hidden by another write.
     discarded_at: Seq,
-    /// No reader requests a state below this sequence number.
+    /// The floor: no reader requests a state below this sequence number.
     floor: Seq,
-    /// No reader requests a range tombstone that is hidden at this sequence number.
+    /// No reader requests a range tombstone that a newer one hides at this sequence number.
     tombstone_floor: Seq,
     arrivals: u32,
     min_seq: Seq,
     max_seq: Seq,
 }
 
-/// A value, or a change of one, kept outside the arena.
+/// A value, or an update of one, that is kept outside the arena.
 enum KeptValue {
-    /// The value as it was given.
+    /// The value as it was passed in.
     Own(Value),
-    /// A value that shares a buffer with its neighbours until it has a place on the device. See
+    /// A value that shares a buffer with its neighbours until it has an address on the device. See
     /// `Writer::put_deferred`.
     Deferred(Deferred),
-    /// A change of a value on the device, or of one in an older source. A value in this memtable
-    /// whose bytes are in memory is changed at once.
+    /// An update of a value on the device, or of one in an older source. (An update of a value
+    /// whose bytes are in this memtable is applied immediately.)
     Updated(Box<(Option<ExtentRef>, Update)>),
 }
 
 struct Deferred {
     bytes: Bytes,
-    /// An update was applied to the value, so a replay of the writes needs it.
+    /// Whether an update was applied to the value, so that a replay of the writes needs it.
     folded: bool,
-    /// The value was forgotten, and counts as forgotten.
+    /// Whether the value was forgotten. If so, it is included in `MemtableState::forgotten`.
     forgotten: bool,
 }
 
@@ -119,7 +119,7 @@ impl Default for Memtable {
 }
 
 impl Memtable {
-    /// Creates a memtable with a pool of its own. Memtables of one store share a pool. See
+    /// Creates a memtable with its own pool. Memtables of one store share a pool; see
     /// [`Memtable::in_pool`].
     pub fn new() -> Memtable {
         Memtable::in_pool(&Pool::new())
@@ -154,8 +154,9 @@ impl Memtable {
         }
     }
 
-    /// Locks the memtable for several writes, which costs less than to lock it for each. Readers
-    /// wait until the writer is dropped, so it should be short (a few hundred writes).
+    /// Locks the memtable for several writes, which costs less than locking it for each. Readers
+    /// wait until the writer is dropped, so the writer should be short-lived (a few hundred
+    /// writes).
     pub fn writer(&self) -> Writer<'_> {
         Writer { state: self.state.write(), memtable: self }
     }
@@ -163,9 +164,9 @@ impl Memtable {
     /// Sets `key` to `value` as of `seq`. If several writes to one key have the same `seq`, the
     /// last call wins.
     ///
-    /// An inline value of `KEEP_FROM` bytes or more is kept as given. It should own its buffer
-    /// alone, since a slice of a larger buffer keeps all of that alive, while `bytes` counts only
-    /// the slice.
+    /// An inline value of `KEEP_FROM` bytes or more is kept as passed in. It should not be a slice
+    /// of a larger buffer, since it would keep the whole buffer alive while `bytes` counts only the
+    /// slice.
     pub fn put(&self, key: &[u8], seq: Seq, value: Value) {
         self.writer().put(key, seq, value);
     }
@@ -180,30 +181,31 @@ impl Memtable {
         self.writer().delete_range(start, end, seq);
     }
 
-    /// Changes the value of `key` as of `seq`. See [`Update`]. No older write may follow, nor a
-    /// write of the same `seq` to this key from another thread.
+    /// Updates the value of `key` as of `seq`. See [`Update`]. No older write may follow, and no
+    /// other thread may write to this key with the same `seq`.
     pub fn update(&self, key: &[u8], seq: Seq, update: &Update) {
         self.writer().update(key, seq, update);
     }
 
-    /// Looks up `key` as of `at`: the newest version with a sequence number of at most `at`, unless
-    /// a range tombstone of at most `at` is newer.
+    /// Looks up `key` as of `at`. Finds the newest version with a sequence number of at most `at`,
+    /// unless a range tombstone of at most `at` is newer.
     pub fn get(&self, key: &[u8], at: Seq) -> Lookup {
         let s = &*self.state.read();
         let at = at.max(s.tombstone_floor).max(s.floor);
-        // A caller without a cursor may get any state from its own on, so it may find a discarded
-        // value. Then it gets the state in which all discarded values are hidden.
+        // A caller without a cursor accepts any state from `at` on, so it may find a discarded
+        // value. Then return the state in which all discarded values are hidden.
         s.get(key, at).or_else(|| s.get(key, s.discarded_at)).unwrap_or(Lookup::Absent)
     }
 
-    /// Returns a cursor on the disjoint items that a reader at `at` sees, not yet positioned.
-    /// Writes above `at` are never visible; concurrent ones of at most `at` may or may not be.
+    /// Returns a cursor over the disjoint items that a reader at `at` sees. It is not positioned
+    /// yet. Writes above `at` are never visible; concurrent writes of at most `at` may or may not
+    /// be.
     pub fn cursor(self: &Arc<Self>, at: Seq) -> MemtableCursor {
         MemtableCursor::new(self.clone(), at)
     }
 
-    /// Replaces values put by [`Writer::put_deferred`] by references to the device, where they must
-    /// be readable. Returns the bytes by which the memtable shrank.
+    /// Replaces values put by [`Writer::put_deferred`] by references to the device, where the
+    /// values must be readable already. Returns the number of bytes by which the memtable shrank.
     pub fn place(&self, placed: impl IntoIterator<Item = (DeferredSlot, ExtentRef)>) -> usize {
         let mut writer = self.writer();
         let before = writer.state.kept_bytes;
@@ -221,12 +223,12 @@ impl Memtable {
         before - writer.state.kept_bytes
     }
 
-    /// Discards the given deferred values that nothing reads any more, and returns for each, in the
-    /// same order, whether it was discarded. A value is given by its key, its sequence number, its
-    /// slot, and the oldest state since its write that a reader requests or will request: if a
-    /// later write hides the value there, it is discarded. A value to which an update was applied
-    /// stays, since a replay of the writes needs it. A `get` as of an older state returns a newer
-    /// one.
+    /// Discards those of the given deferred values that no reader requests any more, and returns
+    /// for each value, in the same order, whether it was discarded. A value is given by its key,
+    /// its sequence number, its slot, and the oldest state since its write that a reader requests
+    /// or will request. It is discarded if a later write hides it in that state. A value to which
+    /// an update was applied is kept, since a replay of the writes needs it. A `get` as of an older
+    /// state then returns a newer one.
     pub fn discard<'a>(
         &self,
         values: impl IntoIterator<Item = (&'a [u8], Seq, DeferredSlot, Seq)>,
@@ -244,28 +246,29 @@ impl Memtable {
     }
 
     /// Promises that every cursor, including existing ones, is as of `floor` or later; a `get` as
-    /// of an older state reads the state at `floor`. Versions that no reader can request any more
-    /// may then be forgotten when newer ones are written. The floor never falls.
+    /// of an older state reads the state at `floor`. When newer versions are written, older ones
+    /// that no reader can request any more may then be forgotten. The floor never decreases.
     pub fn set_floor(&self, floor: Seq) {
         let mut s = self.state.write();
         s.floor = s.floor.max(floor);
     }
 
-    /// Promises that every cursor, including existing ones, is as of `floor` or later; a `get` as
-    /// of an older state reads the state at `floor`. Only range tombstones that newer ones cover
-    /// are then forgotten when these are written, see [`Memtable::set_floor`] for points.
+    /// Promises the same as [`Memtable::set_floor`], but only for range tombstones: every cursor is
+    /// as of `floor` or later, and a `get` as of an older state reads the state at `floor`. When
+    /// range tombstones are written, older ones that they cover are then forgotten. Points are
+    /// kept.
     pub fn forget_tombstones(&self, floor: Seq) {
         let mut s = self.state.write();
         s.tombstone_floor = s.tombstone_floor.max(floor);
     }
 
-    /// Keeps `pin`, which pins the zones that the values refer to, as long as the memtable lives.
+    /// Keeps `pin`, which pins the zones that the values refer to, until the memtable is dropped.
     pub fn pin(&self, pin: ZonePin) {
         self.pin.lock().merge(pin);
     }
 
-    /// Returns an upper bound of the heap bytes in use, including overhead but not shared buffers.
-    /// See [`Memtable::put`].
+    /// Returns an upper bound of the heap bytes in use. Overhead is included, shared buffers are
+    /// not. See [`Memtable::put`].
     pub fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -275,13 +278,13 @@ impl Memtable {
         self.placed.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes of large values, placed or about to be, that were forgotten: they lie on
-    /// the device, and no reader requests them.
+    /// Returns the bytes of large values that were forgotten: they are on the device or about to
+    /// be, and no reader requests them.
     pub fn forgotten_bytes(&self) -> u64 {
         self.state.read().forgotten
     }
 
-    /// Returns about `count` keys at even distances; fewer if there are few.
+    /// Returns about `count` keys at even distances, or fewer if the memtable is small.
     pub fn sample(&self, count: usize) -> Vec<Bytes> {
         let s = &*self.state.read();
         let step = (s.tree.leaves() / count.max(1)).max(1);
@@ -307,19 +310,19 @@ impl Memtable {
         self.len() == 0
     }
 
-    /// Returns the highest sequence number ever written; 0 if empty.
+    /// Returns the highest sequence number ever written, or 0 if there is none.
     pub fn max_seq(&self) -> Seq {
         self.max_seq.load(Ordering::Relaxed)
     }
 
-    /// Returns the lowest sequence number ever written; 0 if empty.
+    /// Returns the lowest sequence number ever written, or 0 if there is none.
     pub fn min_seq(&self) -> Seq {
         self.min_seq.load(Ordering::Relaxed)
     }
 }
 
 impl MemtableState {
-    /// Looks up a version. See [`Memtable::get`]. Returns `None` if it was discarded.
+    /// Looks up `key` like [`Memtable::get`]. Returns `None` if the value was discarded.
     fn get(&self, key: &[u8], at: Seq) -> Option<Lookup> {
         let version = self.tree.get(&self.arena, key, at);
         // A version newer than all range tombstones cannot be hidden.
@@ -337,11 +340,11 @@ impl MemtableState {
         }
     }
 
-    /// Returns the lookup result for the version of `seq` at `place`, or `None` if it was
-    /// discarded.
+    /// Returns the lookup result for the version with number `seq` at `place`, or `None` if its
+    /// value was discarded.
     fn lookup(&self, seq: Seq, place: Place) -> Option<Lookup> {
-        // The bytes are copied: the caller may keep the value, which must keep neither its
-        // neighbours nor a region of the pool alive.
+        // Copy the bytes: the caller may keep the value, and a slice would keep its neighbours or a
+        // region of the pool alive.
         let copied =
             |bytes: &[u8]| Lookup::Found(seq, Value::Inline(Bytes::copy_from_slice(bytes)));
         if place == Place::DELETE {
@@ -358,8 +361,8 @@ impl MemtableState {
         })
     }
 
-    /// Returns the value that `update` writes, combined with the version that the memtable has of
-    /// `key`. Only the version's bytes are used, so nothing is copied.
+    /// Returns the value that `update` writes, applied to the memtable's version of `key`. If the
+    /// bytes of that version are not in memory, the result is a pending update.
     fn updated(&mut self, key: &[u8], update: &Update) -> KeptValue {
         let version = self.tree.get(&self.arena, key, Seq::MAX);
         let tombstone = self.fragments.covering(key).and_then(|(_, f)| f.visible(Seq::MAX));
@@ -429,7 +432,7 @@ impl MemtableState {
                 }
                 _ => 0,
             };
-            // A deferred value keeps its slot until `place` is called with it.
+            // A deferred value keeps its slot until `place` is called for it.
             if let Some(kept) =
                 self.kept[i as usize].take_if(|kept| !matches!(kept, KeptValue::Deferred(_)))
             {
@@ -440,7 +443,7 @@ impl MemtableState {
         }
     }
 
-    /// Discards the value in slot `i`, if nothing reads it. See [`Memtable::discard`].
+    /// Discards the value in slot `i` if no reader requests it. See [`Memtable::discard`].
     fn discard(&mut self, key: &[u8], seq: Seq, i: u32, at: Seq) -> bool {
         let Some(Some(KeptValue::Deferred(deferred))) = self.kept.get(i as usize) else {
             return false;
@@ -451,7 +454,7 @@ impl MemtableState {
         let tombstone = self.fragments.covering(key).and_then(|(_, f)| f.visible(at));
         let hidden = match self.tree.get(&self.arena, key, at) {
             Some(v) if v.value == Place::kept(i) => tombstone.is_some_and(|t| t > v.stamp()),
-            // Another version hides the value if it is of the same commit or of a later one.
+            // Another version hides the value if it belongs to the same commit or a later one.
             Some(v) => v.seq >= seq,
             None => false,
         };
@@ -463,7 +466,7 @@ impl MemtableState {
         }
         self.kept_bytes -= DEFERRED_OVERHEAD + deferred.bytes.len();
         self.discarded_at = self.discarded_at.max(at);
-        // The version still refers to the slot, which is not used again.
+        // Do not free the slot: the version still refers to it.
         self.kept[i as usize] = None;
         true
     }
@@ -482,7 +485,7 @@ impl MemtableState {
 pub const DEFERRED_OVERHEAD: usize = 16;
 
 impl KeptValue {
-    /// Returns the bytes of the value on the device.
+    /// Returns the number of bytes of the value on the device.
     fn placed(&self) -> u64 {
         match self {
             KeptValue::Own(Value::Extent(extent)) => u64::from(extent.stored),
@@ -490,8 +493,8 @@ impl KeptValue {
         }
     }
 
-    /// Returns the heap bytes of the value: the buffer, its reference count, the overhead of the
-    /// allocator.
+    /// Returns the heap bytes of the value: the buffer, its reference count, and the overhead of
+    /// the allocator.
     fn heap(&self) -> usize {
         match self {
             KeptValue::Own(Value::Inline(b)) => b.len() + 48,
@@ -502,7 +505,8 @@ impl KeptValue {
     }
 }
 
-/// A memtable locked for writing. See [`Memtable::writer`]. Readers wait until it is dropped.
+/// A memtable locked for writing. See [`Memtable::writer`]. Readers wait until the writer is
+/// dropped.
 pub struct Writer<'a> {
     memtable: &'a Memtable,
     state: RwLockWriteGuard<'a, MemtableState>,
@@ -521,9 +525,9 @@ impl Writer<'_> {
         }
     }
 
-    /// Sets a key to a value that is being written to the device; [`Memtable::place`] replaces it
-    /// by its address. Until then it is kept as given, a slice of a buffer that it shares with
-    /// others.
+    /// Sets a key to a value that is still being written to the device. [`Memtable::place`] later
+    /// replaces the value by its address. Until then the value is kept as passed in, as a slice of
+    /// a buffer that it shares with others.
     pub fn put_deferred(&mut self, key: &[u8], seq: Seq, value: Bytes) -> DeferredSlot {
         let s = &mut *self.state;
         let deferred = Deferred { bytes: value, folded: false, forgotten: false };

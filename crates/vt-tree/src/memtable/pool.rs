@@ -1,11 +1,11 @@
-//! The pool of memory of memtables: regions of 2 MiB that return to the pool, not to the operating
+//! The memory pool of memtables: regions of 2 MiB that return to the pool, and not to the operating
 //! system, when a memtable is dropped.
 //!
-//! A fresh page costs a fault, 2 to 3 µs on a virtual machine: for a memtable of 64 MiB as much as
-//! filling it. So regions request huge pages (one fault for each instead of 512), and a store's
-//! memtables share one pool: a new memtable fills the regions of a flushed one. A new region is
-//! allocated only if none is idle, so the pool never holds more than its memtables held together at
-//! their peak, which the owner of the memtables bounds.
+//! The first access to a fresh page causes a page fault, 2 to 3 µs on a virtual machine. For a
+//! memtable of 64 MiB that is as much time as filling it. So regions request huge pages (one fault
+//! for each instead of 512), and the memtables of a store share one pool, so that a new memtable
+//! reuses the regions of a flushed one. A new region is allocated only if none is idle. So the pool
+//! never holds more than its memtables held together at their peak, which their owner bounds.
 
 use env::sync::Mutex;
 use memmap2::MmapMut;
@@ -13,10 +13,10 @@ use std::alloc::{Layout, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-/// Bytes of a region: a huge page.
+/// The size of a region, bytes: one huge page.
 pub(super) const REGION: usize = 2 << 20;
 
-/// A pool of memory that memtables share: a new memtable reuses the memory of a dropped one.
+/// A memory pool that memtables share: a new memtable reuses the memory of a dropped one.
 #[derive(Default)]
 pub struct Pool {
     idle: Mutex<Vec<MmapMut>>,
@@ -28,7 +28,7 @@ impl Pool {
         Arc::default()
     }
 
-    /// Returns the bytes that no memtable uses.
+    /// Returns the number of bytes that no memtable uses.
     pub fn idle_bytes(&self) -> usize {
         self.idle.lock().len() * REGION
     }
@@ -38,14 +38,14 @@ impl Pool {
         self.idle.lock().clear();
     }
 
-    /// Returns a region, with zeros or its former content. Aborts as any allocation does if there
-    /// is no memory.
+    /// Returns a region that contains zeros or its previous content. If there is no memory, aborts
+    /// like any other allocation.
     pub(super) fn region(self: &Arc<Pool>) -> Region {
         let idle = self.idle.lock().pop();
         let memory = idle.unwrap_or_else(|| {
             let memory = MmapMut::map_anon(REGION)
                 .unwrap_or_else(|_| handle_alloc_error(Layout::new::<[u8; REGION]>()));
-            // This is only a hint: without huge pages memtables work, but slower.
+            // This is only a hint. Without huge pages memtables work, but are slower.
             let _ = memory.advise(memmap2::Advice::HugePage);
             memory
         });
@@ -53,9 +53,9 @@ impl Pool {
     }
 }
 
-/// Memory of a pool while in use.
+/// A region of a pool that is in use.
 pub(super) struct Region {
-    /// `None` only while it is dropped.
+    /// `None` only while the region is being dropped.
     memory: Option<MmapMut>,
     pool: Arc<Pool>,
 }

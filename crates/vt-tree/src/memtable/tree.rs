@@ -1,13 +1,14 @@
-//! The points of a memtable: a B+-tree of keys in nodes of 64, where each key refers to its
+//! The points of a memtable: a B+-tree with nodes of 64 keys, where each key refers to its
 //! versions, newest first.
 //!
 //! Nothing is ever removed from the tree, which keeps two invariants simple: the first key of each
-//! leaf but the leftmost *is* the separator that leads to it, and a leaf never dies. So a writer
-//! may remember the leaf that it used last and continue there (a sequential or batched insert does
-//! not descend), and an append to a full leaf opens a new one instead of leaving two half full.
+//! leaf except the leftmost *is* the separator that leads to it, and a leaf never disappears. So a
+//! writer may remember the leaf that it used last and continue there (a sequential or batched
+//! insert does not descend), and an append to a full leaf opens a new one instead of leaving two
+//! half full.
 //!
-//! A key written once is a record in the arena and twelve bytes in a leaf. One written again gets a
-//! chain of versions.
+//! A key written once takes a record in the arena and twelve bytes in a leaf. A key written again
+//! gets a chain of versions.
 
 use super::arena::{Arena, NewValue, NewestVersion, Place};
 use super::keys::{FANOUT, Keys};
@@ -19,33 +20,33 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 
 pub(super) const NONE: u32 = u32::MAX;
-/// Records store sequence numbers relative to a base that lies this far below the first one.
+/// Records store sequence numbers relative to a base that is this far below the first number.
 const BELOW_FIRST: Seq = 1 << 30;
 
 struct InnerNode {
-    /// Separator `i` is the first key below child `i + 1`.
+    /// Separator `i` is the first key of the subtree at child `i + 1`.
     keys: Keys,
     children: [u32; FANOUT + 1],
 }
 
-/// A position on a key of the tree. It stays on its key only until the next insertion.
+/// A position at a key of the tree. It is valid only until the next insertion.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Pos {
     pub leaf: u32,
     i: u32,
 }
 
-// Nodes are boxed so that a growing table moves pointers and not kilobytes.
+// Nodes are boxed so that a growing vector moves pointers and not kilobytes.
 #[allow(clippy::vec_box)]
 pub(super) struct Tree {
     leaves: Leaves,
     inners: Vec<Box<InnerNode>>,
-    /// The number of levels of inner nodes; with 0, `root` is a leaf.
+    /// The number of levels of inner nodes. If it is 0, `root` is a leaf.
     height: usize,
     root: u32,
     /// The leaf of the last insertion.
     finger: u32,
-    /// Sequence numbers in records are relative to this.
+    /// The base to which sequence numbers in records are relative.
     base: Seq,
     /// The versions of keys written more than once.
     versions: Versions,
@@ -99,7 +100,7 @@ impl Tree {
         self.leaves.len()
     }
 
-    /// Returns the heap bytes in use, without those of the arena.
+    /// Returns the heap bytes in use, not counting the arena.
     pub fn heap(&self) -> usize {
         self.leaves.heap()
             + self.inners.len() * (size_of::<InnerNode>() + 16)
@@ -107,9 +108,8 @@ impl Tree {
             + self.versions.heap()
     }
 
-    /// Adds a version of `key`. There are no readers below `floor`: versions that only they could
-    /// see are forgotten from time to time, and those of their values that are kept outside the
-    /// arena are added to `released`.
+    /// Adds a version of `key`. No reader is below `floor`: versions that only such a reader could
+    /// see are forgotten from time to time, and their places are added to `released`.
     #[inline]
     pub fn put(
         &mut self,
@@ -146,8 +146,8 @@ impl Tree {
         }
     }
 
-    /// Moves the finger to the leaf for `key`. Returns the index there of the first key that is not
-    /// below `key`, and whether the two are equal.
+    /// Moves the finger to the leaf for `key`. Returns the index in this leaf of the first key that
+    /// is not below `key`, and whether the two are equal.
     #[inline]
     fn find(&mut self, arena: &Arena, key: &[u8]) -> (usize, bool) {
         let leaf = self.leaves.get(self.finger);
@@ -156,8 +156,8 @@ impl Tree {
             match leaf.keys.cmp_last(arena, key) {
                 Ordering::Equal => return (len - 1, true),
                 // Keys ascend: `key` belongs after the last one, unless it belongs to the next
-                // leaf. The first key of the next leaf is compared only if the last insertion was
-                // an append as well, since reading it is a cache miss.
+                // leaf. Compare the first key of the next leaf only if the last insertion was an
+                // append, too, since reading that key is a cache miss.
                 Ordering::Less => {
                     let fits = leaf.next == NONE
                         || (leaf.keys.appended()
@@ -187,8 +187,8 @@ impl Tree {
         node
     }
 
-    /// Splits the full leaf `self.finger` for `key`, which belongs at its index `i`; returns the
-    /// leaf that took it.
+    /// Splits the full leaf `self.finger` for `key`, which belongs at index `i`. Returns the leaf
+    /// that received the key.
     #[cold]
     fn split_leaf(&mut self, arena: &Arena, key: &[u8], record: u32, i: usize, seq: Seq) -> u32 {
         let left_id = self.finger;
@@ -227,10 +227,10 @@ impl Tree {
         took
     }
 
-    /// Enters the new leaf `child`, whose first key is `separator`, into the inner nodes.
+    /// Adds the new leaf `child`, whose first key is `separator`, to the inner nodes.
     fn add_child(&mut self, arena: &Arena, separator: u32, child: u32) {
-        // Finds the path to the leaf to the left of `child`, since the separator is not yet in any
-        // inner node.
+        // Find the path to the leaf to the left of `child`: the separator is not in any inner node
+        // yet.
         let mut path = Vec::with_capacity(self.height);
         let mut node = self.root;
         for _ in 0..self.height {
@@ -276,7 +276,7 @@ impl Tree {
         self.height += 1;
     }
 
-    /// Adds a version of an existing key: key `i` of leaf `self.finger`.
+    /// Adds a version of an existing key, which is key `i` of leaf `self.finger`.
     #[allow(clippy::too_many_arguments)]
     fn put_again(
         &mut self,
@@ -314,14 +314,14 @@ impl Tree {
         if found { self.visible(arena, leaf.keys.record(i), at) } else { None }
     }
 
-    /// Returns the newest version with a sequence number of at most `at` of the key in `record`.
+    /// Returns the newest version of the key in `record` with a sequence number of at most `at`.
     #[inline]
     fn visible(&self, arena: &Arena, record: u32, at: Seq) -> Option<Version> {
         self.visible_of(arena.first(record), at)
     }
 
-    /// Returns the newest version with a sequence number of at most `at` of the key with this
-    /// newest version.
+    /// Returns the newest version with a sequence number of at most `at` of the key whose newest
+    /// version is `newest`.
     #[inline]
     fn visible_of(&self, newest: NewestVersion, at: Seq) -> Option<Version> {
         match newest {
@@ -386,7 +386,7 @@ impl Tree {
         (next != NONE).then_some(Pos { leaf: next, i: 0 })
     }
 
-    /// Returns the last key of the leaf before.
+    /// Returns the last key of the previous leaf.
     pub fn prev_leaf(&self, pos: Pos) -> Option<Pos> {
         let prev = self.leaves.get(pos.leaf).prev;
         (prev != NONE).then(|| Pos { leaf: prev, i: self.leaves.get(prev).keys.len() as u32 - 1 })
@@ -413,7 +413,7 @@ impl Tree {
         arena.fetch(self.leaves.get(pos.leaf).keys.eight_from(pos.i as usize));
     }
 
-    /// Returns the key at `pos`, and the version of it that a reader at `at` sees.
+    /// Returns the key at `pos`, and its version that a reader at `at` sees.
     #[inline]
     pub fn entry<'a>(&self, arena: &'a Arena, pos: Pos, at: Seq) -> (&'a [u8], Option<Version>) {
         let (key, newest) = arena.entry(self.leaves.get(pos.leaf).keys.record(pos.i as usize));
@@ -427,8 +427,7 @@ impl Tree {
     }
 }
 
-/// Returns the newest version of a key from its first write. A small value is copied into the
-/// arena.
+/// Makes a version from a write. Copies a small value into the arena.
 fn first_version(arena: &mut Arena, stamp: Stamp, written: NewValue<'_>) -> Version {
     let value = match written {
         NewValue::Small(v) => arena.add(v),

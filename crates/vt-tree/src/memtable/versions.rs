@@ -1,30 +1,30 @@
-//! The versions of keys written more than once: a chain for each key, newest first.
+//! The versions of keys written more than once, in one chain for each key, newest first.
 
 use std::cmp::Ordering;
 
 use super::arena::Place;
 use crate::item::Seq;
 
-/// No version.
+/// The index that means "no version".
 const NONE: u32 = u32::MAX;
-/// The fewest overwrites of one key between two attempts to trim its chain of versions.
+/// Minimum number of overwrites of a key between two attempts to trim its chain of versions.
 const TRIM_EVERY: u32 = 8;
 
-/// The order of writes: by commit, and within one commit by arrival.
+/// The order of writes: by commit and, within one commit, by arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Stamp {
     pub seq: Seq,
     pub arrival: u32,
 }
 
-/// One version of a key: 32 bytes.
+/// One version of a key. It takes 32 bytes.
 #[derive(Clone, Copy)]
 pub(super) struct Version {
     pub seq: Seq,
     arrival: u32,
-    /// The next older version, an index into `Versions`.
+    /// The index in `Versions` of the next older version.
     older: u32,
-    /// The number of overwrites until the chain after this newest version is trimmed.
+    /// If this is the newest version: the number of overwrites until its chain is trimmed.
     credit: u32,
     pub value: Place,
 }
@@ -40,10 +40,10 @@ impl Version {
     }
 }
 
-/// Values kept outside the arena that are no longer referred to.
+/// The places of values kept outside the arena that are no longer referred to.
 pub(super) type Released = Vec<Place>;
 
-/// All chains. The record of a key has the index of its newest version, which never changes.
+/// All chains. The record of a key has the index of its newest version. That index never changes.
 #[derive(Default)]
 pub(super) struct Versions {
     slots: Vec<Version>,
@@ -62,7 +62,7 @@ impl Versions {
         self.slots.capacity() * size_of::<Version>() + self.free.capacity() * 4
     }
 
-    /// Begins a chain; returns its index.
+    /// Begins a chain, and returns its index.
     pub fn begin(&mut self, version: Version) -> u32 {
         self.store(version)
     }
@@ -93,12 +93,12 @@ impl Versions {
         Some(*v)
     }
 
-    /// Adds `new` to a chain. There are no readers below `floor`; values kept outside the arena
-    /// that are forgotten are added to `released`.
+    /// Adds `new` to a chain. No reader is below `floor`. The places of forgotten values are added
+    /// to `released`.
     pub fn overwrite(&mut self, chain: u32, mut new: Version, floor: Seq, released: &mut Released) {
         let newest = &mut self.slots[chain as usize];
         match new.seq.cmp(&newest.seq) {
-            // Within one commit the last write counts; earlier ones are not visible.
+            // Within one commit the last write counts. Earlier ones are not visible.
             Ordering::Equal => {
                 released.push(newest.value);
                 newest.value = new.value;
@@ -112,13 +112,13 @@ impl Versions {
                 self.slots[chain as usize] = new;
                 if new.credit == 0 {
                     let left = self.trim(new, floor, released);
-                    // Trimming takes time in proportion to the number of versions, so as many
+                    // Trimming takes time proportional to the number of versions, so let as many
                     // overwrites pass before the next attempt.
                     self.slots[chain as usize].credit = left + TRIM_EVERY;
                 }
             }
-            // The commit pipeline never does this, since its sequence numbers ascend; but no code
-            // of the memtable relies on it.
+            // The commit pipeline never does this, since its sequence numbers ascend, but the
+            // memtable does not rely on that.
             Ordering::Less => {
                 let mut behind = chain;
                 let mut at = newest.older;
@@ -141,8 +141,8 @@ impl Versions {
         }
     }
 
-    /// Forgets the versions older than `newest` that no reader at `floor` or later sees; returns
-    /// the number that is left.
+    /// Forgets the versions older than `newest` that no reader at `floor` or later sees. Returns
+    /// the number of older versions that remain.
     fn trim(&mut self, newest: Version, floor: Seq, released: &mut Released) -> u32 {
         let mut left = 0;
         let mut last = NONE;
@@ -155,8 +155,8 @@ impl Versions {
             at = self.slots[at as usize].older;
         }
         if last == NONE {
-            // All readers see the newest version, which happens only if the floor is ahead of the
-            // writer. The chain is kept.
+            // All readers see the newest version. This happens only if the floor is ahead of the
+            // writer. Keep the chain.
             return left;
         }
         self.slots[last as usize].older = NONE;
