@@ -7,7 +7,7 @@ use bytes::Bytes;
 use crate::memtable::Memtable;
 use crate::run::Run;
 
-/// The keys from `start` to just below `end`.
+/// The keys in `[start, end)`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyRange {
     /// The first key.

@@ -1,10 +1,10 @@
 //! Items: the elements of a tree. A run, and a memtable as of a sequence number, is an ascending
-//! sequence of *disjoint* items: a point (`Put`, `Update`, `Delete`) covers its one key, a range
-//! tombstone covers `[key, end)`. Items of newer sources hide those of older ones at the keys they
-//! cover. Within a source nothing overlaps, because a flush or a merge cuts range tombstones around
-//! newer points. So points and range tombstones share one order, one search and one cursor.
+//! sequence of *disjoint* items: a point (`Put`, `Update`, `Delete`) covers a single key, a range
+//! tombstone covers `[key, end)`. Items of newer sources hide items of older ones at the keys that
+//! they cover. Within a source nothing overlaps, because a flush or a merge cuts range tombstones
+//! around newer points. So points and range tombstones share one order, one search and one cursor.
 //!
-//! An update does not hide older items: together with them it makes a value. See [`Lookup::over`].
+//! An update does not hide older items. Its value is computed from them; see [`Lookup::over`].
 
 use bytes::Bytes;
 
@@ -12,8 +12,8 @@ use crate::Result;
 use crate::update::Update;
 use crate::value::{ExtentRef, Value, ValueRef};
 
-/// A sequence number: the position of a change in the one order of all changes. A commit takes one
-/// for each of its changes. 0 stands for "old": visible to every reader.
+/// A sequence number: the position of a change in the total order of all changes. A commit takes
+/// one number for each of its changes. 0 means "old": visible to every reader.
 pub type Seq = u64;
 
 /// The effect of an item on the keys that it covers.
@@ -21,18 +21,18 @@ pub type Seq = u64;
 pub enum Body {
     /// A value.
     Put(Value),
-    /// A change of a value.
+    /// An update of a value.
     Update {
-        /// The value that is changed, if it is known; otherwise older items have it. Only memtables
-        /// have updates of known values: they are applied when a run is written. Boxed, since a get
-        /// moves bodies several times and few are updates.
+        /// The value to update, if it is known; otherwise older items have it. Only memtables
+        /// contain updates of known values, since these are applied when a run is written. The
+        /// field is boxed because a get moves bodies several times and few of them are updates.
         base: Option<Box<ExtentRef>>,
-        /// The operations, encoded. See [`Update::decode`].
+        /// The encoded operations. See [`Update::decode`].
         update: Bytes,
     },
-    /// The key is deleted.
+    /// A deletion of the key.
     Delete,
-    /// Deletes `[item.key, end)`.
+    /// A deletion of all keys in `[item.key, end)`.
     DeleteRange {
         /// The first key that is not deleted.
         end: Bytes,
@@ -84,23 +84,23 @@ impl Item {
 pub enum BodyRef<'a> {
     /// A value.
     Put(ValueRef<'a>),
-    /// A change of a value.
+    /// An update of a value.
     Update {
-        /// The value that is changed, if it is known.
+        /// The value to update, if it is known.
         base: Option<ExtentRef>,
-        /// The operations, encoded.
+        /// The encoded operations.
         update: &'a [u8],
     },
-    /// The key is deleted.
+    /// A deletion of the key.
     Delete,
-    /// Deletes `[item.key, end)`.
+    /// A deletion of all keys in `[item.key, end)`.
     DeleteRange {
         /// The first key that is not deleted.
         end: &'a [u8],
     },
 }
 
-/// A borrowed [`Item`], such as the one at the position of a cursor.
+/// A borrowed [`Item`], such as the current item of a cursor.
 #[derive(Clone, Copy, Debug)]
 pub struct ItemRef<'a> {
     /// The key, or the first key of a range.
@@ -165,28 +165,28 @@ impl Body {
     }
 }
 
-/// The result of a lookup in one source, or in several. See [`Lookup::over`].
+/// The result of a lookup in one source or, after [`Lookup::over`], in several sources.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lookup {
-    /// No item of the source covers the key; an older source may have it.
+    /// No item of the source covers the key. An older source may have it.
     Absent,
     /// The key was deleted at this sequence number.
     Deleted(Seq),
     /// The sequence number and the value of the key.
     Found(Seq, Value),
-    /// The value was changed.
+    /// The value was updated.
     Updated {
-        /// The sequence number of the newest change.
+        /// The sequence number of the newest update.
         seq: Seq,
-        /// The value that is changed, or `None` if an older source may have it.
+        /// The value to update, or `None` if an older source may have it.
         base: Option<Box<ExtentRef>>,
-        /// The changes.
+        /// The composed updates.
         update: Update,
     },
 }
 
 impl Lookup {
-    /// Returns the result of a lookup of a key that an item with this body covers.
+    /// Returns the result of looking up a key that an item with this body covers.
     #[inline]
     pub fn of(seq: Seq, body: Body) -> Result<Lookup> {
         match body {
@@ -201,13 +201,13 @@ impl Lookup {
         Ok(Lookup::Updated { seq, base, update: Update::decode(update)? })
     }
 
-    /// Returns whether older sources have no part in the value of the key.
+    /// Returns whether the result no longer depends on older sources.
     pub fn is_final(&self) -> bool {
         !matches!(self, Lookup::Absent | Lookup::Updated { base: None, .. })
     }
 
-    /// Combines the results of this source and of `older`. Nothing is read; the operation is
-    /// associative.
+    /// Combines the result of this source with that of an `older` one. Reads no value. The
+    /// operation is associative.
     pub fn over(self, older: Lookup) -> Lookup {
         let (seq, update) = match self {
             Lookup::Absent => return older,
@@ -229,8 +229,9 @@ impl Lookup {
         }
     }
 
-    /// Returns the length of the key's value in bytes, for the result of a lookup in all sources:
-    /// `Some(None)` if the key has no value, `None` if the value must be read to tell.
+    /// Returns the length in bytes of the key's value, given the result of a lookup in all sources.
+    /// Returns `Some(None)` if the key has no value, and `None` if the value must be read to
+    /// determine its length.
     pub fn value_len(&self) -> Option<Option<usize>> {
         match self {
             Lookup::Absent | Lookup::Deleted(_) => Some(None),

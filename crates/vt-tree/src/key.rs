@@ -1,10 +1,10 @@
-//! Keys as bytes: the prefix that two keys share, the first eight bytes as a number, and the key
-//! that follows another one.
+//! Operations on keys: the prefix that two keys share, the first eight bytes as a number, and the
+//! next possible key.
 
-/// Returns the number of leading bytes that both have in common.
+/// Returns the number of leading bytes that `a` and `b` have in common.
 pub(crate) fn shared_prefix(a: &[u8], b: &[u8]) -> usize {
     let mut n = 0;
-    // Compares eight bytes at a time as long as they are equal.
+    // Compare eight bytes at a time while they are equal.
     while let (Some(x), Some(y)) = (a.get(n..n + 8), b.get(n..n + 8)) {
         let word = |s: &[u8]| s.try_into().map_or(0, u64::from_le_bytes);
         let differ = word(x) ^ word(y);
@@ -16,7 +16,7 @@ pub(crate) fn shared_prefix(a: &[u8], b: &[u8]) -> usize {
     n + a[n..].iter().zip(&b[n..]).take_while(|(x, y)| x == y).count()
 }
 
-/// Returns the first eight bytes as a number that sorts as they do; missing ones count as zeros.
+/// Returns the first eight bytes as a number with the same order. Missing bytes count as zeros.
 #[inline]
 pub(crate) fn head_of(bytes: &[u8]) -> u64 {
     match bytes.first_chunk::<8>() {
@@ -29,7 +29,7 @@ pub(crate) fn head_of(bytes: &[u8]) -> u64 {
     }
 }
 
-/// Returns the first key after `key`: no other lies between the two.
+/// Returns the smallest key greater than `key`.
 pub(crate) fn successor(key: &[u8]) -> Vec<u8> {
     let mut next = Vec::with_capacity(key.len() + 1);
     next.extend_from_slice(key);

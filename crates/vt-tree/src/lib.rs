@@ -1,12 +1,12 @@
-//! The VT-tree (Shetty et al., FAST '13): an LSM-tree whose merges *stitch*, that is, refer to data
-//! where it lies instead of copying it.
+//! The VT-tree (Shetty et al., FAST '13): an LSM-tree whose merges *stitch* data, that is, refer to
+//! it at its present location instead of copying it.
 //!
-//! - A [`Memtable`] takes changes in memory, in every version that a reader may still request.
+//! - A [`Memtable`] holds changes in memory, in every version that a reader may still request.
 //! - A [`Run`] is an immutable sorted sequence on the device: a tree of index nodes over tuple
-//!   blocks, with large values out of line. Runs may share blocks and whole subtrees.
+//!   blocks, with large values stored separately. Runs may share blocks and whole subtrees.
 //! - A [`Merge`] turns memtables and runs into one run. Flushes, compactions and defragmentation
 //!   are merges that differ in their [`Placement`]; [`slice()`] and [`concat()`] are merges that
-//!   copy next to nothing.
+//!   copy almost nothing.
 //! - A [`TreeCursor`] reads memtables and runs as one sequence of live tuples.
 //! - A [`BlockCache`] reads the device for all trees of a store.
 //!

@@ -1,7 +1,7 @@
-//! Entry points to every parser of this crate, for the fuzz targets under `fuzz/` and the
-//! properties below. Each takes any bytes and must neither panic nor run without end. Checksums are
-//! made to fit, so that the code after their check is reached. Normal builds do not include this
-//! module.
+//! Entry points to every parser of this crate, for the fuzz targets under `fuzz/` and the property
+//! tests below. Each accepts any bytes, and must neither panic nor run forever. Checksums are
+//! corrected first, so that the code after the checksum test is reached. Normal builds do not
+//! include this module.
 
 use std::hint::black_box;
 
@@ -56,8 +56,8 @@ pub fn index_node(data: &[u8]) {
     }
 }
 
-/// Parses an index entry that follows another key. The entry is encoded again, and must parse to
-/// the same.
+/// Parses an index entry that follows another key. Encodes the entry again, and checks that this
+/// parses to the same entry.
 pub fn index_entry(data: &[u8]) {
     let Some((&split, data)) = data.split_first() else { return };
     let (before, data) = data.split_at((split as usize).min(data.len()));
@@ -75,7 +75,8 @@ fn index_entry_use(e: &Entry) {
     black_box((e.data_bytes(), e.at.end(), e.zone_use().is_ok()));
 }
 
-/// Returns `data` with the checksum of the rest in the first four bytes, and that checksum.
+/// Returns `data` with its first four bytes replaced by the checksum of the rest, and that
+/// checksum.
 fn sealed(data: &[u8]) -> (Vec<u8>, u32) {
     let mut data = data.to_vec();
     let crc = data.get(4..).map_or(0, zones::crc32c);
@@ -85,7 +86,7 @@ fn sealed(data: &[u8]) -> (Vec<u8>, u32) {
     (data, crc)
 }
 
-/// Parses a frame, after its checksum and the pointer to it were made to fit.
+/// Parses a frame, after correcting its checksum and making a matching pointer to it.
 pub fn frame(data: &[u8]) {
     let (data, crc) = sealed(data);
     let addr = data.get(8..16).map_or(0, |a| a.iter().rev().fold(0, |n, b| n << 8 | u64::from(*b)));
@@ -97,8 +98,8 @@ pub fn frame(data: &[u8]) {
     }
 }
 
-/// Parses a filter, after its checksum was made to fit. A filter built from its fingerprints must
-/// be equal, or at least have the same set.
+/// Parses a filter, after correcting its checksum. Checks that a filter built from its fingerprints
+/// contains all of them.
 pub fn filter(data: &[u8]) {
     let Ok(filter) = Filter::parse(Bytes::from(sealed(data).0)) else { return };
     let mut count = 0;
@@ -143,14 +144,14 @@ mod tests {
             let item = Item { key: key(i), seq: i % 2 * 1000, body };
             b.add(&item.key, item.seq, item.borrow().body);
         }
-        // An extent run, and one that ends early.
+        // Add an extent run, and one that ends early.
         for i in 0..210u64 {
             let key = [b"page".as_slice(), &(i + i / 200 * 9).to_be_bytes()].concat();
             let e = ExtentRef::plain((1 << 30) + i * 4096, 4096, i as u32);
             b.add(&key, 5 + i, BodyRef::Put(ValueRef::Extent(e)));
         }
-        // Compressed extents: single, following one another, and in a packed extent run together
-        // with some that are not compressed.
+        // Add compressed extents: single ones, adjacent ones, and some in a packed extent run
+        // together with uncompressed ones.
         for i in 0..90u64 {
             let key =
                 [b"q".as_slice(), &(i + i / 40 * 1000 + i / 30 * i * i).to_be_bytes()].concat();

@@ -1,6 +1,6 @@
 //! Rewrites a run without its unreadable parts. Lost data is replaced by tombstones instead of
-//! being left out: otherwise items of older runs, which it had hidden, would be visible again. The
-//! caller may put stand-ins in its place.
+//! being left out: otherwise items of older runs that it had hidden would become visible again. The
+//! caller may supply substitutes for lost data.
 
 use std::sync::Arc;
 
@@ -16,13 +16,13 @@ use crate::salvage::{SalvageCache, SalvageCursor, Salvaged};
 use crate::scrub::Damage;
 use crate::value::Value;
 
-/// Takes a stand-in for lost data: a key among those that were lost, and its value. Keys must
-/// ascend; a pair with any other key is ignored.
+/// Accepts a substitute for lost data: a key within the lost range, and its value. Keys must
+/// ascend. Pairs with other keys are ignored.
 pub type PutInstead<'a> = dyn FnMut(&[u8], Bytes) + 'a;
 
-/// Returns a run with all of `run` that can be read. A range of keys that cannot be read becomes
-/// range tombstones, a large value a tombstone; `removed` is called with each, in the order of
-/// keys. The pairs that it puts take the place of what was lost, and the tombstones lie around
+/// Returns a run with all readable data of `run`. A key range that cannot be read is replaced by
+/// range tombstones, and a large value by a tombstone. Calls `removed` for each of them, in key
+/// order. The pairs that `removed` puts replace the lost data, and the tombstones are cut around
 /// them. Sums, fences and filters are computed again; large values stay where they are. Returns
 /// `None` if the result is empty.
 pub fn rewrite(
@@ -69,11 +69,11 @@ pub fn rewrite(
     Ok(builder.finish()?.0)
 }
 
-/// A range of keys that cannot be read. Items of a run are disjoint, so the range tombstone in its
-/// place is cut around the stand-ins.
+/// A key range that cannot be read. Since items of a run are disjoint, the range tombstone that
+/// replaces it is cut around the substitutes.
 struct Gap<'a> {
     builder: &'a mut RunBuilder,
-    /// The first key that nothing was written for.
+    /// The first key for which nothing has been written yet.
     from: Bytes,
     end: Bytes,
     written: Result<()>,
@@ -102,7 +102,7 @@ impl Gap<'_> {
         self.builder.push_item(Item { key, seq: 0, body: Body::DeleteRange { end } })
     }
 
-    /// Deletes the rest of the range.
+    /// Writes a tombstone for the rest of the range.
     fn close(mut self) -> Result<()> {
         std::mem::replace(&mut self.written, Ok(()))?;
         self.delete_up_to(self.end.clone())

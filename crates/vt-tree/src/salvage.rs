@@ -1,6 +1,6 @@
-//! Reads the readable parts of a damaged run: its items in order, and between them the ranges of
-//! keys whose block or index node cannot be read. Nothing is trusted: data outside the fences above
-//! it is ignored, so that no damaged tree yields a key twice or is walked without end.
+//! Reads the readable parts of a damaged run: its items in order and, between them, the key ranges
+//! whose block or index node cannot be read. No data is trusted: data outside the fences above it
+//! is ignored, so that a damaged tree cannot yield a key twice or be walked forever.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,24 +16,24 @@ use crate::item::{Body, Item};
 use crate::key::successor;
 use crate::run::Run;
 
-/// A result of [`SalvageCursor`]: an item, or a gap.
+/// An element returned by [`SalvageCursor`]: an item or a gap.
 #[derive(Clone, Debug)]
 pub enum Salvaged {
     /// An item.
     Item(Item),
-    /// The keys in `[start, end)` cannot be read.
+    /// A gap: the keys in `[start, end)` cannot be read.
     Gap {
         /// The first key of the gap.
         start: Bytes,
         /// The first key after the gap.
         end: Bytes,
-        /// The reason why it cannot be read.
+        /// The reason why the keys cannot be read.
         what: String,
     },
 }
 
-/// A cache of nodes and blocks, bounded by their number, so that many short walks do not read the
-/// same ones again.
+/// A cache for a limited number of nodes and blocks, so that many short walks do not read the same
+/// ones again.
 #[derive(Default)]
 pub struct SalvageCache {
     nodes: HashMap<FramePointer, Arc<Node>>,
@@ -69,7 +69,7 @@ impl SalvageCache {
     }
 }
 
-/// An open node: its next entry, and the fences that it must lie within.
+/// An open node: its next entry, and the fences that its entries must respect.
 struct SalvageNode {
     node: Arc<Node>,
     next: usize,
@@ -77,10 +77,10 @@ struct SalvageNode {
     high: Bytes,
 }
 
-/// A cursor on the items and gaps of a damaged run, which are disjoint and ascend by key.
+/// A cursor over the items and gaps of a damaged run, which are disjoint and ascend by key.
 pub struct SalvageCursor {
     run: Arc<Run>,
-    /// The root has not been opened.
+    /// Whether the root has not been opened yet.
     root: bool,
     path: Vec<SalvageNode>,
     /// Items and gaps of the open block, in descending order.
@@ -89,7 +89,7 @@ pub struct SalvageCursor {
 }
 
 impl SalvageCursor {
-    /// Creates a cursor on the items and gaps that end above `from`.
+    /// Creates a cursor over the items and gaps that end above `from`.
     pub fn new(run: &Arc<Run>, from: &[u8]) -> SalvageCursor {
         let from = Bytes::copy_from_slice(from);
         SalvageCursor { run: run.clone(), root: true, path: Vec::new(), ready: Vec::new(), from }

@@ -1,11 +1,11 @@
-//! Verifies the data on the medium: every index node, filter, tuple block and large value of a
-//! range of keys is read, past all caches, and compared with its checksum. A scrub checks only that
+//! Verifies the data on the medium. Every index node, filter, tuple block and large value of a key
+//! range is read, bypassing all caches, and compared with its checksum. A scrub checks only that
 //! the device returns the bytes that were written; [`crate::check_run`] checks that sums, fences
 //! and filters are right.
 //!
-//! A scrub proceeds by ranges of keys and not by runs. Merges keep the data of a range in that
-//! range, so one walk over all keys meets everything that existed when it began and still exists;
-//! and a run is pinned for no longer than one step.
+//! A scrub proceeds by key ranges and not by runs. Merges keep the data of a key range in that
+//! range. So one pass over all keys reads everything that existed when it began and still exists,
+//! and a run is pinned for at most one step.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -25,23 +25,23 @@ use crate::key::successor;
 use crate::run::Run;
 use crate::value::{ExtentRef, Value, contiguous};
 
-/// The most bytes of neighbouring values that are read at once.
+/// Maximum bytes of adjacent values that are read at once.
 const SPAN: u64 = 1 << 20;
 
-/// A frame or value that cannot be read or differs from the one written.
+/// A frame or value that cannot be read, or differs from what was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
     /// Device address of the frame or value.
     pub addr: u64,
     /// A description of the damage.
     pub what: String,
-    /// The first key that depends on it.
+    /// The first affected key.
     pub start: Bytes,
-    /// The first key after those that depend on it.
+    /// The first key after the affected keys.
     pub end: Bytes,
 }
 
-/// One step of a scrub: a range of keys in any number of runs. Data that runs share is read once.
+/// One step of a scrub: a key range in any number of runs. Data that runs share is read once.
 pub struct Scrub<'a> {
     range: &'a KeyRange,
     seen: HashSet<(u64, u32)>,
@@ -50,8 +50,8 @@ pub struct Scrub<'a> {
 }
 
 impl<'a> Scrub<'a> {
-    /// Creates a step over `range`. `pace` is called with the number of bytes after each read and
-    /// can end the scrub; `damage` is called with each error found.
+    /// Creates a step over `range`. `pace` is called after each read with the number of bytes, and
+    /// can end the scrub. `damage` is called with each error found.
     pub fn new(
         range: &'a KeyRange,
         pace: &'a mut dyn FnMut(u64) -> ControlFlow<()>,
@@ -60,7 +60,7 @@ impl<'a> Scrub<'a> {
         Scrub { range, seen: HashSet::new(), pace, damage }
     }
 
-    /// Scrubs the range in `run`. Breaks if `pace` did.
+    /// Scrubs the range in `run`. Breaks if `pace` breaks.
     pub fn run(&mut self, run: &Arc<Run>) -> ControlFlow<()> {
         let (root, level) = run.root();
         self.subtree(run, root, level)
@@ -143,7 +143,7 @@ impl<'a> Scrub<'a> {
         self.values(run, &mut span)
     }
 
-    /// Reads the values together; if that fails, one by one to find out which is damaged.
+    /// Reads the values together. If that fails, reads them one by one to find the damaged ones.
     fn values(&mut self, run: &Run, span: &mut Vec<(Bytes, ExtentRef)>) -> ControlFlow<()> {
         span.retain(|(_, e)| self.seen.insert((e.addr, e.crc)));
         let extents: Vec<ExtentRef> = span.iter().map(|(_, e)| *e).collect();
@@ -169,9 +169,9 @@ impl<'a> Scrub<'a> {
     }
 }
 
-/// Returns the key up to which `run` has about `quota` bytes from `start` on, or `None` if it has
-/// no more than that, or if `pace` has ended the scrub. Subtrees are counted by their sums.
-/// Unreadable nodes count nothing: the scrub itself will report them.
+/// Returns the key at which `run` has about `quota` bytes since `start`. Returns `None` if it has
+/// no more than that, or if `pace` ends the scrub. Subtrees are counted by their sums. Unreadable
+/// nodes count as empty, because the scrub itself will report them.
 pub fn scrub_end(
     run: &Arc<Run>,
     start: &[u8],
@@ -183,7 +183,7 @@ pub fn scrub_end(
     up_to(run, root, level, start, &mut left, pace).break_value().flatten()
 }
 
-/// Breaks with the key at which nothing is `left`, or with `None` if `pace` breaks.
+/// Breaks with the key at which `left` reaches 0, or with `None` if `pace` breaks.
 fn up_to(
     run: &Run,
     entry: &Entry,
@@ -220,7 +220,7 @@ mod tests {
     use crate::index::frame::FramePointer;
     use crate::merge::{MergeOptions, RunWriter};
 
-    /// Returns a run of 8 MiB, with nothing of it cached, and the nodes below its root.
+    /// Returns a run of 8 MiB of which nothing is cached, and pointers to the nodes below its root.
     fn tall() -> (Arc<MemoryDevice>, Arc<Run>, Vec<FramePointer>) {
         let device = Arc::new(MemoryDevice::new());
         let zones = Zones::format(device.clone(), FormatOptions::default()).unwrap();

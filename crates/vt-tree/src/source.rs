@@ -1,9 +1,9 @@
-//! The interface of all cursors on items: on a memtable, on a run, or on sources combined, which
-//! other crates add.
+//! The interface of all cursors over items: over a memtable, over a run, and over combined sources,
+//! which other crates add.
 
 use crate::{ItemRef, Result};
 
-/// A cursor on the items of one source, which are disjoint and ascend by key. Errors come from
+/// A cursor over the items of one source, which are disjoint and ascend by key. Errors come from
 /// reading the device; a memtable never returns one. After an error the position is undefined until
 /// the next seek.
 pub trait Source: Send {
@@ -15,7 +15,7 @@ pub trait Source: Send {
     fn first(&mut self) -> Result<()>;
     /// Moves to the last item.
     fn last(&mut self) -> Result<()>;
-    /// Returns the current item; `None` beyond either end or before the first seek.
+    /// Returns the current item, or `None` beyond either end or before the first seek.
     fn item(&self) -> Option<ItemRef<'_>>;
     /// Moves to the next item. Does nothing if there is no current item.
     fn next(&mut self) -> Result<()>;

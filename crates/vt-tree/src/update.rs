@@ -1,31 +1,31 @@
 //! Updates: changes of a value that are written without reading it (the *upserts* of BetrFS 0.2,
 //! §2.2, KEVIN's commands with offsets). An update is a short sequence of operations: overwrite the
-//! bytes at an offset, append bytes, add to a counter. It lies in a memtable or a run above the
-//! value that it changes. Readers apply it, and a merge that reads both folds it into the value.
+//! bytes at an offset, append bytes, add to a counter. It is stored in a memtable or a run that is
+//! newer than the value. Readers apply it, and a merge that reads both folds it into the value.
 //!
-//! Two updates of one key are composed without knowing the value: the newer operations follow the
-//! older ones. So the order in which sources are merged makes no difference, and `compose` is
-//! associative. Operations are total: one that cannot be applied (adding to a value that is not a
-//! number, growing it beyond [`LONGEST_UPDATED`]) leaves the value unchanged. Callers that must
-//! report this read the value first.
+//! Two updates of one key are composed without knowing the value: the newer operations are appended
+//! to the older ones. So the order in which sources are merged makes no difference, and the
+//! composition is associative. Operations are total: an operation that cannot be applied (adding to
+//! a value that is not a number, or growing it beyond [`LONGEST_UPDATED`]) leaves the value
+//! unchanged. Callers that must report this read the value first.
 //!
-//! Encoding: operations one after the other, the oldest first. Each is a kind (u8) and: 1, add:
-//! the number (varint, zigzag); 2, append: the bytes (varint length, bytes); 3, patch: the offset
-//! (varint), the bytes (varint length, bytes).
+//! Encoding: the operations in sequence, oldest first. Each is a kind (u8), followed for kind 1,
+//! add, by the number (varint, zigzag); for kind 2, append, by the bytes (varint length, bytes);
+//! for kind 3, patch, by the offset (varint) and the bytes (varint length, bytes).
 
 use bytes::Bytes;
 use zones::varint;
 
 use crate::{Error, Result};
 
-/// The length beyond which no update makes a value grow, bytes.
+/// Maximum length to which an update may extend a value, bytes.
 pub const LONGEST_UPDATED: usize = 7 << 20;
 
 const ADD: u8 = 1;
 const APPEND: u8 = 2;
 const PATCH: u8 = 3;
 
-/// Operations that change a value, valid and in their order.
+/// A valid sequence of operations that change a value.
 ///
 /// ```
 /// use vt_tree::Update;
@@ -48,9 +48,9 @@ enum Operation<'a> {
 }
 
 impl Update {
-    /// Returns an update that adds `n` to a value that is a decimal number as `i64::to_string`
-    /// writes it, and writes the sum in the same form; the sum wraps around at the ends of `i64`. A
-    /// missing key counts as 0.
+    /// Returns an update that adds `n` to a value. The value must be a decimal number as written by
+    /// `i64::to_string`, and so is the sum, which wraps around at the ends of `i64`. A missing key
+    /// counts as 0.
     pub fn add(n: i64) -> Update {
         Update::of(Operation::Add(n))
     }
@@ -60,8 +60,8 @@ impl Update {
         (bytes.len() <= LONGEST_UPDATED).then(|| Update::of(Operation::Append(bytes)))
     }
 
-    /// Returns an update that writes `bytes` from `offset` on; a shorter value is first extended
-    /// with zeros up to `offset`. Returns `None` if the value would be longer than a value may be.
+    /// Returns an update that writes `bytes` at `offset`. A shorter value is first extended with
+    /// zeros up to `offset`. Returns `None` if the value would be longer than [`LONGEST_UPDATED`].
     pub fn patch(offset: usize, bytes: &[u8]) -> Option<Update> {
         let end = offset.checked_add(bytes.len())?;
         (end <= LONGEST_UPDATED).then(|| Update::of(Operation::Patch(offset, bytes)))
@@ -73,7 +73,7 @@ impl Update {
         Update(Bytes::from(out))
     }
 
-    /// Checks operations that were read from the device.
+    /// Decodes and checks operations that were read from the device.
     pub fn decode(bytes: &[u8]) -> Result<Update> {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -91,9 +91,9 @@ impl Update {
         &self.0
     }
 
-    /// Composes this update with `newer`, which is applied after it. Consecutive additions become
-    /// one; a patch replaces earlier patches that it covers, up to the last operation of another
-    /// kind.
+    /// Composes this update with `newer`, which is applied after it. Consecutive additions are
+    /// combined. A patch replaces earlier patches that it covers, back to the last operation of
+    /// another kind.
     pub fn then(&self, newer: &Update) -> Update {
         let mut operations: Vec<Operation<'_>> = self.operations().collect();
         for operation in newer.operations() {
@@ -117,7 +117,8 @@ impl Update {
         Update(Bytes::from(out))
     }
 
-    /// Returns the value that results from `value`, which is `None` if the key has no value.
+    /// Returns the result of applying the update to `value`, which is `None` if the key has no
+    /// value.
     pub fn apply(&self, value: Option<&[u8]>) -> Bytes {
         let mut bytes = value.map(<[u8]>::to_vec);
         for operation in self.operations() {
@@ -126,13 +127,14 @@ impl Update {
         Bytes::from(bytes.unwrap_or_default())
     }
 
-    /// Returns the length of the result for a value of `len` bytes (`None` if the key has no
-    /// value), or `None` if the value is needed to tell.
+    /// Returns the length of the result for a value of `len` bytes, where `None` means that the key
+    /// has no value. Returns `None` if the length depends on the value itself.
     pub fn applied_len(&self, len: Option<usize>) -> Option<usize> {
         let mut len = len.unwrap_or(0);
         for operation in self.operations() {
             match operation {
-                // The longest number has 20 characters.
+                // No number has more than 20 characters, so such a value is not one, and stays
+                // unchanged.
                 Operation::Add(_) if len > 20 => {}
                 Operation::Add(_) => return None,
                 Operation::Append(bytes) if len + bytes.len() <= LONGEST_UPDATED => {
@@ -146,14 +148,14 @@ impl Update {
     }
 
     /// Returns whether updates of two writers may be applied in either order with the same result,
-    /// and each without having read the value: then the two do not conflict.
+    /// without reading the value, so that they do not conflict.
     pub fn commutes(&self) -> bool {
         self.operations().all(|operation| matches!(operation, Operation::Add(_)))
     }
 
     fn operations(&self) -> impl Iterator<Item = Operation<'_>> {
         let mut rest = &self.0[..];
-        // The operations in an `Update` were checked, so they decode.
+        // The operations in an `Update` have been checked, so they decode.
         std::iter::from_fn(move || Operation::decode(&mut rest))
     }
 }
@@ -177,8 +179,8 @@ impl<'a> Operation<'a> {
         }
     }
 
-    /// Decodes the first operation of `rest` and moves past it. Returns `None` at the end, or if
-    /// the operation does not decode.
+    /// Decodes the first operation of `rest` and removes it. Returns `None` at the end, or if the
+    /// operation does not decode.
     fn decode(rest: &mut &'a [u8]) -> Option<Operation<'a>> {
         let (&kind, mut body) = rest.split_first()?;
         let operation = match kind {
@@ -203,7 +205,8 @@ impl<'a> Operation<'a> {
         matches!(self, Operation::Patch(..))
     }
 
-    /// Returns whether this patch overwrites everything that `older`, a patch as well, has written.
+    /// Returns whether this is a patch that overwrites everything that `older`, also a patch, has
+    /// written.
     fn covers(&self, older: &Operation<'_>) -> bool {
         match (*self, *older) {
             (Operation::Patch(at, newer), Operation::Patch(from, older)) => {
@@ -242,7 +245,7 @@ impl<'a> Operation<'a> {
     }
 }
 
-/// Returns the number that `bytes` stand for, if they are written as by `i64::to_string`.
+/// Returns the number that `bytes` represent, if they are in the form that `i64::to_string` writes.
 fn number(bytes: &[u8]) -> Option<i64> {
     let n: i64 = std::str::from_utf8(bytes).ok()?.parse().ok()?;
     (n.to_string().as_bytes() == bytes).then_some(n)
@@ -329,7 +332,7 @@ mod tests {
         }
         assert_eq!(sum.bytes().len(), Update::add(1001).bytes().len());
         assert_eq!(patch.bytes().len(), 7);
-        // The patches take turns, like writes to the fields of a page's head.
+        // Patches alternate, like writes to the fields of a page header.
         let mut fields = Update::patch(100, b"once").unwrap();
         for i in 0..1000u32 {
             for at in [8, 40, 60] {
@@ -337,7 +340,8 @@ mod tests {
             }
         }
         assert_eq!(fields.bytes().len(), 4 * 7);
-        // A patch does not replace one before an append, whose place depends on the value.
+        // A patch does not replace one before an append, since the position of the append depends
+        // on the value.
         let grown = Update::patch(4, b"x").unwrap().then(&Update::append(b"y").unwrap());
         assert_eq!(grown.then(&Update::patch(4, b"z").unwrap()).apply(None), "\0\0\0\0zy");
     }

@@ -43,7 +43,7 @@ struct Remains {
 enum Source {
     Memtable(Arc<Memtable>),
     Run(Arc<Run>),
-    /// A run whose root is unreadable: any key may have been in it.
+    /// A run whose root is unreadable, so that any key may have been in it.
     Lost(String),
 }
 

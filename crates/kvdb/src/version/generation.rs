@@ -87,8 +87,8 @@ impl Generation {
 pub(crate) struct Layer {
     pub generation: Arc<Generation>,
     pub memtable: Arc<Memtable>,
-    /// Runs of a transaction whose commit began this generation, newest first. They lie above all
-    /// older layers and below the memtable.
+    /// The runs of a transaction whose commit began this generation, newest first. They are newer
+    /// than all older layers and older than the memtable.
     pub bound: Vec<Arc<Run>>,
 }
 

@@ -67,10 +67,10 @@ const ALIGN: usize = 8;
 const CHUNK_SHIFT: u32 = (REGION / ALIGN).trailing_zeros();
 
 const HEADER: usize = 12;
-/// The length field of a key whose length does not fit 16 bits; four more bytes of header have the
-/// length.
+/// The value of the length field for a key whose length does not fit into 16 bits. Four more bytes
+/// of the header have the length.
 const LONG: u16 = u16::MAX;
-/// Value of the tag field, which otherwise is the length of the value, if the key was deleted.
+/// The tag of a deleted key. A tag below [`CHAIN`] is the length of a small value.
 const DELETE: u16 = u16::MAX;
 const KEPT: u16 = u16::MAX - 1;
 const CHAIN: u16 = u16::MAX - 2;

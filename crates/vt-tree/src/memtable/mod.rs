@@ -238,8 +238,8 @@ impl Memtable {
         values.into_iter().map(|(key, seq, slot, at)| s.discard(key, seq, slot.0, at)).collect()
     }
 
-    /// Returns whether some write has hidden an earlier one, so that [`Memtable::discard`] may find
-    /// something.
+    /// Returns whether some write has hidden an earlier one, so that [`Memtable::discard`] may
+    /// succeed.
     pub fn hides(&self) -> bool {
         let s = &*self.state.read();
         s.hides || s.tree.superseded() > 0 || !s.fragments.is_empty()

@@ -1,4 +1,4 @@
-//! The memtable against a model: a plain list of all writes, searched for each question.
+//! Tests the memtable against a model: a plain list of all writes that is searched for each query.
 
 use super::*;
 use crate::{Body, Item, Source};
@@ -27,7 +27,7 @@ impl Model {
         };
         let mut ops: Vec<_> =
             self.ops.iter().filter(|(seq, op)| *seq <= at && covers(op)).collect();
-        // The sort is stable: of two equal writes the later one counts.
+        // The sort is stable: if two writes have the same number, the later one wins.
         ops.sort_by_key(|(seq, _)| *seq);
         ops.iter().fold(Lookup::Absent, |older, (seq, op)| {
             let newer = match op {
@@ -49,7 +49,8 @@ impl Model {
         self.ops.push((seq, op.clone()));
     }
 
-    /// Returns every key where the answer may change: the keys named, and the first key after each.
+    /// Returns all keys at which the result may change: the keys in the writes, and the successor
+    /// of each.
     fn landmarks(&self) -> BTreeSet<Vec<u8>> {
         let mut keys = BTreeSet::from([vec![]]);
         for (_, op) in &self.ops {
@@ -66,7 +67,7 @@ impl Model {
     }
 }
 
-/// Returns the result of a lookup of a key that `item` covers.
+/// Returns the expected result of looking up a key that `item` covers.
 fn says(item: &Item) -> Lookup {
     match &item.body {
         Body::DeleteRange { .. } => Lookup::Deleted(item.seq),
@@ -74,12 +75,12 @@ fn says(item: &Item) -> Lookup {
     }
 }
 
-/// Returns the item where the cursor is.
+/// Returns the current item of the cursor.
 fn here(c: &MemtableCursor) -> Option<Item> {
     c.item().map(|i| i.to_item())
 }
 
-/// Returns the first key that is not covered by `item` nor below it.
+/// Returns the first key that is neither covered by `item` nor below it.
 fn end(item: &Item) -> Vec<u8> {
     match &item.body {
         Body::DeleteRange { end } => end.to_vec(),
@@ -87,7 +88,7 @@ fn end(item: &Item) -> Vec<u8> {
     }
 }
 
-/// Checks items: at every landmark they must agree with the model.
+/// Checks items against the model at every landmark.
 struct View<'a> {
     model: &'a Model,
     landmarks: BTreeSet<Vec<u8>>,
@@ -104,7 +105,7 @@ impl View<'_> {
         }
     }
 
-    /// Checks that the model has nothing at the keys in `[from, to)`.
+    /// Checks that the model has no value at the keys in `[from, to)`.
     fn check_gap(&self, from: &[u8], to: Option<&[u8]>) {
         for k in self.landmarks.range(from.to_vec()..).take_while(|k| to.is_none_or(|t| &k[..] < t))
         {
@@ -149,7 +150,8 @@ fn cases() -> u32 {
 fn key() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         proptest::collection::vec(prop_oneof![Just(0u8), Just(1), Just(b'a'), Just(255)], 0..4),
-        // Keys longer than a head and a shared prefix, which differ at either end.
+        // Use keys that are longer than a head and a shared prefix together, and differ at either
+        // end.
         (0u8..3, 0u8..20)
             .prop_map(|(a, b)| [&[b'k', a][..], &b"shared by all of them"[..], &[b]].concat()),
     ]
@@ -337,7 +339,7 @@ proptest! {
         for (seq, op) in &history {
             floor = floor.max(seq.saturating_sub(lag));
             m.set_floor(floor);
-            // All values go to one key, so that its chain of versions gets long.
+            // Write all values to one key, so that its chain of versions becomes long.
             let op = match op {
                 Op::Put(_, v) => &Op::Put(b"hot".to_vec(), v.clone()),
                 op => op,
@@ -399,8 +401,8 @@ fn bytes_counts_keys_values_versions_and_tombstones() {
     assert_eq!((m.min_seq(), m.max_seq()), (1, 10_000));
 }
 
-/// A store may have thousands of memtables, and each counts with all memory that it has taken: the
-/// first key must not take room for a hundred.
+/// A store may have thousands of memtables, and each is charged for all memory that it has
+/// allocated: the first key must not reserve space for a hundred.
 #[test]
 fn a_memtable_with_little_in_it_takes_little() {
     let m = Memtable::new();
@@ -410,8 +412,7 @@ fn a_memtable_with_little_in_it_takes_little() {
     assert!(first < 2 << 10, "{first} bytes for one key");
 }
 
-/// One thread writes; each reader pins a sequence number that was already published, and must find
-/// exactly its state.
+/// One thread writes. Each reader pins a published sequence number, and must see exactly its state.
 #[test]
 fn readers_see_whole_commits_while_one_writes() {
     const KEYS: u64 = 500;
@@ -512,7 +513,8 @@ fn a_value_is_read_before_and_after_it_has_a_place() {
         Lookup::Found(2, Value::Inline(buffer.slice(..5000)))
     );
     assert_eq!(m.place([(slots[0], extent)]), 0, "it has a place already");
-    // The value was overwritten before it was placed: a reader of the older version still gets it.
+    // The value was overwritten before it got its address. A reader of the older version still gets
+    // it.
     m.put(&1u64.to_be_bytes(), 5, Value::Inline("new".into()));
     m.place([(slots[1], extent)]);
     assert_eq!(m.get(&1u64.to_be_bytes(), 3), Lookup::Found(2, Value::Extent(extent)));
@@ -559,7 +561,7 @@ fn a_deferred_value_is_discarded_when_nothing_reads_it_any_more() {
     assert_eq!(found("covered", 10), Lookup::Found(10, Value::Inline(value.clone())));
     assert_eq!(found("overwritten", 10), Lookup::Found(8, Value::Inline(value.clone())));
 
-    // A forgotten value counts as lying on the device, unless it is discarded.
+    // A forgotten value counts as being on the device, unless it is discarded.
     let m = Memtable::new();
     let old = m.writer().put_deferred(b"k", 1, value.clone());
     m.put(b"k", 1, Value::Inline("new".into()));
@@ -577,7 +579,7 @@ fn what_lies_on_the_device_is_counted_until_it_is_forgotten() {
         .map(|key| m.writer().put_deferred(key.as_bytes(), 1, Bytes::from(vec![7; 5000])))
         .collect();
     assert_eq!(m.placed_bytes(), 0, "they are in memory");
-    // Nothing reads "a" any more when it gets its place.
+    // No reader requests "a" any more when its value gets an address.
     m.put(b"a", 1, Value::Inline("new".into()));
     m.place(slots.into_iter().map(|slot| (slot, extent(5000))));
     assert_eq!(m.placed_bytes(), 10_000);

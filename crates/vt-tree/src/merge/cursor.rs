@@ -1,5 +1,5 @@
-//! A merge's position in one input: at an item, or before a block or subtree that is not yet opened
-//! and may never have to be.
+//! The position of a merge in one input: at an item, or before a block or subtree that is not
+//! opened yet and may never have to be.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub(crate) enum Element<'a> {
 struct OpenNode {
     node: Arc<Node>,
     at: usize,
-    /// The filter of the node, if that is a leaf index node.
+    /// The filter of the node, if the node is a leaf index node.
     filter: Option<FramePointer>,
 }
 
@@ -48,7 +48,7 @@ struct OpenTupleBlock {
 enum MergeSource {
     Run {
         run: Arc<Run>,
-        /// The root itself has not been opened.
+        /// Whether the cursor is before the root, which has not been opened.
         root: bool,
         path: Vec<OpenNode>,
         block: Option<OpenTupleBlock>,
@@ -59,11 +59,11 @@ enum MergeSource {
 
 pub(crate) struct MergeCursor {
     source: MergeSource,
-    /// The rest of the current item, a range tombstone that was cut; replaces that item.
+    /// The rest of the current item, a range tombstone that was cut. It replaces the item.
     cut: Option<Item>,
-    /// Bytes of tuple blocks read.
+    /// Bytes of tuple blocks that were read.
     pub blocks_read: u64,
-    /// Bytes of data that were skipped unread.
+    /// Bytes of data that were skipped without being read.
     pub pruned: u64,
 }
 
@@ -94,8 +94,8 @@ impl MergeCursor {
         })
     }
 
-    /// Returns the current item, or `None` before an unopened block or subtree, and at the end of
-    /// the input.
+    /// Returns the current item. Returns `None` before an unopened block or subtree, and at the end
+    /// of the input.
     #[inline(always)]
     fn item(&self) -> Option<ItemRef<'_>> {
         match (&self.cut, &self.source) {
@@ -125,7 +125,7 @@ impl MergeCursor {
         }
     }
 
-    /// Returns whether the cursor is before a whole run whose root is not yet opened.
+    /// Returns whether the cursor is before a whole run whose root is not opened yet.
     pub fn at_root(&self) -> bool {
         matches!(self.source, MergeSource::Run { root: true, .. })
     }
@@ -139,7 +139,7 @@ impl MergeCursor {
     }
 
     /// Returns the entries of the current block and of those after it in the same leaf index node,
-    /// with the filter of that node.
+    /// and the filter of that node.
     pub fn blocks(&self) -> Option<(&[Entry], Option<FramePointer>)> {
         match &self.source {
             MergeSource::Run { root: false, path, block: None, .. } => {
@@ -282,13 +282,13 @@ impl MergeCursor {
         self.settle();
     }
 
-    /// Cuts the current item, a range tombstone: the rest of it begins at `key`.
+    /// Cuts the current item, a range tombstone, so that the rest of it begins at `key`.
     pub fn cut_range(&mut self, key: &[u8]) {
         self.cut = self.item().map(|i| Item { key: Bytes::copy_from_slice(key), ..i.to_item() });
     }
 
-    /// Skips everything below `key`. Elements wholly below it are not read; a range tombstone that
-    /// reaches across `key` is cut.
+    /// Skips everything below `key`. Elements wholly below `key` are not read; a range tombstone
+    /// that contains `key` is cut.
     pub fn skip_to(&mut self, key: &[u8]) -> Result<()> {
         let behind = self.item().is_some_and(|i| i.ends_before(key));
         if let MergeSource::Memtable(cursor) = &mut self.source

@@ -1,38 +1,40 @@
-//! Merging: runs and memtables, newest first, become one run.
+//! Merging: turns runs and memtables, given newest first, into one run.
 //!
 //! Every background job is a merge: a flush, a compaction, a defragmentation, the removal of a
 //! range. Jobs differ in their inputs and in the [`Placement`], the policy by which a merge
-//! *stitches* data (refers to it where it lies) or *copies* it (writes it again).
+//! *stitches* data (refers to it at its present location) or *copies* it (writes it again).
 //!
 //! # Algorithm
 //!
 //! A merge keeps a [`MergeCursor`] on each input. The *element* at a cursor is either an item, that
-//! is, a point or a range tombstone, or a tuple block or subtree that was not opened yet, of which
-//! only the index entry was read: its fences and sums. Each step takes the element with the least
-//! lower bound; if several have it, that of the newest input:
+//! is, a point or a range tombstone, or an unopened tuple block or subtree, of which only the index
+//! entry with its fences and sums has been read. Each step takes the element with the smallest
+//! lower bound; on a tie, that of the newest input:
 //!
 //! 1. An unopened element that ends before the elements of all other inputs begin overlaps nothing.
 //!    The placement decides by the length of the contiguous span on the device that begins with it.
 //!    A span of at least the stitching threshold is stitched: its index entries are added to the
-//!    result, and nothing beneath them is read. A shorter one is opened, so that its items are
+//!    result, and nothing beneath them is read. A shorter span is opened, so that its items are
 //!    copied.
-//! 2. An unopened element that overlaps another one is opened by one level: a node becomes its
+//! 2. An unopened element that overlaps another element is opened by one level: a node becomes its
 //!    entries, a block its items. So only blocks in which inputs overlap are read.
 //! 3. A point is added to the result, and older inputs skip its key. An update is first composed
 //!    with the items of older inputs at its key; if that yields a value, the value is added.
 //! 4. A range tombstone hides everything older in its range: older inputs skip the range, and
-//!    subtrees wholly inside it are not read (leaf pruning). If a newer input begins inside the
-//!    range, the tombstone is cut there: the part before is added to the result, the rest becomes
-//!    an element again. So the items of the result are disjoint, as those of each input are.
+//!    subtrees wholly inside it are not read (leaf pruning). If an element of a newer input begins
+//!    inside the range, the tombstone is cut there: the first part is added to the result, and the
+//!    rest becomes an element again. So the items of the result are disjoint, like those of each
+//!    input.
 //!
-//! If nothing older lies below the inputs, tombstones are dropped
+//! If there is no data older than the inputs, tombstones are dropped
 //! ([`MergeOptions::drop_tombstones`]), and blocks with tombstones are opened instead of stitched.
 //! Whether a large value moves is decided separately from the block that refers to it. See
 //! `placement`.
 //!
-//! A merge can stop between two elements. [`Merge::step`] bounds the I/O of a call; [`Merge::cut`]
-//! ends a merge early with the key from which another one continues. [`split_points`] divides a
-//! merge into parts that can run in parallel, and [`concat`] stitches their results together.
+//! A merge can stop between two elements. [`Merge::step`] bounds the I/O of a call. [`Merge::cut`]
+//! ends a merge early, and returns the key from which another merge continues. [`split_points`]
+//! divides a merge into parts that can run in parallel, and [`concat`] stitches their results
+//! together.
 
 pub(crate) mod builder;
 mod cursor;
@@ -73,15 +75,16 @@ pub struct Merge {
     end: Option<Bytes>,
     inputs: Vec<MergeCursor>,
     builder: RunBuilder,
-    /// The placement has decided to copy the blocks of this input that end at or below this key.
+    /// An input and a key: the placement has decided to copy the blocks of the input that end at or
+    /// below the key.
     copying: Option<(usize, Bytes)>,
     spans: Spans,
-    /// The last stitched span, if nothing was appended since: its input, and the device address at
-    /// which it ends.
+    /// The end of the last stitched span, if nothing was appended since: its input and device
+    /// address.
     stitched: Option<(usize, u64)>,
-    /// The last item, if it is a range tombstone that the next one may extend.
+    /// The last item, if it is a range tombstone that the next item may extend.
     pending_range: Option<Item>,
-    /// The height of the tallest run, if it is the only one of that height.
+    /// The height of the tallest run, if only one run has that height.
     tallest: Option<u16>,
     done: bool,
 }
@@ -127,10 +130,10 @@ impl Merge {
     }
 
     /// Merges until about `budget` bytes were read or written. Returns `true` once everything is
-    /// merged; then call [`Merge::finish`].
+    /// merged; then the caller should call [`Merge::finish`].
     pub fn step(&mut self, budget: u64) -> Result<bool> {
         let begin = self.work();
-        // An item that causes no I/O still takes time; it counts as 32 bytes.
+        // An item without I/O still takes time, so count it as 32 bytes.
         let mut items = 0u64;
         while !self.done && self.work() - begin + items * 32 < budget {
             self.merge_element()?;
@@ -148,17 +151,16 @@ impl Merge {
         with_inputs(self.builder.stats, &self.inputs)
     }
 
-    /// Merges the rest and returns the merged run, written but not synced, or `None` if the result
-    /// is empty.
+    /// Merges the rest, and returns the merged run, or `None` if the result is empty. The run is
+    /// written but not synced.
     pub fn finish(mut self) -> Result<(Option<Arc<Run>>, MergeStats)> {
         while !self.step(u64::MAX)? {}
         let (run, _, stats) = self.cut()?;
         Ok((run, stats))
     }
 
-    /// Ends the merge early. Returns the merged run of all keys below a key that no input has
-    /// passed, and that key, which is `None` if everything is merged. A merge of the same inputs
-    /// from that key on yields the rest.
+    /// Ends the merge early. Returns the run of all keys merged so far, and the key from which a
+    /// merge of the same inputs yields the rest, or `None` if everything is merged.
     pub fn cut(mut self) -> Result<(Option<Arc<Run>>, Option<Bytes>, MergeStats)> {
         self.push_pending_range()?;
         let at = if self.done { None } else { self.next_low(|_| true).map(Bytes::copy_from_slice) };
@@ -166,8 +168,7 @@ impl Merge {
         Ok((run, at, with_inputs(built, &self.inputs)))
     }
 
-    /// Returns the input whose element begins first; the newest one if several begin at the same
-    /// key.
+    /// Returns the input whose element begins first; on a tie, the newest one.
     #[inline]
     fn first(&self) -> Option<usize> {
         if self.inputs.len() == 1 {
@@ -184,7 +185,7 @@ impl Merge {
         best.map(|(i, _)| i)
     }
 
-    /// Returns the least lower bound of the elements of the inputs that `which` selects.
+    /// Returns the smallest lower bound of the elements of the inputs that `which` selects.
     fn next_low(&self, which: impl Fn(usize) -> bool) -> Option<&[u8]> {
         self.inputs
             .iter()
@@ -231,8 +232,9 @@ impl Merge {
         }
     }
 
-    /// Merges an update, the element that begins first: composes it with the items of older inputs
-    /// at its key. If nothing older lies below the inputs, the key has no value there.
+    /// Merges an update, which is the element that begins first: composes it with the items of
+    /// older inputs at its key. If there is no data older than the inputs, the update applies to no
+    /// value.
     fn merge_update(&mut self, i: usize, item: Item) -> Result<()> {
         let key = item.key;
         let mut lookup = Lookup::of(item.seq, item.body)?;
@@ -258,7 +260,7 @@ impl Merge {
                 (seq, Body::Update { base, update: update.bytes().clone() })
             }
             Lookup::Found(seq, value) => (seq, Body::Put(value)),
-            // This does not happen: an update over anything is an update or a value.
+            // This cannot happen: an update composed with anything is an update or a value.
             Lookup::Absent | Lookup::Deleted(_) => (item.seq, Body::Delete),
         };
         self.builder.push_item(Item { key: key.clone(), seq, body })?;
@@ -277,8 +279,8 @@ impl Merge {
         Ok(())
     }
 
-    /// Merges a range tombstone, the element that begins first: it hides everything older in its
-    /// range.
+    /// Merges a range tombstone, which is the element that begins first and hides everything older
+    /// in its range.
     fn merge_range(&mut self, i: usize, item: Item) -> Result<()> {
         let Body::DeleteRange { end } = item.body.clone() else { return Ok(()) };
         let end = match &self.end {
@@ -296,7 +298,7 @@ impl Merge {
         let cut =
             self.next_low(|j| j < i).filter(|low| *low < end.as_ref()).map(Bytes::copy_from_slice);
         match cut {
-            // A newer item begins inside: the rest of the tombstone is an element again.
+            // A newer element begins inside: the rest of the tombstone becomes an element again.
             Some(cut) => {
                 self.inputs[i].cut_range(&cut);
                 self.push_range(Item { body: Body::DeleteRange { end: cut }, ..item })
@@ -308,8 +310,8 @@ impl Merge {
         }
     }
 
-    /// Appends a range tombstone to the result. Adjacent ones with equal sequence numbers become
-    /// one: a queue leaves a million of them, which then cost as little as one.
+    /// Appends a range tombstone to the result. Joins adjacent tombstones with equal sequence
+    /// numbers: a queue leaves a million of them, which then cost no more than one.
     fn push_range(&mut self, item: Item) -> Result<()> {
         if let Some(Item { body: Body::DeleteRange { end: reached }, seq, .. }) =
             &mut self.pending_range
@@ -325,12 +327,14 @@ impl Merge {
         Ok(())
     }
 
-    /// Appends the pending range tombstone, if there is one: the next item does not extend it.
+    /// Appends the pending range tombstone, if there is one, because the next item does not extend
+    /// it.
     fn push_pending_range(&mut self) -> Result<()> {
         self.pending_range.take().map_or(Ok(()), |item| self.builder.push_item(item))
     }
 
-    /// Merges an unopened block or subtree, the element that begins first: stitches or opens it.
+    /// Merges an unopened block or subtree, which is the element that begins first: stitches or
+    /// opens it.
     fn merge_subtree(&mut self, i: usize) -> Result<()> {
         self.push_pending_range()?;
         let Some(Element::Subtree(entry, level)) = self.inputs[i].element() else { return Ok(()) };
@@ -347,8 +351,8 @@ impl Merge {
         }
         if level > 0 {
             // If the only tallest run were stitched whole next to anything else, it would become
-            // one entry of a higher root, and every merge would add a level. Its root is opened, so
-            // that the entries after it are added at their own level.
+            // one entry of a higher root, and every merge would add a level. Instead its root is
+            // opened, so that its entries are added at their own level.
             let alone = self.builder.is_empty() && others.is_none();
             let joins = alone || !self.inputs[i].at_root() || self.tallest != Some(level);
             let stitch = joins
@@ -368,8 +372,8 @@ impl Merge {
         self.merge_blocks(i, limit.map(Bytes::copy_from_slice))
     }
 
-    /// Merges a tuple block that overlaps nothing: decides on the contiguous span that begins with
-    /// it.
+    /// Merges a tuple block that overlaps nothing: stitches or copies the contiguous span that
+    /// begins with it.
     fn merge_blocks(&mut self, i: usize, limit: Option<Bytes>) -> Result<()> {
         let Some((entries, filter)) = self.inputs[i].blocks() else {
             return Err(Error::corrupt("a tuple block outside any index node", 0));
@@ -378,7 +382,8 @@ impl Merge {
         let (mut count, mut bytes) = (0, 0);
         for (at, e) in entries.iter().enumerate() {
             let free = limit.as_ref().is_none_or(|l| e.high <= *l);
-            // A span may end with one small block, at the end of a range.
+            // A span may end with one small block, as at the end of a range, so only its first
+            // block is checked for size.
             let taken = if at == 0 {
                 self.builder.takes_block(e)
             } else {
@@ -394,8 +399,8 @@ impl Merge {
         if count == 0 {
             return self.inputs[i].descend();
         }
-        // A span may continue across index nodes: the last span of a node in the next node, the
-        // first one from the previous node. Then only a part of its length is known.
+        // A span may continue across index nodes: the last span of a node into the next node, the
+        // first one from the previous node. In that case only a part of its length is known.
         let begun =
             self.stitched.is_some_and(|(of, end)| of == i && follows_block(end, &entries[0]));
         let partial = begun || (count == entries.len() && self.inputs[i].goes_on());
@@ -415,14 +420,14 @@ impl Merge {
     }
 }
 
-/// Adds the bytes that were read and skipped in the inputs to the statistics of a builder.
+/// Adds the bytes read and skipped in the inputs to the statistics of a builder.
 fn with_inputs(mut stats: MergeStats, inputs: &[MergeCursor]) -> MergeStats {
     stats.blocks_read += inputs.iter().map(|input| input.blocks_read).sum::<u64>();
     stats.pruned += inputs.iter().map(|input| input.pruned).sum::<u64>();
     stats
 }
 
-/// Runs a merge to its end.
+/// Runs a merge to completion.
 pub fn merge(
     cache: &Arc<BlockCache>,
     inputs: &[Input],
@@ -432,8 +437,8 @@ pub fn merge(
     Ok(Merge::new(cache, inputs, range, options)?.finish()?.0)
 }
 
-/// Returns the part of `run` that lies in `range` as a run of its own. Everything but the blocks at
-/// the two ends is stitched.
+/// Returns the part of `run` in `range` as a separate run. Everything except the blocks at the two
+/// ends is stitched.
 pub fn slice(run: &Arc<Run>, range: &KeyRange) -> Result<Option<Arc<Run>>> {
     merge(
         run.cache(),
@@ -443,7 +448,7 @@ pub fn slice(run: &Arc<Run>, range: &KeyRange) -> Result<Option<Arc<Run>>> {
     )
 }
 
-/// Joins runs whose key ranges ascend and do not overlap into one. Everything is stitched.
+/// Joins runs whose key ranges ascend and do not overlap. Everything is stitched.
 pub fn concat(cache: &Arc<BlockCache>, runs: &[Arc<Run>]) -> Result<Option<Arc<Run>>> {
     let inputs: Vec<_> = runs.iter().cloned().map(Input::Run).collect();
     merge(

@@ -12,31 +12,32 @@ use crate::value::{ChooseCodec, Compression};
 /// The options of a merge: how a run is written, and which items may be dropped.
 #[derive(Clone, Debug)]
 pub struct MergeOptions {
-    /// The policy by which data is stitched or copied.
+    /// The policy that decides which data is stitched and which is copied.
     pub placement: Placement,
-    /// Drop tombstones. Allowed only if nothing older lies below the inputs.
+    /// Whether to drop tombstones. Allowed only if there is no data older than the inputs.
     pub drop_tombstones: bool,
-    /// Values of at least this many bytes are placed outside their block.
+    /// Values of at least this many bytes are stored outside their block.
     pub separate_at: u32,
-    /// Sequence numbers up to this one are written as 0: no reader distinguishes them any more.
+    /// Sequence numbers up to this one are written as 0, since no reader distinguishes them any
+    /// more.
     pub old_seq: Seq,
-    /// The codec of the tuple blocks written. Stitched blocks keep theirs.
+    /// The codec of the tuple blocks that are written. Stitched blocks keep their codec.
     pub compression: Compression,
-    /// The codec of large values that arrive as bytes. A value that already has a place keeps its
-    /// codec, also when it moves, and so does a compressed value that an update changes.
+    /// The codec of large values that arrive as bytes. A value that is already on the device keeps
+    /// its codec, even if it moves, and so does a compressed value that is updated.
     pub compress_values: Compression,
-    /// Chooses the codec of each of these values instead.
+    /// If set, chooses the codec of each of these values instead of `compress_values`.
     pub choice: Option<Arc<dyn ChooseCodec>>,
-    /// The rate of false positives of the filters written, in ten thousandths: 80 is 0.8%. With 0
-    /// the blocks written have no filter.
+    /// The rate of false positives of the filters that are written, in ten thousandths: 80 is 0.8%.
+    /// With 0, the blocks that are written have no filter.
     pub false_positives: u16,
-    /// The priority of allocations: it decides how far the merge may reach into the reserve of free
-    /// zones.
+    /// The priority of allocations, which determines how much of the reserve of free zones the
+    /// merge may use.
     pub priority: Priority,
-    /// The expected lifetime of the result; data of one lifetime shares zones.
+    /// The expected lifetime of the result. Data of the same lifetime shares zones.
     pub lifetime: Lifetime,
-    /// Write large values while more input is read. See [`zones::ExtentWriter::write_behind`]. It
-    /// is for merges that a caller waits for.
+    /// Whether to write large values while more input is read, for merges that a caller waits for.
+    /// See [`zones::ExtentWriter::write_behind`].
     pub write_behind: bool,
 }
 

@@ -1,10 +1,11 @@
-//! Placement: the decision whether a span of one input that overlaps no other is stitched (referred
-//! to where it lies) or copied (written again). Background jobs differ in this policy only.
+//! Placement: the decision whether a span of one input that overlaps no other input is stitched
+//! (referred to at its present location) or copied (written again). Background jobs differ only in
+//! this policy.
 //!
 //! Blocks and large values are examined separately. A scan reads blocks in key order, so a block
-//! moves if too few bytes lie contiguously in that order. A scan reads large values by the index, a
-//! window of keys at a time, sorted by address; so a value moves if too few bytes of its window
-//! ([`VALUE_WINDOW`]) lie contiguously, in whatever order.
+//! moves if too few bytes are contiguous in that order. A scan reads the large values of one window
+//! of keys at a time, sorted by address; so a value moves if too few bytes of its window
+//! ([`VALUE_WINDOW`]) are contiguous, in whatever order.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,46 +17,46 @@ use crate::Result;
 use crate::index::entry::Entry;
 use crate::value::ExtentRef;
 
-/// A stitching threshold that adapts to the lengths of the spans and to the cost of a seek.
+/// The value of a stitching threshold that adapts to the lengths of the spans and the cost of a
+/// seek.
 pub const ADAPTIVE: u64 = u64::MAX - 1;
 
-/// The cost of a seek on solid-state devices, bytes. See [`Placement::seek_bytes`].
+/// The cost of a seek on solid-state devices, in bytes. See [`Placement::seek_bytes`].
 pub const SOLID_STATE_SEEK: u64 = 8 << 10;
 
-/// Bytes of large values that are examined together: as many as a scan reads at once.
+/// The number of bytes of large values that are examined together: as many as a scan reads at once.
 pub const VALUE_WINDOW: u64 = 16 << 20;
 
-/// The adaptive threshold, in units of [`Placement::seek_bytes`]: a scan spends at most a third of
-/// its time on seeks between blocks, and no span is copied to save seeks once they take a ninth of
-/// it.
+/// Bounds of the adaptive threshold, in units of [`Placement::seek_bytes`]. With the lower bound, a
+/// scan spends at most a third of its time on seeks between blocks; with the upper bound, no span
+/// is copied to save seeks once they take only a ninth of the time.
 const LEAST_SEEKS: u64 = 2;
 const MOST_SEEKS: u64 = 8;
-/// Spans shorter than the average divided by this are copied.
+/// The adaptive threshold is the average length of the spans divided by this.
 const SHORT: u64 = 4;
 
-/// The policy by which a merge stitches or copies.
+/// The policy by which a merge stitches or copies data.
 #[derive(Clone, Debug)]
 pub struct Placement {
     /// The stitching threshold (VT-tree §3.1), bytes of contiguous tuple blocks: shorter spans are
-    /// copied. With 0, nothing is copied that need not be merged (a log-structured file system);
-    /// with `u64::MAX`, everything is (a plain LSM-tree); with [`ADAPTIVE`], spans are copied that
-    /// are much shorter than usual, within bounds that `seek_bytes` sets.
+    /// copied. With 0, only data that must be merged is copied (a log-structured file system). With
+    /// `u64::MAX`, all data is copied (a plain LSM-tree). With [`ADAPTIVE`], spans much shorter
+    /// than usual are copied, within bounds set by `seek_bytes`.
     pub stitch_at: u64,
-    /// Large values are moved together if fewer bytes of them than this lie contiguously within a
+    /// Large values are moved together if fewer of their bytes than this are contiguous within a
     /// window of keys. With 0, values stay.
     pub values_at: u64,
-    /// The bytes of large values in such a window, which are read together.
+    /// The size of such a window: the bytes of large values that a scan reads together.
     pub window: u64,
-    /// The bytes that the device reads in the time of a seek.
+    /// The number of bytes that the device reads in the time of a seek.
     pub seek_bytes: u64,
-    /// Large values shorter than this, bytes, are brought into the blocks of their keys; a block or
-    /// subtree that seems to have such values is not stitched. With 0, no value is.
+    /// Large values shorter than this, in bytes, are moved into the blocks of their keys; a block
+    /// or subtree that seems to have such values is not stitched. With 0, no value is moved there.
     pub gather_below: u32,
-    /// The zones to evacuate by defragmentation: everything in them is copied, however long its
-    /// span.
+    /// The zones to evacuate by defragmentation. Everything in them is copied, even long spans.
     pub evacuate: Option<Arc<BTreeSet<ZoneId>>>,
-    /// Values that were copied to other places: references to the old places are replaced. It is
-    /// for merges that leave values where they are otherwise.
+    /// Values that were copied to other locations: references to the old locations are replaced.
+    /// This is for merges that do not move values otherwise.
     pub relocated: Option<Arc<Relocated>>,
 }
 
@@ -91,7 +92,7 @@ impl Placement {
         Placement { stitch_at, values_at, ..Placement::default() }
     }
 
-    /// Returns whether this block or subtree may be stitched, according to its zones and its large
+    /// Returns whether this block or subtree may be stitched, judging by its zones and large
     /// values.
     pub(crate) fn may_stay(&self, entry: &Entry) -> Result<bool> {
         let together = entry.value_bytes == 0
@@ -99,8 +100,9 @@ impl Placement {
         Ok(together && !self.has_short_values(entry) && !self.must_leave(entry)?)
     }
 
-    /// Returns whether values that are to be gathered may lie beneath `entry`, according to the
-    /// mean length. Few of them among much longer ones are missed: they hardly slow a scan down.
+    /// Returns whether values to be moved into blocks may be beneath `entry`, judging by the mean
+    /// length. This misses a few short values among much longer ones, but those hardly slow a scan
+    /// down.
     fn has_short_values(&self, entry: &Entry) -> bool {
         entry.value_bytes > 0
             && entry.value_bytes < entry.items.saturating_mul(u64::from(self.gather_below))
@@ -117,34 +119,34 @@ impl Placement {
         Ok(entry.zone_use()?.iter().any(|(zone, _)| leaves(zone)))
     }
 
-    /// Returns whether every value stays where it is.
+    /// Returns whether the policy moves no values at all.
     pub(crate) fn leaves_values(&self) -> bool {
         self.values_at == 0 && self.gather_below == 0 && self.evacuate.is_none()
     }
 
-    /// Returns the reference to a value that stays, which is another one if it was relocated.
+    /// Returns the reference to a value that is not moved: the new one if the value was relocated.
     pub(crate) fn place_of(&self, e: ExtentRef) -> ExtentRef {
         self.relocated.as_ref().map_or(e, |relocated| relocated.place_of(e))
     }
 
-    /// Returns whether this value is brought into the block of its key.
+    /// Returns whether this value is moved into the block of its key.
     pub(crate) fn gathers(&self, e: &ExtentRef) -> bool {
         e.len < self.gather_below
     }
 
-    /// Returns whether a contiguous span of `span` bytes of large values is so short that they
-    /// should lie with others.
+    /// Returns whether a contiguous span of `span` bytes of large values is so short that its
+    /// values should be moved next to others.
     pub(crate) fn is_short(&self, span: u64) -> bool {
         // No span is longer than a zone, so a larger threshold could never be met.
         span < self.values_at && (self.moves_all() || span < ZONE_SIZE / 2)
     }
 
-    /// Returns whether every value moves, wherever it lies.
+    /// Returns whether every value moves, regardless of its location.
     pub(crate) fn moves_all(&self) -> bool {
         self.values_at == u64::MAX
     }
 
-    /// Returns whether this value must move, wherever it lies in its window.
+    /// Returns whether this value must move, regardless of the other values in its window.
     pub(crate) fn moves_value(&self, e: &ExtentRef) -> bool {
         self.gathers(e)
             || self
@@ -154,8 +156,8 @@ impl Placement {
     }
 }
 
-/// The number and length of the spans that a merge has met, from which the adaptive threshold
-/// follows.
+/// The number and total length of the spans that a merge has seen. The adaptive threshold is
+/// derived from them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Spans {
     bytes: u64,
@@ -163,7 +165,7 @@ pub(crate) struct Spans {
 }
 
 impl Spans {
-    /// Records `bytes` of blocks that overlap nothing, in `count` contiguous spans.
+    /// Records `bytes` of blocks that overlap no other input, in `count` contiguous spans.
     pub fn saw(&mut self, bytes: u64, count: u64) {
         self.bytes = self.bytes.saturating_add(bytes);
         self.count = self.count.saturating_add(count);

@@ -1,33 +1,33 @@
-//! Announces to the device the tuple blocks that a merge will probably open.
+//! Announces to the device the tuple blocks that a merge will probably read.
 //!
-//! A merge reads a block of one input, then one of another: for the device that is random access,
-//! even if each input lies in order, and on a hard disk it costs a seek for each block. So once a
-//! merge has opened successive blocks of an input, the following ones are announced as well, as far
-//! as the leaf index node reaches. A merge does not read the blocks that it stitches, so a stitched
-//! block ends the streak.
+//! A merge reads blocks of its inputs alternately. For the device this is random access, even if
+//! each input is stored in order; on a hard disk it costs a seek for each block. So once a merge
+//! has opened successive blocks of an input, the following ones in the same leaf index node are
+//! announced as well. A merge does not read the blocks that it stitches, so a stitched block ends
+//! the streak.
 
 use crate::cache::BlockCache;
 use crate::index::entry::Entry;
 
-/// The number of successive blocks opened before any is announced.
+/// The number of successive blocks that must be opened before any is announced.
 const STREAK: u32 = 2;
-/// Bounds of the bytes that are announced for an input. Between them, as much is announced as can
-/// be read in the time of two seeks, so that at most a third of the time is spent on seeks.
+/// Bounds of the bytes announced for an input. Within them, as much is announced as can be read in
+/// the time of two seeks, so that at most a third of the time is spent on seeks.
 const WINDOW_MIN: u64 = 256 << 10;
 const WINDOW_MAX: u64 = 2 << 20;
 
-/// The blocks that are announced of one input.
+/// The announced blocks of one input.
 #[derive(Default)]
 pub(super) struct MergeReadAhead {
     streak: u32,
-    /// The number of entries of the leaf index node, from the next one on, that are announced, and
+    /// The number of announced entries of the leaf index node, counted from the next entry on, and
     /// their bytes.
     entries: usize,
     bytes: u64,
 }
 
 impl MergeReadAhead {
-    /// Notes that the merge opens the first of `rest`, the current and the following entries of a
+    /// Records that the merge opens the first of `rest`, the current and following entries of a
     /// leaf index node, and announces following ones.
     pub fn opens(&mut self, cache: &BlockCache, rest: &[Entry]) {
         self.streak = self.streak.saturating_add(1);
@@ -52,7 +52,7 @@ impl MergeReadAhead {
         }
     }
 
-    /// Notes that the merge passes over a block or a subtree without opening it.
+    /// Records that the merge passes over a block or a subtree without opening it.
     pub fn passes(&mut self) {
         *self = MergeReadAhead::default();
     }

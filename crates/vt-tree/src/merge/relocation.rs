@@ -1,11 +1,11 @@
-//! Relocation: large values are copied to places in an order that the caller determines, such as
-//! that of the names of files. It is the first half of a merge that leaves values out of key order.
-//! The second half merges each run that refers to the old places: it replaces the references and
-//! stitches everything else ([`Placement::relocated`]). A value to which several keys or runs refer
-//! is copied once, and stays shared.
+//! Relocation: copies large values to new locations in an order that the caller determines, such as
+//! the order of file names. It is the first half of a merge that stores values in another order
+//! than that of their keys. The second half merges each run that refers to the old locations: it
+//! replaces the references and stitches everything else ([`Placement::relocated`]). A value to
+//! which several keys or runs refer is copied once, and remains shared.
 //!
-//! The window of `relocation_window` examines the values in the caller's order: values that already
-//! lie together within a window stay, whatever their order.
+//! The window of `relocation_window` examines the values in the caller's order. Values that are
+//! already close together within a window stay, whatever their order.
 
 use std::sync::Arc;
 
@@ -21,11 +21,11 @@ use crate::item::{Body, Item};
 use crate::value::{ExtentRef, Value, place_stored};
 use crate::{Error, Result};
 
-/// The number of values that the device may fail to read before this is an error. A few of them are
-/// bad sectors; a device that fails has many, and each attempt may take long.
+/// Number of values that may be unreadable before reading fails with an error. A few unreadable
+/// values are due to bad sectors, but a failing device has many, and each attempt may take long.
 const MOST_UNREADABLE: usize = 8;
 
-/// Copies large values to new places, in the order in which they are added.
+/// Copies large values to new locations in the order in which they are added.
 pub struct Relocation {
     cache: Arc<BlockCache>,
     placement: Placement,
@@ -56,26 +56,27 @@ impl Relocation {
         }
     }
 
-    /// Adds the value that comes next in the order. Each place is added at most once. The caller
-    /// pins it until the references to it were replaced. After an error, [`Relocation::finish`]
-    /// still returns the new places of what was copied before, unless it could not be written.
+    /// Adds the next value in the order. Each location may be added at most once. The caller pins
+    /// it until the references to it have been replaced. After an error, [`Relocation::finish`]
+    /// still returns the new locations of the values copied before, unless these could not be
+    /// written.
     pub fn push(&mut self, e: ExtentRef) -> Result<()> {
         let item = Item { key: Bytes::new(), seq: 0, body: Body::Put(Value::Extent(e)) };
         self.window.push(HeldItem { item, placed: false });
         if self.window.is_full(&self.placement) { self.judge(true) } else { Ok(()) }
     }
 
-    /// Returns the number of values that were copied so far.
+    /// Returns the number of values copied so far.
     pub fn copied(&self) -> usize {
         self.relocated.len()
     }
 
-    /// Returns the bytes of values that were read and written so far.
+    /// Returns the bytes of values read and written so far.
     pub fn stats(&self) -> MergeStats {
         self.stats
     }
 
-    /// Copies the rest. Returns the new places, written but not synced, and the pin that keeps
+    /// Copies the rest. Returns the new locations, written but not synced, and the pin that keeps
     /// them until runs refer to them.
     pub fn finish(mut self) -> Result<(Relocated, ZonePin, MergeStats)> {
         self.judge(false)?;
@@ -83,7 +84,7 @@ impl Relocation {
         Ok((self.relocated, pin, self.stats))
     }
 
-    /// Judges the values in the window; if `more` follow, some stay in it.
+    /// Examines the values in the window. If `more` values follow, some stay in the window.
     fn judge(&mut self, more: bool) -> Result<()> {
         for (moves, items) in self.window.judge(&self.placement, more) {
             if !moves {
@@ -99,8 +100,8 @@ impl Relocation {
         Ok(())
     }
 
-    /// Copies these values in their order, and reads them in the order of the device. A damaged or
-    /// unreadable value stays in place, where a check finds it.
+    /// Copies these values. They are read in the order of their addresses and written in the given
+    /// order. A damaged or unreadable value is left where it is, where a check finds it.
     fn copy(&mut self, places: &[ExtentRef]) -> Result<()> {
         let values = match self.cache.read_stored(places) {
             Err(e) if places.len() > 1 && is_damage(&e) => {
@@ -123,7 +124,7 @@ impl Relocation {
     }
 }
 
-/// Returns whether reading has failed because of some of the values, as far as is known.
+/// Returns whether the error may be due to some of the values only.
 fn is_damage(e: &Error) -> bool {
     matches!(e, Error::Corrupt { .. } | Error::Zones(zones::Error::Io { .. }))
 }

@@ -1,11 +1,11 @@
 //! The window in which a merge examines large values. Items are held back in key order until they
-//! have as many bytes of values as a scan reads at once. Then it is known which values lie
-//! contiguously, in whatever order, and which are so scattered that they should move.
+//! have as many bytes of values as a scan reads at once. Then it is known which values are
+//! contiguous, in whatever order, and which are so scattered that they should move.
 //!
-//! Windows overlap by half, and a value is scattered when its span is short in both windows that it
-//! belongs to. A span that the end of one window cuts is whole in the other, or long enough there.
-//! If its parts were examined alone, they would seem short; moving them would divide the span, and
-//! the next merge, whose windows end elsewhere, would find other parts.
+//! Windows overlap by half, and a value is scattered if its span is short in both windows that
+//! contain it. A span that is cut by the end of one window is whole in the other, or long enough
+//! there. If its parts were examined separately, they would seem short. Moving them would divide
+//! the span, and the next merge, whose windows end elsewhere, would find other parts.
 
 use zones::ZONE_SIZE;
 
@@ -13,18 +13,19 @@ use crate::item::{Body, Item};
 use crate::merge::placement::Placement;
 use crate::value::{ExtentRef, Value};
 
-/// A window is full when its items take about this much memory, bytes.
+/// A window is also full when its items take about this much memory, bytes.
 const WAITING: usize = 1 << 20;
 
 /// An item that is held back.
 pub(crate) struct HeldItem {
     pub item: Item,
-    /// The merge has placed its large value, so the value stays where it is.
+    /// Whether the merge itself has written the item's large value, so that the value stays where
+    /// it is.
     pub placed: bool,
 }
 
 impl HeldItem {
-    /// Returns the bytes of its large value.
+    /// Returns the number of bytes of the item's large value.
     fn value_bytes(&self) -> u64 {
         match &self.item.body {
             Body::Put(Value::Extent(e)) => u64::from(e.stored),
@@ -32,7 +33,7 @@ impl HeldItem {
         }
     }
 
-    /// Returns its value, if that lies on the device and may stay there.
+    /// Returns the item's large value if it is on the device and the merge has not written it.
     fn lies(&self) -> Option<ExtentRef> {
         match &self.item.body {
             Body::Put(Value::Extent(e)) if !self.placed => Some(*e),
@@ -45,13 +46,13 @@ impl HeldItem {
     }
 }
 
-/// Items in key order, large values among them.
+/// Items held back in key order, including those without large values.
 #[derive(Default)]
 pub(crate) struct RelocationWindow {
-    /// Values that stay, from the window before the first item, each with the bytes of all values
-    /// before it.
+    /// Values before the first item that stay and are still within the window, each with the number
+    /// of bytes of all values before it.
     before: Vec<(ExtentRef, u64)>,
-    /// The bytes of all values before the first item.
+    /// The number of bytes of all values before the first item.
     begun: u64,
     items: Vec<HeldItem>,
     /// Bytes of the large values of `items`.
@@ -81,9 +82,9 @@ impl RelocationWindow {
         self.bytes >= placement.window || self.memory >= WAITING
     }
 
-    /// Examines the items and takes them out: the first half of the window if `more` items follow,
-    /// otherwise all of it. Returns them in groups in which all values move (`true`) or none does.
-    /// A group that moves is no longer than a quarter of a zone, which bounds the memory.
+    /// Examines and removes items: the first half of the window if `more` items follow, otherwise
+    /// all. Returns them in groups in which either all values move (`true`) or none does. A group
+    /// that moves is no longer than a quarter of a zone, which bounds the memory.
     pub fn judge(&mut self, placement: &Placement, more: bool) -> Vec<(bool, Vec<HeldItem>)> {
         let mut out = Vec::new();
         while !self.items.is_empty() {
@@ -92,7 +93,7 @@ impl RelocationWindow {
                 return out;
             }
         }
-        // A stitched subtree follows, whose values are not known.
+        // A stitched subtree follows, whose values are not known here.
         self.before.clear();
         out
     }
@@ -108,7 +109,7 @@ impl RelocationWindow {
             self.before.extend(item.lies().filter(|_| !moves).map(|e| (e, self.begun)));
             self.begun += len;
             match out.last_mut() {
-                // An item without a large value belongs to any group.
+                // An item without a large value fits into any group.
                 Some((of, items))
                     if len == 0 || (*of == moves && (!moves || bytes < ZONE_SIZE / 4)) =>
                 {
@@ -125,9 +126,9 @@ impl RelocationWindow {
         self.before.retain(|(_, at)| *at >= far);
     }
 
-    /// Returns the number of items in the first half of a window. It is all of them if spans decide
-    /// nothing, since all values move or none for its span, and half of them if the items take too
-    /// much memory for a window.
+    /// Returns the number of items to examine: those in the first half of the window. If the
+    /// lengths of spans do not matter, since all values move or none moves for its span, it is all
+    /// items. If the items take too much memory, it is at most half of them.
     fn first_half(&self, placement: &Placement) -> usize {
         if placement.moves_all() || placement.values_at == 0 {
             return self.items.len();
@@ -141,9 +142,9 @@ impl RelocationWindow {
         last.map_or(self.items.len(), |last| last + 1).min(most)
     }
 
-    /// Returns for each of the first `judged` items whether its value must move.
+    /// Returns for each of the first `judged` items whether its value is to be moved.
     fn scattered(&self, placement: &Placement, judged: usize) -> Vec<bool> {
-        // Only the items that are examined have an index here.
+        // Only the items to be examined have an index (`Some`) here.
         let (own, after) = self.items.split_at(judged);
         let own = own.iter().enumerate();
         let own: Vec<_> = own.filter_map(|(i, held)| Some((held.lies()?, Some(i)))).collect();
@@ -164,8 +165,8 @@ impl RelocationWindow {
             }
         }
         let short = |span: &&[Lies]| span.iter().any(|(_, i)| i.is_some_and(|i| !long[i]));
-        // All values that move become one span. A single short span, with no other that it could
-        // join, would be as short again, and the next merge would move it again.
+        // All values that move become one span. A single short span, with no other to join it,
+        // would be just as short afterwards, and the next merge would move it again.
         let gains = placement.moves_all()
             || self.items[..judged].iter().any(|held| held.placed)
             || spans(&mut second, placement).iter().filter(|span| short(span)).count() > 1;
@@ -178,11 +179,11 @@ impl RelocationWindow {
     }
 }
 
-/// A value, and the index of its item if the item is examined.
+/// A value, and the index of its item if the item is to be examined.
 type Lies = (ExtentRef, Option<usize>);
 
-/// Returns the spans of these values. A gap that takes no longer to read than a seek does not end a
-/// span.
+/// Returns the contiguous spans of these values. A gap that can be read in the time of a seek does
+/// not end a span.
 fn spans<'a>(values: &'a mut [Lies], placement: &Placement) -> Vec<&'a [Lies]> {
     values.sort_unstable_by_key(|(e, i)| (e.addr, *i));
     let joined =
@@ -241,7 +242,7 @@ mod tests {
         assert_eq!(moved(window((0..9).chain(1000..1009)), 256 << 10), 18, "such spans alone do");
     }
 
-    /// Otherwise each merge would copy the values that the previous one has copied.
+    /// Otherwise each merge would copy again the values that the previous merge has copied.
     #[test]
     fn a_single_short_span_stays_since_it_would_be_as_short_elsewhere() {
         let long_and_short = || window((0..100).chain(1000..1030));
@@ -251,8 +252,8 @@ mod tests {
         assert_eq!(moved(long_and_short(), u64::MAX), 130, "all move if all must");
     }
 
-    /// Returns how many of the values, added one after the other, move. `skipped` of them are
-    /// examined first, so that windows end elsewhere.
+    /// Returns how many of the values move if they are added one by one. The first `skipped` values
+    /// are examined early, so that windows end elsewhere.
     fn moved_by_windows(
         pages: impl Iterator<Item = u64>,
         placement: &Placement,
@@ -277,7 +278,7 @@ mod tests {
         moved
     }
 
-    /// A second merge whose windows end elsewhere moves nothing.
+    /// Checks that a second merge, whose windows end elsewhere, moves nothing.
     #[test]
     fn a_span_that_a_window_cuts_is_not_taken_for_two_short_ones() {
         let placement =
@@ -289,7 +290,7 @@ mod tests {
         }
     }
 
-    /// Each of the sequences runs through all keys and is long, but a scan reads only a little of
+    /// Each of the sequences extends over all keys and is long, but a scan reads only a little of
     /// each at a time.
     #[test]
     fn values_of_many_sequences_by_turns_move_however_long_each_is() {

@@ -1,6 +1,6 @@
-//! Divides a merge of several runs into parts of about the same work, by index entries alone. Every
-//! split point is a lower fence of an index node (of a block, in small runs) of one of the runs, so
-//! that this run is divided without reading the data beneath.
+//! Divides a merge of several runs into parts of about equal work, reading index entries only.
+//! Every split point is a lower fence of an index node (in small runs, of a block) of one of the
+//! runs, so that this run is divided without reading the data beneath.
 
 use std::sync::Arc;
 
@@ -9,12 +9,12 @@ use bytes::Bytes;
 use crate::Result;
 use crate::run::Run;
 
-/// The fewest subtrees for each part that a run is resolved into.
+/// Minimum number of subtrees per part into which a run is resolved.
 const FINE: usize = 16;
 
-/// Returns up to `pieces - 1` ascending keys that divide the runs into ranges of about the same
-/// weight: bytes of tuple blocks, and of large values if `values`. There are fewer if the runs are
-/// too small.
+/// Returns up to `pieces - 1` ascending keys that divide the runs into ranges of about equal
+/// weight. The weight is the bytes of tuple blocks and, if `values` is set, of large values. Small
+/// runs may yield fewer keys.
 pub fn split_points(runs: &[Arc<Run>], pieces: usize, values: bool) -> Result<Vec<Bytes>> {
     let mut all: Vec<(Bytes, u64)> = Vec::new();
     for run in runs {
@@ -44,7 +44,7 @@ pub fn split_points(runs: &[Arc<Run>], pieces: usize, values: bool) -> Result<Ve
             && all.first().is_some_and(|(first, _)| first < low)
             && points.last().is_none_or(|last| last < low)
         {
-            // The key is copied, since a slice would keep the whole node in memory.
+            // Copy the key: a slice would keep the whole node in memory.
             points.push(Bytes::copy_from_slice(low));
         }
         before += weight;

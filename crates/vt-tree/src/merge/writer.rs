@@ -1,6 +1,5 @@
-//! Builds a run from sorted tuples, for bulk ingest. Nothing is merged and nothing is written
-//! twice: small tuples are written in blocks, large values one after the other to a stream of their
-//! own.
+//! Builds a run from sorted tuples, for bulk ingest. Nothing is merged, and nothing is written
+//! twice: small tuples are written in blocks, and large values sequentially to a separate stream.
 
 use std::sync::Arc;
 
@@ -14,30 +13,29 @@ use crate::merge::options::MergeOptions;
 use crate::run::Run;
 use crate::value::Value;
 
-/// Builds a run from tuples in ascending key order. A writer that is dropped unfinished frees the
-/// space it took. It needs memory for the open block, the open index nodes and a few write buffers,
-/// whatever the number of tuples.
+/// Builds a run from tuples in ascending key order. Dropping an unfinished writer frees the space
+/// that it took. It needs memory for the open block, the open index nodes and a few write buffers,
+/// regardless of the number of tuples.
 pub struct RunWriter {
     builder: RunBuilder,
     seq: Seq,
 }
 
 impl RunWriter {
-    /// Creates a writer that stores all tuples with the sequence number `seq`. Of the options, only
-    /// those apply that control how tuples are stored.
+    /// Creates a writer that stores all tuples with the sequence number `seq`. Of `options`, only
+    /// those that control how tuples are stored apply.
     pub fn new(cache: &Arc<BlockCache>, seq: Seq, options: &MergeOptions) -> RunWriter {
         RunWriter { builder: RunBuilder::new(cache, options), seq }
     }
 
-    /// Appends a tuple. `key` must be greater than all keys before it. After an error the writer
-    /// can only be dropped.
+    /// Appends a tuple. `key` must be greater than all previous keys. After an error the writer
+    /// must be dropped.
     pub fn push(&mut self, key: Bytes, value: Bytes) -> Result<()> {
         self.builder.push_item(Item { key, seq: self.seq, body: Body::Put(Value::Inline(value)) })
     }
 
-    /// Appends an item that is borrowed. A value that lies on the device stays there if the
-    /// placement says so. Keys must ascend, and the caller keeps that value's zone pinned until the
-    /// run is finished.
+    /// Appends a borrowed item. A value on the device stays where it is if the placement says so.
+    /// Keys must ascend, and the caller keeps the value's zone pinned until the run is finished.
     #[inline]
     pub fn push_ref(&mut self, item: ItemRef<'_>) -> Result<()> {
         self.builder.push(ItemRef { seq: self.seq, ..item })
@@ -48,7 +46,7 @@ impl RunWriter {
         self.builder.written()
     }
 
-    /// Returns the run, written but not synced, or `None` if there was no tuple.
+    /// Returns the run, or `None` if there was no tuple. The run is written but not synced.
     pub fn finish(self) -> Result<(Option<Arc<Run>>, MergeStats)> {
         self.builder.finish()
     }

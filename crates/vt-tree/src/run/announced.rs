@@ -1,5 +1,5 @@
-//! Announces reads of a run to the device before they are made. Reads of keys that are far apart
-//! then wait for the device once, instead of one after the other.
+//! Announces reads of a run to the device before they are made. So reads of keys that are far apart
+//! wait for the device only once, instead of one after the other.
 
 use zones::Purpose;
 
@@ -8,12 +8,13 @@ use crate::Result;
 use crate::index::frame::FramePointer;
 
 impl Run {
-    /// Announces to the device what a [`Run::get`] of `key` reads next, and waits for nothing: the
-    /// tuple block, or the part of the index that is missing on the way to it. `hash` is the
-    /// [`crate::hash`] of the key; without it no filter is consulted, as for a key at which a range
+    /// Announces to the device what a [`Run::get`] of `key` reads next, without waiting: the tuple
+    /// block, or the part of the index on the way to it that is not in memory. `hash` is the
+    /// [`crate::hash`] of the key. Without it no filter is consulted, as for a key at which a range
     /// begins. Returns `false` if the run is known not to have the key.
     ///
-    /// It is a hint: keys that are in no filter, and range tombstones, are not considered.
+    /// The announcement is only a hint: keys that are in no filter, and range tombstones, are
+    /// ignored.
     pub fn announce(&self, key: &[u8], hash: Option<u64>) -> Result<bool> {
         let (root, mut level) = self.root();
         if key < root.low.as_ref() || key >= root.high.as_ref() {
@@ -21,8 +22,7 @@ impl Run {
         }
         let (mut at, mut filter) = (root.at, root.filter);
         loop {
-            // The filter and the node are announced together, since they are read one after the
-            // other.
+            // Announce the filter and the node together, since they are read one after the other.
             let filter_of_key = hash.zip(filter);
             let filter_is_here = filter_of_key.is_none_or(|(_, at)| self.is_here(at));
             if !self.is_here(at) || !filter_is_here {
@@ -47,8 +47,8 @@ impl Run {
         }
     }
 
-    /// Returns whether a frame of the index can be read without a request to object storage, and
-    /// announces it otherwise.
+    /// Returns whether a frame of the index can be read without a request to object storage. If
+    /// not, announces it.
     fn is_here(&self, at: FramePointer) -> bool {
         let (zones, len) = (self.cache().zones(), u64::from(at.len));
         let is_here = self.cache().has_index_node(at) || zones.is_here(at.addr, len);

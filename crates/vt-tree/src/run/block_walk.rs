@@ -1,4 +1,4 @@
-//! Walks over the index of a run without reading any of its tuple blocks, to prepare later reads.
+//! Walks over the index of a run without reading its tuple blocks, to prepare later reads.
 
 use std::sync::Arc;
 
@@ -9,12 +9,12 @@ use crate::Result;
 use crate::cache::BlockCache;
 use crate::index::frame::FramePointer;
 
-/// The places of the tuple blocks of a run, one leaf of the index after the other.
+/// Iterates over the locations of the tuple blocks of a run, one leaf of the index at a time.
 pub struct BlockWalk {
     run: Arc<Run>,
-    /// The nodes that were not visited yet, with their levels; the next one last.
+    /// The nodes that were not visited yet, with their levels. The next node is last.
     nodes: Vec<(FramePointer, u16)>,
-    /// The filters of the leaves that are known so far, until they are taken.
+    /// The filters of the leaves found so far, until they are taken.
     filters: Vec<(u64, u32)>,
 }
 
@@ -27,19 +27,19 @@ impl BlockWalk {
         BlockWalk { run, nodes, filters }
     }
 
-    /// Returns the cache by which the run is read.
+    /// Returns the cache through which the run is read.
     pub fn cache(&self) -> &Arc<BlockCache> {
         self.run.cache()
     }
 
     /// Returns the addresses and lengths of the filters of leaves that were found since the last
-    /// call. After the last leaf these are the rest of all filters of the run.
+    /// call. After the last leaf, all filters of the run have been returned.
     pub fn take_filters(&mut self) -> Vec<(u64, u32)> {
         std::mem::take(&mut self.filters)
     }
 
     /// Returns the addresses and lengths of the blocks of the next leaf, or `None` after the last
-    /// one. Nodes on the way are read, and their children announced to the device.
+    /// leaf. Reads the nodes on the way, and announces their children to the device.
     pub fn next_leaf(&mut self) -> Result<Option<Vec<(u64, u32)>>> {
         while let Some((at, level)) = self.nodes.pop() {
             let cache = self.run.cache();

@@ -1,10 +1,11 @@
-//! A position on the items of one run.
+//! A cursor over the items of one run.
 //!
-//! Items are decoded a restart interval at a time into memory that the cursor reuses; moving from
-//! one to the next allocates nothing. A cursor that moves from block to block in one direction and
-//! does not find them in the cache announces the following ones to the device: contiguous ones as
-//! one span, first little, then more and more. So apart from the first announcement, the bytes
-//! announced in vain at the end of a range are at most about twice those read for it.
+//! Items are decoded one restart interval at a time into memory that the cursor reuses, so moving
+//! from one item to the next allocates nothing. A cursor that moves from block to block in one
+//! direction and does not find them in the cache announces the following blocks to the device.
+//! Contiguous blocks are announced as one span, and the spans grow. So apart from the first
+//! announcement, the bytes announced needlessly at the end of a range are at most about twice those
+//! read for it.
 
 use std::sync::Arc;
 
@@ -18,9 +19,9 @@ use crate::run::Run;
 use crate::run::path::Path;
 use crate::source::{Holding, Source};
 
-/// The number of successive blocks entered before any is announced.
+/// The number of successive blocks that must be entered before any is announced.
 const STREAK: u32 = 2;
-/// The bytes of blocks that are announced at first and at most.
+/// Initial and maximum bytes of announced blocks.
 const WINDOW_MIN: u64 = 64 << 10;
 const WINDOW_MAX: u64 = 4 << 20;
 /// The number of leaf index nodes that are announced in advance.
@@ -31,18 +32,18 @@ const LEAVES: usize = 4;
 struct BlockReadAhead {
     forward: bool,
     streak: u32,
-    /// The last block announced.
+    /// The path to the last announced block.
     scout: Option<Path>,
-    /// The bytes from the cursor to the last block announced, and their limit.
+    /// The bytes from the cursor to the last announced block, and their limit.
     bytes: u64,
     window: u64,
-    /// The bytes read in this direction.
+    /// The number of bytes read in this direction.
     read: u64,
 }
 
 impl BlockReadAhead {
-    /// Announces the blocks after `path`, whose block the cursor enters and has not found in the
-    /// cache.
+    /// Announces the blocks after `path`. Called when the cursor enters the block at `path` and
+    /// does not find it in the cache.
     fn missed(&mut self, run: &Run, path: &Path) {
         if self.streak < STREAK || self.bytes > self.window / 2 {
             return;
@@ -70,7 +71,7 @@ impl BlockReadAhead {
                     }
                 }
             });
-            // The cursor will meet the error again when it gets there.
+            // Ignore an error: the cursor will meet it again when it gets there.
             let Some(child) = moved.ok().filter(|moved| *moved).and_then(|_| scout.here()) else {
                 break;
             };
@@ -85,8 +86,8 @@ impl BlockReadAhead {
     }
 }
 
-/// A cursor on the items of a run. See [`Source`](crate::Source). It keeps the run, so its zones
-/// are not freed.
+/// A cursor over the items of a run. See [`Source`](crate::Source). It keeps the run alive, so the
+/// zones of the run are not freed.
 pub struct RunCursor {
     run: Arc<Run>,
     path: Path,
@@ -94,7 +95,7 @@ pub struct RunCursor {
     interval: usize,
     items: RestartInterval,
     at: usize,
-    /// `aim` has led the path to the block of the next seek.
+    /// Whether `aim` has set the path to the block of the next seek.
     aimed: bool,
     ahead: BlockReadAhead,
 }
@@ -121,7 +122,7 @@ impl RunCursor {
         self.at = 0;
     }
 
-    /// Opens the block at `path`; if there is none, the cursor has no item.
+    /// Opens the block at `path`. If there is none, the cursor has no item.
     fn open(&mut self) -> Result<()> {
         let Some(child) = self.path.here() else {
             self.clear();
@@ -165,7 +166,7 @@ impl RunCursor {
         Ok(moved? && self.open().map(|()| true)?)
     }
 
-    /// Moves forward over the ends of restart intervals and blocks to an item.
+    /// Moves forward across the ends of restart intervals and blocks to the next item.
     fn settle_forward(&mut self) -> Result<()> {
         while self.at >= self.items.len() {
             let Some(block) = &self.block else { return Ok(()) };
@@ -182,7 +183,7 @@ impl RunCursor {
         Ok(())
     }
 
-    /// Moves to the item before the one at `at`, which need not exist.
+    /// Moves to the item before index `at`. There need not be an item at `at`.
     fn step_back(&mut self) -> Result<()> {
         if self.at > 0 {
             self.at -= 1;
@@ -208,16 +209,16 @@ impl RunCursor {
         }
     }
 
-    /// Forgets the position, at the beginning of a seek.
+    /// Forgets the position at the beginning of a seek.
     fn forget_position(&mut self) {
         self.clear();
         self.aimed = false;
         self.ahead = BlockReadAhead::default();
     }
 
-    /// Performs the first half of `seek`, or of `seek_before` if `before`; that call must follow.
-    /// Finds the block and reads only the index. Returns the address and length of the block if it
-    /// is not cached.
+    /// Performs the first half of `seek` or, if `before` is set, of `seek_before`; the caller must
+    /// then call that function. Finds the block by reading only the index. Returns the address and
+    /// length of the block if it is not cached.
     pub(crate) fn aim(&mut self, key: &[u8], before: bool) -> Result<Option<(u64, u32)>> {
         self.forget_position();
         if before {
@@ -234,8 +235,8 @@ impl RunCursor {
         &self.run
     }
 
-    /// Seeks to `key` from an item that begins before it: the open restart interval and block are
-    /// searched first.
+    /// Seeks to `key` from an item that begins before it. Searches the current restart interval and
+    /// block first.
     pub(crate) fn forward_to(&mut self, key: &[u8]) -> Result<()> {
         let Some(block) = &self.block else { return Ok(()) };
         while self.items.item(self.at).is_some_and(|i| i.ends_before(key)) {

@@ -1,12 +1,12 @@
-//! Reads the index of a run level by level, to bring it into a place from which later reads are
-//! fast. The nodes above the leaf index nodes are few; the leaf index nodes have hundreds of bytes
-//! for each tuple block; and the filters take most of the index where tuples are small.
+//! Reads the index of a run level by level, to bring it into a cache from which later reads are
+//! fast. The nodes above the leaf index nodes are few. The leaf index nodes take hundreds of bytes
+//! for each tuple block. The filters take most of the index if tuples are small.
 
 use super::Run;
 use crate::Result;
 use crate::index::frame::FramePointer;
 
-/// The places of the leaf index nodes of a run and of its filters.
+/// The locations of the leaf index nodes and the filters of a run.
 pub struct IndexLeaves {
     nodes: Vec<FramePointer>,
     filters: Vec<FramePointer>,
@@ -29,9 +29,9 @@ fn bytes_of(frames: &[FramePointer]) -> u64 {
 }
 
 impl Run {
-    /// Reads the nodes above the leaf index nodes, from the root down. The bytes of each level are
-    /// taken from `room`; the first level that is larger than what is left of it ends the walk, and
-    /// the result is `None`.
+    /// Reads the nodes above the leaf index nodes, from the root down. Subtracts the bytes of each
+    /// level from `room`. At the first level that is larger than the remaining `room`, stops and
+    /// returns `None`.
     pub fn read_upper_index(&self, room: &mut u64) -> Result<Option<IndexLeaves>> {
         let (root, top) = self.root();
         let mut nodes = vec![root.at];

@@ -1,6 +1,6 @@
 //! A run: an immutable sorted sequence of items, stored as a tree of index nodes over tuple blocks
-//! (the paper's SSTable). Runs may share blocks and whole subtrees; each pins every zone in which a
-//! byte of it lies.
+//! (the paper's SSTable). Runs may share blocks and whole subtrees. Each run pins every zone that
+//! contains a byte of it.
 
 mod announced;
 mod block_walk;
@@ -27,26 +27,27 @@ pub use cursor::RunCursor;
 pub use index_levels::IndexLeaves;
 pub use zone_weights::ZoneWeight;
 
-/// The most index levels that a run can have. A node is closed at four entries or more, except at
-/// the end of a run and before a stitched subtree; so real runs stay far below.
+/// Maximum number of index levels of a run. A node has four entries or more, except at the end of a
+/// run and before a stitched subtree, so real runs have far fewer levels.
 const MAX_LEVEL: u16 = 40;
 
 /// After this many successive gets that found their key, the following ones skip the filter: if
-/// nearly all keys are present, it costs more than it saves. The first absent key ends this.
+/// nearly all keys are present, the filter costs more than it saves. The first absent key ends
+/// this.
 const SURE: u32 = 64;
-/// One get in this many is counted, so that readers seldom write to the same cache line.
+/// One get in this many is counted, so that readers seldom write to the shared cache line.
 const COUNTED: u64 = 8;
 
-/// An immutable sorted sequence of items on the device. It pins the zones it lies in, so these are
-/// not reused while it lives.
+/// An immutable sorted sequence of items on the device. It pins its zones, so they are not reused
+/// while the run exists.
 pub struct Run {
     cache: Arc<BlockCache>,
     root: Entry,
-    /// The level of the root node; 1 if it is a leaf index node.
+    /// The level of the root node. It is 1 if the root is a leaf index node.
     level: u16,
-    /// The root node, once it was read: every read needs it.
+    /// The root node, once it has been read. It is kept because every read needs it.
     top: OnceLock<Arc<IndexNode>>,
-    /// The filter of the root, if that is a leaf index node.
+    /// The filter of the root, if the root is a leaf index node.
     root_filter: OnceLock<FilterPin>,
     /// The number of successive counted gets that found their key, at most [`SURE`].
     found: AtomicU32,
@@ -67,20 +68,20 @@ pub struct RunStats {
     pub value_bytes: u64,
     /// Contiguous spans of large values on the device.
     pub value_spans: u64,
-    /// All bytes, index and filters included.
+    /// All bytes, including index and filters.
     pub bytes: u64,
-    /// Levels of index nodes.
+    /// Number of levels of index nodes.
     pub height: u16,
-    /// The newest sequence number; 0 if all are old.
+    /// The newest sequence number, or 0 if all items are old.
     pub max_seq: u64,
-    /// The run has tombstones of single keys.
+    /// Whether the run has tombstones of single keys.
     pub tombstones: bool,
-    /// The run has range tombstones.
+    /// Whether the run has range tombstones.
     pub range_tombstones: bool,
 }
 
 impl Run {
-    /// Opens the run with this root, which pins its zones.
+    /// Opens the run with this root, and pins its zones.
     pub(crate) fn open(cache: &Arc<BlockCache>, root: Entry, level: u16) -> Result<Arc<Run>> {
         let uses = root.zone_use()?;
         let pin = cache.zones().pin(&uses)?;
@@ -106,7 +107,7 @@ impl Run {
         })
     }
 
-    /// Appends the root pointer, for a manifest, to `out`.
+    /// Appends the root pointer, as stored in a manifest, to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         varint::put_u64(out, u64::from(self.level));
         let mut entry = Vec::new();
@@ -115,15 +116,15 @@ impl Run {
         out.extend_from_slice(&entry);
     }
 
-    /// Decodes the root pointer of a run from the front of `data`. Nothing is read from the device
+    /// Decodes the root pointer of a run from the front of `data`. Reads nothing from the device
     /// yet.
     pub fn decode(cache: &Arc<BlockCache>, data: &mut &[u8]) -> Result<Arc<Run>> {
         let (root, level) = Run::decode_root(data)?;
         Run::open(cache, root, level)
     }
 
-    /// Decodes a run that does not pin its zones, see [`Run::decode`]: for a store that is not
-    /// written to and may lack some of them.
+    /// Decodes a run like [`Run::decode`], but does not pin its zones. This is for a store that is
+    /// not written to and may lack some of these zones.
     pub fn decode_unpinned(cache: &Arc<BlockCache>, data: &mut &[u8]) -> Result<Arc<Run>> {
         let (root, level) = Run::decode_root(data)?;
         Ok(Run::holding(cache, root, level, ZoneUse::new(), ZonePin::default()))
@@ -158,12 +159,12 @@ impl Run {
         &self.uses
     }
 
-    /// Returns the fences `(low, high)`: every key lies in `[low, high)`.
+    /// Returns the fences `(low, high)`: every key is in `[low, high)`.
     pub fn fences(&self) -> (&[u8], &[u8]) {
         (&self.root.low, &self.root.high)
     }
 
-    /// Returns the sums over the run, as its root has them.
+    /// Returns the sums over the run, as stored in its root entry.
     pub fn stats(&self) -> RunStats {
         let r = &self.root;
         RunStats {
@@ -188,7 +189,7 @@ impl Run {
         }
     }
 
-    /// Returns `false` only if the run has no item that covers `key`. No tuple block is read.
+    /// Returns `false` only if the run has no item that covers `key`. Reads no tuple block.
     pub fn may_have(&self, key: &[u8], hash: u64) -> Result<bool> {
         let Some(probe) = self.probe_with(key, hash, false)? else { return Ok(false) };
         Ok(probe.locate(key, hash)?.is_some())
@@ -211,7 +212,7 @@ impl Run {
         self.probe_with(key, hash, self.sure())
     }
 
-    /// Probes like [`Run::probe`], but skips the filter if `sure`.
+    /// Probes like [`Run::probe`], but skips the filter if `sure` is set.
     fn probe_with(&self, key: &[u8], hash: u64, sure: bool) -> Result<Option<Probe<'_>>> {
         if key < self.root.low.as_ref() || key >= self.root.high.as_ref() {
             return Ok(None);
@@ -261,7 +262,7 @@ impl Run {
         self.found.load(Relaxed) >= SURE
     }
 
-    /// Counts a get; `found` says whether it has found its key.
+    /// Counts a get. `found` tells whether it has found its key.
     fn count(&self, found: bool, hash: u64) {
         let before = self.found.load(Relaxed);
         let after = match found {
@@ -298,7 +299,7 @@ impl Run {
     }
 }
 
-/// A node that is borrowed if possible: counting references costs more than a search in it.
+/// A node that is borrowed if possible, because counting references costs more than a search in it.
 enum NodeRef<'a> {
     Borrowed(&'a IndexNode),
     Shared(Arc<IndexNode>),
@@ -314,16 +315,16 @@ impl std::ops::Deref for NodeRef<'_> {
     }
 }
 
-/// A [`Run::get`] up to the filter. See [`Run::probe`].
+/// The state of a [`Run::get`] after its first part. See [`Run::probe`].
 pub struct Probe<'a> {
     run: &'a Run,
-    /// The parent of the leaf index node, or that node itself if it is the root; and the entry that
-    /// covers the key.
+    /// The parent of the leaf index node, or that node itself if it is the root; and the index of
+    /// the entry that covers the key.
     node: NodeRef<'a>,
     at: usize,
     /// The filter, if it is not kept with the node.
     filter: Option<Arc<Filter>>,
-    /// The filter is skipped.
+    /// Whether the filter is skipped.
     sure: bool,
 }
 
@@ -339,7 +340,7 @@ impl Probe<'_> {
         }
     }
 
-    /// Prefetches the rest of the filter's memory. `hash` is that given to [`Run::probe`].
+    /// Prefetches the rest of the filter's memory. `hash` must be the one given to [`Run::probe`].
     pub fn advance(&self, hash: u64) {
         if let Some(filter) = self.filter() {
             filter.prefetch_rest(hash);
@@ -368,7 +369,7 @@ impl Probe<'_> {
     /// Returns the entry of the leaf index node that may cover `key`, or `None` if none does.
     fn leaf_entry(&self, key: &[u8], hash: u64) -> Result<Option<LeafEntry<'_>>> {
         let no = self.filter().is_some_and(|f| !f.may_contain(hash));
-        // If the filter denies the key, only blocks whose keys are in no filter and blocks with
+        // If the filter excludes the key, only blocks whose keys are in no filter and blocks with
         // range tombstones can cover it.
         let left = |unfiltered: bool, range_tombstones: bool| !no || unfiltered || range_tombstones;
         let child = self.node.child_pointer(self.at);
@@ -388,7 +389,7 @@ impl Probe<'_> {
     }
 }
 
-/// An entry of a leaf index node, where a probe has found it.
+/// The location of an entry of a leaf index node.
 enum LeafEntry<'a> {
     /// The entry is in the probe's own node, which is the root.
     Here,

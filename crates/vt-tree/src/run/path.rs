@@ -1,4 +1,4 @@
-//! The path from the root of a run down to one tuple block, and from there to its neighbours.
+//! The path from the root of a run to one tuple block, and on to its neighbours.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use crate::block::Block;
 use crate::index::index_node::{ChildPointer, IndexNode};
 use crate::run::Run;
 
-/// The index nodes from the root down, and the index of the entry taken in each. It is empty if
-/// there is no position.
+/// The index nodes from the root down, and the index of the entry chosen in each. The path is empty
+/// if there is no position.
 #[derive(Clone, Default)]
 pub(crate) struct Path {
     steps: Vec<(Arc<IndexNode>, usize)>,
@@ -19,8 +19,8 @@ impl Path {
         self.steps.clear();
     }
 
-    /// Descends from the root to a block; `choose` selects an entry at every node. The path is
-    /// empty if it selects none.
+    /// Descends from the root to a block. `choose` selects an entry at every node. If it selects
+    /// none, the path becomes empty.
     pub fn descend(
         &mut self,
         run: &Run,
@@ -46,7 +46,7 @@ impl Path {
         }
     }
 
-    /// Checks that the current block lies within the fences of its entry.
+    /// Checks that the current block is within the fences of its entry.
     pub fn admit(&self, block: &Block) -> Result<()> {
         self.steps.last().map_or(Ok(()), |(leaf, i)| leaf.admit_block(*i, block))
     }
@@ -56,8 +56,8 @@ impl Path {
         self.steps.last().map(|(node, i)| node.child_pointer(*i))
     }
 
-    /// Moves to the neighbouring block; at the end of the run, returns `false` and leaves the path
-    /// empty. `entered` is called with the parent of each leaf index node that is entered and its
+    /// Moves to the neighbouring block. At the end of the run, returns `false` and leaves the path
+    /// empty. Calls `entered` for each leaf index node that is entered, with its parent and its
     /// index there.
     pub fn move_to_neighbour(
         &mut self,

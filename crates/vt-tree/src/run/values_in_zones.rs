@@ -1,5 +1,5 @@
-//! Finds the large values of a run that lie in certain zones, so that they can be moved in another
-//! order than that of their keys.
+//! Finds the large values of a run that are in certain zones, so that they can be moved in an order
+//! other than that of their keys.
 
 use std::collections::BTreeSet;
 
@@ -13,9 +13,9 @@ use crate::run::Run;
 use crate::value::{ExtentRef, ValueRef};
 
 impl Run {
-    /// Calls `each` with every large value of the run that lies in one of `zones`, in the order of
-    /// keys. Nodes and blocks beneath which nothing lies there are not read. The value that a
-    /// pending update applies to is left out, since a merge writes the result instead of it.
+    /// Calls `each` with every large value of the run that is in one of `zones`, in key order.
+    /// Skips nodes and blocks beneath which there are no such values. Leaves out the value that a
+    /// pending update applies to, since a merge writes the result instead.
     pub fn values_in(
         &self,
         zones: &BTreeSet<ZoneId>,
@@ -49,7 +49,7 @@ impl Run {
     }
 }
 
-/// Returns whether large values beneath `entry` may lie in `zones`.
+/// Returns whether there may be large values in `zones` beneath `entry`.
 fn lies_in(entry: &Entry, zones: &BTreeSet<ZoneId>) -> Result<bool> {
     let uses = entry.zone_use()?;
     Ok(entry.value_bytes > 0 && uses.iter().any(|(zone, _)| zones.contains(&zone)))

@@ -1,6 +1,6 @@
-//! The weight of a run in each zone, for defragmentation: bytes, and the contiguous spans in which
-//! they lie (VT-tree §3.1). It follows from index entries of a level whose subtrees are some
-//! megabytes, so that a walk reads a thousandth of the index.
+//! The weight of a run in each zone, for defragmentation: its bytes, and the number of contiguous
+//! spans that they form (VT-tree §3.1). It is computed from index entries at a level whose subtrees
+//! are some megabytes, so that a walk reads a thousandth of the index.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +14,11 @@ use crate::run::Run;
 /// The weight of runs in one zone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ZoneWeight {
-    /// Bytes in the zone, those of each run rounded up to whole sectors: no two runs are written to
-    /// one sector.
+    /// Bytes in the zone. The bytes of each run are rounded up to whole sectors, because no two
+    /// runs are written to the same sector.
     pub bytes: u64,
-    /// An estimate of the contiguous spans: those of a subtree are divided among its zones in
-    /// proportion to their bytes.
+    /// An estimate of the number of contiguous spans: the spans of a subtree are divided among its
+    /// zones in proportion to their bytes.
     pub spans: u64,
 }
 
@@ -80,7 +80,7 @@ fn share_out(entry: &Entry, out: &mut BTreeMap<ZoneId, ZoneWeight>) -> Result<()
     for (zone, here) in zones.iter() {
         let weight = out.entry(zone).or_default();
         weight.bytes = weight.bytes.saturating_add(here);
-        // Each zone with any bytes takes at least one seek.
+        // Each zone with any bytes costs at least one seek.
         let share = (u128::from(spans) * u128::from(here) / u128::from(bytes)).max(1) as u64;
         weight.spans = weight.spans.saturating_add(share);
     }

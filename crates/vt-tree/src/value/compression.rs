@@ -1,6 +1,6 @@
-//! Compression of tuple blocks and large values. Each is compressed whole before it is written and
-//! decompressed when it is read; merges copy large values as stored. Data that hardly compresses is
-//! stored uncompressed.
+//! Compression of tuple blocks and large values. Each block or value is compressed as a whole
+//! before it is written, and decompressed when it is read; merges copy large values as stored. Data
+//! that hardly compresses is stored uncompressed.
 
 use bytes::Bytes;
 use std::cell::RefCell;
@@ -11,17 +11,17 @@ use crate::value::SMALL_ALIGN;
 /// The codec of tuple blocks or large values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Compression {
-    /// Not compressed.
+    /// No compression.
     #[default]
     None,
-    /// LZ4: fast; text shrinks to about a half.
+    /// LZ4: fast; text shrinks to about half its size.
     Lz4,
-    /// Zstandard: text shrinks to about a third, for several times the work.
+    /// Zstandard: text shrinks to about a third of its size, for several times the CPU time.
     Zstd,
 }
 
 impl Compression {
-    /// Returns the number of the codec in the format.
+    /// Returns the number of the codec in the storage format.
     pub fn code(self) -> u8 {
         match self {
             Compression::None => 0,
@@ -38,12 +38,12 @@ impl Compression {
     }
 }
 
-/// Zstandard's level: higher levels make blocks of a few KiB only slightly smaller.
+/// The Zstandard level. Higher levels make blocks of a few KiB only slightly smaller.
 const LEVEL: i32 = 1;
-/// The bytes of the length of the payload, which precedes the compressed bytes.
+/// The size of the length of the payload, in bytes, which precedes the compressed bytes.
 const LENGTH: usize = 4;
 
-/// Compresses blocks and values, reusing its memory.
+/// Compresses blocks and values, reusing its buffers.
 #[derive(Default)]
 pub struct Packer {
     zstd: Option<zstd::bulk::Compressor<'static>>,
@@ -51,8 +51,8 @@ pub struct Packer {
 }
 
 impl Packer {
-    /// Compresses the payload of a block; returns the codec and the bytes to store. Returns `None`
-    /// if `payload` itself is to be stored.
+    /// Compresses the payload of a block, and returns the codec and the bytes to store. Returns
+    /// `None` if `payload` itself is to be stored.
     pub(crate) fn pack(&mut self, compression: Compression, payload: &[u8]) -> Option<(u8, &[u8])> {
         let len = u32::try_from(payload.len()).ok()?;
         let stored = LENGTH + self.compress(compression, payload)?;
@@ -60,8 +60,8 @@ impl Packer {
         (stored <= worth(payload.len())).then(|| (compression.code(), &self.out[..stored]))
     }
 
-    /// Compresses a large value, whose reference has its length and codec. Returns `None` if
-    /// `value` itself is to be stored, since compressed it would take as many units of the device.
+    /// Compresses a large value, whose length and codec are stored in its reference. Returns `None`
+    /// if `value` itself is to be stored, because compression would save no unit of the device.
     pub(crate) fn pack_value(&mut self, compression: Compression, value: &[u8]) -> Option<&[u8]> {
         let stored = self.compress(compression, value)?;
         let units = |len: usize| len.div_ceil(SMALL_ALIGN as usize);
@@ -69,7 +69,7 @@ impl Packer {
             .then(|| &self.out[LENGTH..LENGTH + stored])
     }
 
-    /// Compresses to `out`, after room for a length; returns the compressed length.
+    /// Compresses into `out`, after space for a length. Returns the compressed length.
     fn compress(&mut self, compression: Compression, payload: &[u8]) -> Option<usize> {
         let most = match compression {
             Compression::None => return None,
@@ -91,8 +91,8 @@ impl Packer {
     }
 }
 
-/// Returns the length to which `len` bytes must shrink, an eighth less: otherwise compression is
-/// not worth the work of every reader.
+/// Returns the length to which `len` bytes must shrink: an eighth less. Otherwise compression is
+/// not worth the time that every reader spends on it.
 fn worth(len: usize) -> usize {
     len / 8 * 7
 }
@@ -101,16 +101,16 @@ thread_local! {
     static UNPACKER: RefCell<Option<zstd::bulk::Decompressor<'static>>> = const { RefCell::new(None) };
 }
 
-/// Decompresses the payload of a frame with a codec other than 0. The error says what is wrong. No
-/// more is allocated than the longest payload takes.
+/// Decompresses the payload of a frame with a codec other than 0. An error describes the defect.
+/// Allocates no more than the longest payload takes.
 pub(crate) fn unpack(codec: u8, stored: &[u8]) -> Result<Bytes, &'static str> {
     let (len, packed) = stored.split_first_chunk::<LENGTH>().ok_or("too short for its codec")?;
     let codec = Compression::of_code(codec).ok_or("unknown codec")?;
     decompress(codec, packed, u32::from_le_bytes(*len) as usize)
 }
 
-/// Decompresses a large value of `len` bytes. The error says what is wrong. No more than `len`
-/// bytes are allocated.
+/// Decompresses a large value of `len` bytes. An error describes the defect. Allocates at most
+/// `len` bytes.
 pub(crate) fn unpack_value(
     codec: Compression,
     stored: Bytes,

@@ -1,5 +1,5 @@
-//! Values, as bytes or as a reference to a large one on the device; their compression and
-//! placement.
+//! Values, either as bytes or as a reference to a large value on the device; their compression, and
+//! writing them to the device.
 
 mod choice;
 pub(crate) mod compression;
@@ -13,24 +13,24 @@ pub use compression::{Compression, Packer};
 pub(crate) use placing::place_stored;
 pub use placing::{place_packed, place_value};
 
-/// A reference to a large value on the device, which is written once and raw; merges move the
-/// reference and not the value.
+/// A reference to a large value on the device. The value is written once, without a frame; merges
+/// move the reference and not the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExtentRef {
     /// Device address, bytes.
     pub addr: u64,
     /// Length of the value, bytes.
     pub len: u32,
-    /// Length on the device, bytes: less than `len` if, and only if, the value is compressed.
+    /// Length on the device, bytes. It is less than `len` if, and only if, the value is compressed.
     pub stored: u32,
     /// CRC-32C of the bytes on the device.
     pub crc: u32,
-    /// The codec of these bytes.
+    /// The codec of the bytes on the device.
     pub codec: Compression,
 }
 
-/// The alignment, bytes, of values that are compressed or whose length is not a multiple of a page.
-/// Others are page-aligned.
+/// The alignment, in bytes, of values that are compressed or whose length is not a multiple of a
+/// page. Other values are page-aligned.
 pub(crate) const SMALL_ALIGN: u32 = 512;
 
 impl ExtentRef {
@@ -39,8 +39,8 @@ impl ExtentRef {
         ExtentRef { addr, len, stored: len, crc, codec: Compression::None }
     }
 
-    /// Returns a reference to a compressed value, or `None` if it is not shorter than `len` or the
-    /// codec is none.
+    /// Returns a reference to a compressed value. Returns `None` if `stored` is not shorter than
+    /// `len`, or if `codec` is no compression.
     pub fn packed(
         addr: u64,
         len: u32,
@@ -57,12 +57,12 @@ impl ExtentRef {
         })
     }
 
-    /// Returns the address after its last byte on the device.
+    /// Returns the address after the last byte of the value on the device.
     pub fn end(&self) -> u64 {
         self.addr.saturating_add(u64::from(self.stored))
     }
 
-    /// Returns the alignment of its address.
+    /// Returns the alignment of the address.
     pub fn align(&self) -> u32 {
         let page = zones::SECTOR as u32;
         if self.codec == Compression::None && self.len.is_multiple_of(page) {
@@ -73,18 +73,18 @@ impl ExtentRef {
     }
 
     /// Adds the space that the extent takes on the device to `uses`: its bytes, the padding up to
-    /// the next unit of alignment, and the gap that alignment has left between it and `before`, the
-    /// previous extent in key order, if it lies where it would be written directly after that one.
-    /// All of this space would be taken again if the two were written to another place, so none of
-    /// it is a hole.
+    /// the next unit of alignment, and the alignment gap after `before`, the previous extent in key
+    /// order, if this extent is where it would be written directly after `before`. All of this
+    /// space would be needed again if the two were written elsewhere, so none of it counts as a
+    /// hole.
     pub(crate) fn add_room(&self, before: Option<&ExtentRef>, uses: &mut ZoneUse) {
         let directly = |before: &&ExtentRef| self.behind(before.end()) == Some(self.addr);
         self.add_room_after(before.filter(directly), uses);
     }
 
-    /// Like [`ExtentRef::add_room`], but with every gap that is shorter than a page: as in entries
-    /// that were written before the space of deleted values between short ones was distinguished
-    /// from alignment.
+    /// Does the same as [`ExtentRef::add_room`], but adds every gap shorter than a page. Old
+    /// entries are counted like this: they were written when the space of deleted values between
+    /// short ones was not distinguished from alignment.
     pub(crate) fn add_room_and_short_gaps(&self, before: Option<&ExtentRef>, uses: &mut ZoneUse) {
         self.add_room_after(before.filter(|before| contiguous(before, self)), uses);
     }
@@ -99,14 +99,14 @@ impl ExtentRef {
         }
     }
 
-    /// Returns the address of the extent if it follows one that ends at `end`, or `None` on
-    /// overflow.
+    /// Returns the address at which the extent is written directly after one that ends at `end`, or
+    /// `None` on overflow.
     pub(crate) fn behind(&self, end: u64) -> Option<u64> {
         end.checked_next_multiple_of(u64::from(self.align()))
     }
 }
 
-/// A value, or a reference to it.
+/// A value in memory, or a reference to one on the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
     /// The bytes of the value.
@@ -116,7 +116,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// Returns the length of the value, bytes; nothing is read.
+    /// Returns the length of the value in bytes, without reading it.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         match self {
@@ -126,14 +126,14 @@ impl Value {
     }
 }
 
-/// Shorter values are copied by [`ValueRef::to_value`]: that takes less time than to count
-/// references to a shared buffer, and does not keep the buffer.
+/// [`ValueRef::to_value`] copies values shorter than this: a copy takes less time than counting
+/// references to a shared buffer, and does not keep the buffer alive.
 const COPY_BELOW: usize = 512;
 
 /// A borrowed value, in memory or on the device.
 #[derive(Clone, Copy, Debug)]
 pub enum ValueRef<'a> {
-    /// The bytes, and the buffer that they are a part of, so that they can be kept without a copy.
+    /// The bytes, and the buffer that contains them, so that they can be kept without a copy.
     Inline(&'a [u8], &'a Bytes),
     /// A reference to a value on the device.
     Extent(ExtentRef),
@@ -152,7 +152,7 @@ impl ValueRef<'_> {
         }
     }
 
-    /// Returns the length of the value, bytes.
+    /// Returns the length of the value in bytes.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         match self {
@@ -162,8 +162,8 @@ impl ValueRef<'_> {
     }
 }
 
-/// Returns whether reading `b` directly after `a` needs no seek: `b` begins where `a` ends, up to
-/// alignment.
+/// Returns whether `b` can be read directly after `a` without a seek: `b` begins where `a` ends, up
+/// to alignment.
 pub fn contiguous(a: &ExtentRef, b: &ExtentRef) -> bool {
     b.addr >= a.end() && b.addr - a.end() < zones::SECTOR
 }

@@ -1,16 +1,17 @@
-//! Places large values on the device.
+//! Writes large values to the device.
 
 use zones::{ExtentWriter, crc32c};
 
 use super::{Compression, ExtentRef, Packer};
 use crate::Result;
 
-/// Writes a large value to its final place, raw and aligned. Its checksum is only in the reference.
+/// Writes a large value to its final address, without a frame and aligned. Its checksum is stored
+/// only in the reference.
 pub fn place_value(writer: &mut ExtentWriter, data: &[u8]) -> Result<ExtentRef> {
     place_stored(writer, ExtentRef::plain(0, data.len() as u32, crc32c(data)), data)
 }
 
-/// Writes a large value to its final place, compressed if that makes it short enough.
+/// Writes a large value to its final address, compressed if that makes it short enough.
 pub fn place_packed(
     writer: &mut ExtentWriter,
     packer: &mut Packer,
@@ -35,7 +36,7 @@ pub fn place_packed(
     }
 }
 
-/// Writes the stored bytes of a value; `e` has everything but their address.
+/// Writes the stored bytes of a value. `e` has every field of the result except the address.
 pub(crate) fn place_stored(
     writer: &mut ExtentWriter,
     e: ExtentRef,

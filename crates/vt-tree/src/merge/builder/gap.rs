@@ -1,12 +1,13 @@
-//! Detects gaps between keys: a tuple block does not reach across one.
+//! Detects gaps between keys, so that no tuple block extends across one.
 
 use crate::key::{head_of, shared_prefix};
 
-/// A distance between keys is a gap if it is this many times the range that the block covers.
+/// A distance between keys is a gap if it is this many times the key range of the block.
 const GAP: u64 = 16;
 
-/// Returns whether `key` is much further from `high` than `high` is from `low`. Keys are compared
-/// as numbers: of bytes, or of digits where keys have them, since 0999 and 1000 are neighbours.
+/// Returns whether `key` is much farther from `high` than `high` is from `low`. Keys are compared
+/// as numbers: of bytes, or of digits where keys consist of them, since 0999 and 1000 are
+/// neighbours.
 pub(super) fn is_gap(low: &[u8], high: &[u8], key: &[u8]) -> bool {
     let shared = shared_prefix(low, key);
     let rest = |k| <[u8]>::get(k, shared..).unwrap_or_default();
@@ -16,7 +17,7 @@ pub(super) fn is_gap(low: &[u8], high: &[u8], key: &[u8]) -> bool {
         key.saturating_sub(high) / GAP > high.saturating_sub(low)
     };
     let digits = |radix: u32| {
-        // Takes as many digits as fit 64 bits.
+        // Take as many digits as fit into 64 bits.
         let most = if radix == 10 { 19 } else { 16 };
         move |k: &[u8]| {
             let digit =
@@ -29,7 +30,7 @@ pub(super) fn is_gap(low: &[u8], high: &[u8], key: &[u8]) -> bool {
             .iter()
             .all(|k| k.iter().take(16).all(|&b| char::from(b).is_digit(radix)))
     };
-    // The keys as digits are never further apart than as bytes.
+    // Keys are never farther apart as digits than as bytes, so check the bytes first.
     wide(&head_of)
         && match () {
             () if written(10) => wide(&digits(10)),

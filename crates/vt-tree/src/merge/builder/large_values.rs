@@ -1,6 +1,5 @@
-//! Large values: those that arrive as bytes are placed; those that lie on the device stay or move,
-//! a window of keys at a time. Short ones move into the block of their key if the placement says
-//! so.
+//! Large values: those that arrive as bytes are written; those on the device stay or move, a window
+//! of keys at a time. Short ones move into the block of their key if the placement says so.
 
 use super::RunBuilder;
 use crate::cache::unpack_extent;
@@ -11,19 +10,19 @@ use crate::value::{place_packed, place_stored};
 use crate::{Error, Result};
 
 impl RunBuilder {
-    /// Holds an item back in the relocation window. `placed` says that the merge has written its
+    /// Holds an item back in the relocation window. `placed` tells that the merge has written its
     /// value.
     pub(super) fn wait(&mut self, item: Item, placed: bool) -> Result<()> {
         self.window.push(HeldItem { item, placed });
         if self.window.is_full(&self.placement) { self.judge_window(true) } else { Ok(()) }
     }
 
-    /// Judges all items in the relocation window and adds them to the run.
+    /// Examines all items in the relocation window, and adds them to the run.
     pub(super) fn end_window(&mut self) -> Result<()> {
         if self.window.is_empty() { Ok(()) } else { self.judge_window(false) }
     }
 
-    /// Judges the window like `end_window`; if `more` items follow, some stay in the window.
+    /// Examines the window like `end_window`. If `more` items follow, some stay in the window.
     fn judge_window(&mut self, more: bool) -> Result<()> {
         for (moves, items) in self.window.judge(&self.placement, more) {
             if moves {
@@ -42,11 +41,11 @@ impl RunBuilder {
         Ok(())
     }
 
-    /// Copies the large values among `items`, in key order, and adds all items. A value that the
-    /// placement gathers is added to the block, every other one is written as stored.
+    /// Copies the large values among `items` in key order, and adds all items. A value that the
+    /// placement gathers is added to its block; every other value is written as stored.
     fn move_values(&mut self, items: Vec<Item>) -> Result<()> {
         let of = |i: &Item| if let Body::Put(Value::Extent(e)) = i.body { Some(e) } else { None };
-        // Reads in device order.
+        // Read in the order of addresses.
         let mut extents: Vec<(ExtentRef, usize)> =
             items.iter().enumerate().filter_map(|(at, i)| Some((of(i)?, at))).collect();
         extents.sort_unstable_by_key(|(e, at)| (e.addr, *at));
@@ -76,8 +75,9 @@ impl RunBuilder {
         Ok(())
     }
 
-    /// Places a large value that has arrived as bytes, and adds its item. `kept` is the codec of
-    /// the stored value that it was made of by an update; if that is none, the key decides.
+    /// Writes a large value that has arrived as bytes, and adds its item. If an update has made the
+    /// value from a stored one, `kept` is the codec of that value. If `kept` is `None`, the codec
+    /// is chosen by key.
     pub(super) fn push_large(
         &mut self,
         item: ItemRef<'_>,
@@ -86,7 +86,7 @@ impl RunBuilder {
     ) -> Result<()> {
         let extent = self.write_value(item.key, value, kept)?;
         let item = ItemRef { body: BodyRef::Put(ValueRef::Extent(extent)), ..item };
-        // Ending the window here would make the values around this one look scattered.
+        // Do not end the window here: that would make the values around this one look scattered.
         if self.window.is_empty() {
             self.add(item.key, item.seq, item.body)
         } else {

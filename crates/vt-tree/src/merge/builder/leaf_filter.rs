@@ -1,4 +1,4 @@
-//! Builds the filter of a leaf index node from the keys that were written and from the filters of
+//! Builds the filter of a leaf index node from the keys that were written, and from the filters of
 //! the nodes whose blocks were stitched.
 
 use super::{RunBuilder, place_frame};
@@ -9,8 +9,8 @@ use crate::index::frame::{FrameKind, FramePointer};
 use crate::index::node::NodeBuilder;
 use crate::item::BodyRef;
 
-/// The filter of another leaf index node, some of whose blocks were stitched into the open leaf; it
-/// has their keys.
+/// The filter of another leaf index node some of whose blocks were stitched into the open leaf. It
+/// contains the keys of these blocks.
 pub(super) struct BorrowedFilter {
     pub filter: FramePointer,
     /// The number of items in the stitched blocks.
@@ -19,15 +19,16 @@ pub(super) struct BorrowedFilter {
 }
 
 impl RunBuilder {
-    /// Writes the filter of the open leaf: the keys written, and the fingerprints of the borrowed
-    /// filters.
+    /// Writes the filter of the open leaf, which has the keys that were written and the
+    /// fingerprints of the borrowed filters.
     pub(super) fn close_filter(&mut self, leaf: &NodeBuilder) -> Result<Option<FramePointer>> {
         let mut builder = FilterBuilder::new(self.false_positives.max(1));
         for h in self.hashes.drain(..) {
             builder.add(h);
         }
         // A borrowed filter also has keys of blocks that were not stitched or no longer exist. If
-        // these would outnumber the leaf's own, the keys of the stitched blocks are read instead.
+        // these keys would outnumber the leaf's own, the stitched blocks are read for their keys
+        // instead.
         let mut borrowed = Vec::new();
         let mut stale = 0;
         for b in std::mem::take(&mut self.borrowed) {

@@ -1,5 +1,5 @@
 //! Builds a run in key order from items, which are written to new blocks, and from index entries of
-//! blocks or whole subtrees that stay where they are. Only the index above these is new.
+//! blocks or whole subtrees, which stay where they are. Only the index above these is new.
 
 mod gap;
 mod large_values;
@@ -28,11 +28,11 @@ use crate::merge::relocation_window::RelocationWindow;
 use crate::run::Run;
 use crate::value::{ChooseCodec, Compression, Packer, Value, ValueRef};
 
-/// A tuple block is closed when its payload reaches this, bytes.
+/// A tuple block is closed when its payload reaches this size, bytes.
 pub(crate) const BLOCK_SIZE: usize = 8 << 10;
-/// An index node is closed when its entries (zone lists aside) reach this, bytes.
+/// An index node is closed when its entries (not counting zone lists) reach this size, bytes.
 const NODE_SIZE: usize = 8 << 10;
-/// A leaf index node is closed at this many items, so that its filter stays a small read.
+/// A leaf index node is closed at this many items, so that its filter can be read quickly.
 const LEAF_ITEMS: u64 = 16 << 10;
 
 /// Statistics of a merge, in bytes unless stated otherwise.
@@ -52,7 +52,7 @@ pub struct MergeStats {
     pub values_read: u64,
     /// Index entries and subtrees stitched (a count).
     pub stitches: u64,
-    /// Bytes that range tombstones dropped unread.
+    /// Bytes that range tombstones have hidden, which were dropped without being read.
     pub pruned: u64,
 }
 
@@ -67,25 +67,26 @@ pub(crate) struct RunBuilder {
     cache: Arc<BlockCache>,
     placement: Placement,
     separate_at: u32,
-    /// See [`MergeOptions::false_positives`].
+    /// The rate of [`MergeOptions::false_positives`].
     false_positives: u16,
     compression: Compression,
     compress_values: Compression,
-    /// See [`MergeOptions::choice`].
+    /// The codec chooser of [`MergeOptions::choice`].
     choice: Option<Arc<dyn ChooseCodec>>,
     packer: Packer,
     tuples: ExtentWriter,
     index: ExtentWriter,
     pages: ExtentWriter,
     block: OpenBlock,
-    /// Items held back until it is known which of their large values move.
+    /// Items held back until the window has decided which of their large values move.
     window: RelocationWindow,
-    /// `open[l]` collects entries of level `l`: blocks at 0, leaf index nodes at 1.
+    /// The open nodes: `open[l]` collects entries of level `l`. Level 0 has blocks, level 1 leaf
+    /// index nodes.
     open: Vec<NodeBuilder>,
     /// The hashes of the keys written to the open leaf.
     hashes: Vec<u64>,
     borrowed: Vec<BorrowedFilter>,
-    /// The last block was closed because it was full.
+    /// Whether the last block was closed because it was full.
     after_full: bool,
     pub stats: MergeStats,
 }
@@ -119,14 +120,14 @@ impl RunBuilder {
         }
     }
 
-    /// Appends one item. A large value is placed if it arrives as bytes; otherwise the placement
+    /// Appends one item. A large value is written if it arrives as bytes; otherwise the placement
     /// decides whether it stays or moves.
     pub fn push_item(&mut self, item: Item) -> Result<()> {
         self.push(item.borrow())
     }
 
-    /// Appends an item that is borrowed. It is copied only if it must be held back in the
-    /// relocation window.
+    /// Appends a borrowed item. The item is copied only if it must be held back in the relocation
+    /// window.
     #[inline]
     pub fn push(&mut self, item: ItemRef<'_>) -> Result<()> {
         match item.body {
@@ -138,8 +139,8 @@ impl RunBuilder {
                 let extent = self.placement.place_of(extent);
                 self.add(item.key, item.seq, BodyRef::Put(ValueRef::Extent(extent)))
             }
-            // The value that the update changes is known, and a run cannot hold both: the update is
-            // applied.
+            // The value that the update applies to is known. Apply the update, since a run cannot
+            // store both.
             BodyRef::Update { base: Some(e), .. } => {
                 let value = self.cache.resolve(Lookup::of(item.seq, item.body.to_body())?)?;
                 self.stats.values_read += u64::from(e.stored);
@@ -154,8 +155,8 @@ impl RunBuilder {
                     }
                 }
             }
-            // To keep the order, items that follow an undecided value are held back with it, within
-            // bounds.
+            // Items after an undecided value are held back as well, within bounds, to keep the
+            // order.
             BodyRef::Put(ValueRef::Extent(_)) => self.wait(item.to_item(), false),
             _ if !self.window.is_empty() => self.wait(item.to_item(), false),
             _ => self.add(item.key, item.seq, item.body),
@@ -169,13 +170,13 @@ impl RunBuilder {
         self.open[level].push(entry);
         let open = &self.open[level];
         // Entries with long keys or many zones can exceed the size of a node. A node has at least
-        // four, so that the tree converges to one root.
+        // four entries, so that the tree converges to one root.
         let full = (open.size >= NODE_SIZE && open.entries.len() >= 4)
             || (level == 0 && open.filtered >= LEAF_ITEMS);
         if full { self.close_node(level) } else { Ok(()) }
     }
 
-    /// Writes the open node of `level` entries and hands a pointer to it to the level above.
+    /// Writes the open node of `level` entries, and adds an entry for it to the level above.
     fn close_node(&mut self, level: usize) -> Result<()> {
         let node = std::mem::take(&mut self.open[level]);
         let (Some(first), Some(last)) = (node.entries.first(), node.entries.last()) else {
@@ -204,7 +205,8 @@ impl RunBuilder {
         };
         let mut zones = ZoneUse::new();
         let mut block_end = None;
-        // In a damaged run only each single sum is bounded, so their total may be too large.
+        // Bound the total: in a damaged run only each single sum is bounded, and their total may
+        // overflow.
         let sum = |a: u64, b: u64| (a + b).min(MAX_SUM);
         for e in &node.entries {
             entry.tombstones |= e.tombstones;
@@ -239,8 +241,8 @@ impl RunBuilder {
         self.stats.written()
     }
 
-    /// Writes all open blocks and nodes and returns the run, which is not synced, or `None` if
-    /// nothing was appended.
+    /// Writes all open blocks and nodes, and returns the run, which is not synced. Returns `None`
+    /// if nothing was appended.
     pub fn finish(mut self) -> Result<(Option<Arc<Run>>, MergeStats)> {
         self.end_window()?;
         self.close_block()?;
@@ -262,7 +264,7 @@ impl RunBuilder {
             Some((entry, level)) => Some(Run::open(&self.cache, entry, level)?),
             None => None,
         };
-        // The run pins its zones itself from here on; only now may the writers release theirs.
+        // From here on the run itself pins its zones. Only now may the writers release theirs.
         drop(writers);
         Ok((run, self.stats))
     }
@@ -274,7 +276,7 @@ fn encoded(zones: &ZoneUse) -> Bytes {
     Bytes::from(out)
 }
 
-/// Returns whether the block of `entry` lies directly after a block that ends at `end`.
+/// Returns whether the block of `entry` is directly after a block that ends at `end`.
 pub(crate) fn follows_block(end: u64, entry: &Entry) -> bool {
     entry.at.addr >= end && entry.at.addr - end < zones::SECTOR
 }

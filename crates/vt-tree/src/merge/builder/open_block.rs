@@ -13,7 +13,7 @@ use crate::index::frame::FrameKind;
 use crate::item::{BodyRef, Seq};
 use crate::value::{ExtentRef, ValueRef, contiguous};
 
-/// Sums over the open tuple block.
+/// The open tuple block and its sums.
 #[derive(Default)]
 pub(super) struct OpenBlock {
     pub builder: BlockBuilder,
@@ -27,17 +27,17 @@ pub(super) struct OpenBlock {
     value_spans: u64,
     last_extent: Option<ExtentRef>,
     zones: ZoneUse,
-    /// The previous block was closed because it was full, so this one continues it.
+    /// Whether the previous block was closed because it was full, so that this one continues it.
     after_full: bool,
-    /// The number of key hashes collected before this block.
+    /// The number of key hashes that were collected before this block.
     hashes_before: usize,
 }
 
 impl OpenBlock {
-    /// Returns whether the gap before `key` is much wider than the range that the block covers, as
-    /// between two files or two ranges that are appended to. A block that reached across the gap
-    /// would overlap every later append to the first range; one that ends there is stitched by
-    /// every merge.
+    /// Returns whether the gap before `key` is much wider than the key range of the block, as
+    /// between two files or two ranges that are appended to. A block across the gap would overlap
+    /// every later append to the first range; a block that ends at the gap is stitched by every
+    /// merge.
     pub fn ends_before(&self, key: &[u8]) -> bool {
         let least = if self.after_full { BLOCK_SIZE / 16 } else { BLOCK_SIZE / 4 };
         self.builder.size() >= least && self.items > 1 && is_gap(&self.low, &self.high, key)
@@ -96,12 +96,12 @@ impl RunBuilder {
         if unfiltered {
             self.hashes.truncate(b.hashes_before);
         }
-        // Blocks of checksums do not compress.
+        // Blocks of checksums are not compressible.
         let packed = if extent_runs { None } else { self.packer.pack(self.compression, payload) };
         let compressed = packed.is_some();
         let (codec, stored) = packed.unwrap_or((0, payload));
         let at = place_frame(&mut self.tuples, FrameKind::Tuples, 0, codec, stored)?;
-        // The next block reuses the memory.
+        // Reuse the memory for the next block.
         b.builder.clear();
         self.block.builder = b.builder;
         self.stats.blocks_written += u64::from(at.len);
