@@ -1,11 +1,11 @@
 //! Reads many sources as one ordered sequence of live tuples, in both directions.
 //!
-//! The position of a cursor lies between tuples. The source with the next item is in front; if
-//! several sources have an item at the same key, the newest one is. A tombstone in front makes
-//! older sources jump over the range that it covers, whatever its size. Such a jump takes a few
-//! comparisons if the end of the range lies in the open block of the source, and otherwise one
-//! seek. Adjacent tombstones of one source are treated as one. An update in front is applied to the
-//! value that older sources have at its key.
+//! The position of a cursor is between tuples. The source with the next item is in front; if
+//! several sources have an item at the same key, the newest of them is in front. A tombstone in
+//! front makes older sources jump over the range that it covers, whatever its size. Such a jump
+//! takes a few comparisons if the end of the range is in the open block of the source, and one seek
+//! otherwise. Adjacent tombstones of one source are treated as one. An update in front is applied to
+//! the value that older sources have at its key.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -95,7 +95,7 @@ impl SourceCursor {
         }
     }
 
-    /// Performs `seek(bound)` forward, or `seek_before(bound)` backward, from an item that lies
+    /// Performs `seek(bound)` if `forward`, otherwise `seek_before(bound)`, from an item that is
     /// before `bound` in that direction.
     fn jump(&mut self, bound: &[u8], forward: bool) -> Result<()> {
         if let SourceCursor::Run(c) = self {
@@ -223,8 +223,8 @@ impl TreeCursor {
         }
     }
 
-    /// Announces that about this many tuples will be visited after each of the following seeks. The
-    /// tuples are then copied out of memtables at once.
+    /// Announces that about this many tuples will be visited after each of the following seeks.
+    /// They are then copied out of memtables in one batch.
     pub fn will_visit(&mut self, tuples: usize) {
         for memtable in self.memtables() {
             memtable.will_visit(tuples);
@@ -267,7 +267,7 @@ impl TreeCursor {
             return Ok(());
         }
         if self.handed {
-            // The cursor stands directly after or directly before the tuple that was returned.
+            // The cursor is directly after or directly before the tuple that was returned.
             let mut key = self.current().map_or_else(Vec::new, |t| t.key.to_vec());
             if self.direction == Direction::Forward {
                 key.push(0);
@@ -281,7 +281,7 @@ impl TreeCursor {
             match (&self.position, direction) {
                 (CursorPosition::Before(key), Direction::Forward) => s.seek(key)?,
                 (CursorPosition::Before(key), _) => s.seek_before(key)?,
-                // Nothing lies after the end, so the sources have no item.
+                // Move past the last item, so that the source has none.
                 (CursorPosition::End, Direction::Forward) => {
                     s.last()?;
                     s.next()?;
@@ -469,7 +469,7 @@ impl TreeCursor {
         let tombstones = &mut newer[front];
         let bound = &mut self.bound;
         tombstones.step(forward)?;
-        // If the next tombstone begins at the end of this one, both are skipped at once.
+        // If the next tombstone is adjacent to this one, skip both together.
         while let Some(ItemRef { key, body: BodyRef::DeleteRange { end }, .. }) = tombstones.item()
             && (if forward { key } else { end }) == bound.as_slice()
         {
@@ -519,9 +519,9 @@ impl TreeCursor {
         self.go(Direction::Forward)
     }
 
-    /// Moves like [`TreeCursor::advance`], but not beyond `end`. Returns `false` if no live tuple
-    /// lies before `end`. The cursor passes nothing at or after `end`, so tombstones there cost
-    /// nothing. An empty `end` is the end of all keys.
+    /// Moves like [`TreeCursor::advance`], but not beyond `end`. Returns `false` if there is no
+    /// live tuple before `end`. The cursor passes nothing at or after `end`, so tombstones there
+    /// cost nothing. An empty `end` means no upper bound.
     pub fn advance_below(&mut self, end: &[u8]) -> Result<bool> {
         self.go_below(Direction::Forward, (!end.is_empty()).then_some(end))
     }

@@ -159,8 +159,8 @@ fn bytes_in(runs: &[Arc<Run>], inputs: &[Input], range: &KeyRange) -> Result<(u6
     let Some(first) = runs.first().filter(|_| about.bytes_error > about.bytes / CERTAIN) else {
         return Ok((about.bytes, 0));
     };
-    // The estimate may be imprecise, because one block may refer to megabytes of large values, of
-    // which only a few lie in the range. Count the tuples instead.
+    // The estimate may be imprecise: one block may refer to megabytes of large values, but only a
+    // few of them may be in the range. Count the tuples instead.
     let mut cursor = TreeCursor::new(first.cache(), inputs, Seq::MAX);
     cursor.seek(&range.start);
     let mut bytes = 0u64;

@@ -30,7 +30,7 @@ impl KeyRange {
 /// One input of a merge or of a cursor.
 #[derive(Clone)]
 pub enum Input {
-    /// A memtable, of which a merge takes the newest version of each key.
+    /// A memtable. A merge reads the newest version of each key.
     Memtable(Arc<Memtable>),
     /// A run.
     Run(Arc<Run>),

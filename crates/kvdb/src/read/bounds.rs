@@ -1,5 +1,5 @@
-//! Conversion of key ranges as callers write them (`"a".."c"`, `..="m"`, a prefix) to the half-open
-//! ranges of the trees.
+//! Converts key ranges as callers write them (`"a".."c"`, `..="m"`, a prefix) to the half-open
+//! ranges that the trees use.
 
 use std::ops::{Bound, RangeBounds};
 
@@ -43,7 +43,7 @@ pub(crate) fn of<K: AsRef<[u8]>>(range: &impl RangeBounds<K>) -> KeyRange {
     KeyRange { start, end }
 }
 
-/// Returns `true` if no key lies in `range`.
+/// Returns `true` if `range` contains no key.
 pub(crate) fn is_empty(range: &KeyRange) -> bool {
     range.end.as_ref().is_some_and(|end| *end <= range.start)
 }

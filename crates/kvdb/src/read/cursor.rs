@@ -18,7 +18,7 @@ use crate::read::view::View;
 pub struct Cursor {
     tree: TreeCursor,
     start: Bytes,
-    /// The upper bound; empty if there is none.
+    /// The exclusive upper bound, or empty if there is none.
     end: Bytes,
     /// The tuples read ahead between this cursor's position and that of the tree cursor.
     ahead: Ahead,
@@ -77,7 +77,7 @@ impl TupleRef<'_> {
         Ok(with(&value))
     }
 
-    /// Copies the tuple; a large value is not read.
+    /// Copies the tuple without reading a large value.
     pub fn to_tuple(&self) -> Tuple {
         let value = match self.value {
             Seen::Small(bytes) => Value::Inline(Bytes::copy_from_slice(bytes)),
@@ -113,7 +113,8 @@ impl Tuple {
             (Value::Inline(bytes), _) => TupleValue::Small(bytes),
             (Value::Extent(e), None) => TupleValue::Large(e, reader.clone()),
             (Value::Extent(e), Some(update)) => {
-                // The tree keeps no update that makes a result of unknown length.
+                // The tree applies updates whose result has an unknown length, so the length is
+                // known here.
                 let len = update.applied_len(Some(e.len as usize)).unwrap_or(e.len as usize);
                 TupleValue::Updated(Box::new((e, update, len)), reader.clone())
             }

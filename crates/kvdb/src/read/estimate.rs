@@ -1,4 +1,4 @@
-//! Approximate size of a key range, computed from index entries without reading tuple blocks.
+//! Estimates the size of a key range from index entries, without reading tuple blocks.
 
 use std::ops::RangeBounds;
 

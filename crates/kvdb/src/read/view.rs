@@ -198,7 +198,7 @@ impl View {
         })
     }
 
-    /// Returns a reference to the stored value of `key`; a large value is not read.
+    /// Returns a reference to the stored value of `key`, without reading a large value.
     pub fn stored(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<StoredValue>> {
         Ok(self.find(dict, key)?.map(|value| StoredValue { value, view: Arc::new(self.clone()) }))
     }
@@ -260,8 +260,8 @@ impl View {
         }
     }
 
-    /// Returns a cursor over `[start, end)` of one dictionary, before its first tuple. An empty
-    /// `end` is the end of the dictionary.
+    /// Returns a cursor over `[start, end)` of one dictionary, positioned before the first tuple.
+    /// An empty `end` means no upper bound.
     pub fn cursor(&self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Result<Cursor> {
         Ok(Cursor::new(self, dict, self.inputs(dict)?, start, end))
     }

@@ -33,7 +33,7 @@ pub struct StateName {
     /// The object that contains the state, or to which the changes apply. `None` means that the
     /// changes apply to empty bytes.
     pub object: Option<StateObject>,
-    /// The changes, if there are any.
+    /// The changes to apply to the object, if there are any.
     pub changes: Option<StateChanges>,
 }
 
@@ -51,7 +51,7 @@ pub struct StateObject {
 /// The changes that lead from one state to another.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct StateChanges {
-    /// Length of the changed state, bytes, and its CRC-32C.
+    /// Length in bytes and CRC-32C of the state after the changes.
     len: u32,
     checksum: u32,
     frame: Bytes,
@@ -61,7 +61,7 @@ pub struct StateChanges {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct StateMark {
     pub object: Option<StateObject>,
-    /// Length and CRC-32C of the changed state.
+    /// Length in bytes and CRC-32C of the state after the changes, if the head holds changes.
     pub changed: Option<(u32, u32)>,
 }
 

@@ -20,12 +20,12 @@ use super::state::PublishedState;
 use super::{Claimant, Error, JournalPlace, Owner, RemoteStore, Result, random_id};
 use crate::manifest::ManifestState;
 
-/// A publication notes the objects that it has written after this time and this many bytes. If it
-/// is interrupted, the next publication need not write these objects again.
+/// After this time and this many bytes, a publication notes in the head which objects it has
+/// written. If it is interrupted, the next publication need not write these objects again.
 const NOTE_AFTER: Duration = Duration::from_secs(10);
 const NOTE_BYTES: u64 = 64 << 20;
 
-/// The most attempts to claim a store that other publishers publish at the same time.
+/// Maximum number of attempts to claim a store while other publishers replace its head.
 const ATTEMPTS: u32 = 16;
 
 /// The progress of a publication.
@@ -44,7 +44,7 @@ pub(crate) struct Claim {
     notes: u32,
     states: u32,
     objects: u32,
-    /// The part of the journal of the previous file after the newest state, as begin and end.
+    /// The part of the previous file's journal after the newest state: its begin and end.
     tail: Option<(JournalPlace, JournalPlace)>,
 }
 
@@ -82,11 +82,11 @@ pub(crate) struct ToPublish<'a> {
     pub state: &'a ManifestState,
     /// The zones of the state. The caller pins them.
     pub uses: &'a ZoneUse,
-    /// The bytes of these zones that a store reads first when it is opened.
+    /// The parts of these zones that a store reads first when it is opened.
     pub first: &'a FirstReads,
     /// Refer to zones that came from the place, instead of writing them again.
     pub shares: bool,
-    /// Bytes of memory that zones being uploaded may take.
+    /// Maximum bytes of memory for zones that are being uploaded.
     pub memory: usize,
     /// The place where the journal continues after the state, if there is a journal.
     pub journal: Option<JournalPlace>,
@@ -353,7 +353,8 @@ impl Claim {
         Ok(())
     }
 
-    /// Deletes a note that no head names any more. If that fails, the note does no harm.
+    /// Deletes a note that no head names any more. Errors are ignored, since a collector would
+    /// delete the note later.
     fn drop_note(&self, note: Option<StateObject>) {
         if let Some(note) = note
             && let Err(e) = self.to.objects().delete(&note.key)

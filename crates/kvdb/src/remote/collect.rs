@@ -42,7 +42,7 @@ pub struct CollectOptions {
 }
 
 impl Default for CollectOptions {
-    /// The default grace is a day.
+    /// Returns options with a grace of one day.
     fn default() -> Self {
         CollectOptions { grace: Duration::from_secs(24 * 3600), dry_run: false }
     }
@@ -115,15 +115,15 @@ impl Collected {
 struct DeadObjects {
     /// Objects that this collection has found.
     found: Vec<Key>,
-    /// Objects that it deletes.
+    /// Objects that this collection deletes.
     due: Vec<Key>,
     /// Objects whose grace is not over.
     left: HashSet<Key>,
 }
 
 impl DeadObjects {
-    /// Takes an object, which an earlier collection has found at the time `since`, and returns the
-    /// amount in `told` that it counts in.
+    /// Adds an object that an earlier collection has found dead at `since`, if any has. Returns the
+    /// amount in `told` in which the object is counted.
     fn take<'a>(
         &mut self,
         key: &Key,

@@ -113,7 +113,7 @@ pub(super) fn content_of(key: &Key) -> Option<Content<'_>> {
         ("z", _, origin, Some(rest)) => {
             let (epoch, number) = numbers(rest)?;
             let object = ZoneObject { origin: origin.parse::<ForkId>().ok()?.0, epoch, number };
-            // The hash in the key must be right, too.
+            // Reject a key whose hash does not match.
             object.key().ok().filter(|is| is == key)?;
             Content::Zones(object)
         }
@@ -229,7 +229,7 @@ pub(super) fn at_once<'a, T: Sync>(
         }
     };
     thread::scope(|scope| {
-        // A few items are not worth a thread.
+        // Start threads only for many items: a few are not worth the cost.
         for _ in 0..(items.len() / AT_ONCE).min(AT_ONCE - 1) {
             scope.spawn(turn);
         }

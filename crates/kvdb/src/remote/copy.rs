@@ -45,7 +45,7 @@ pub struct LocalCopy {
 const VERSION: u8 = 1;
 const VERSION_OF_FORKS: u8 = 2;
 const VERSION_OF_WRITERS: u8 = 3;
-/// Added to the version if the objects of the place are encrypted.
+/// Added to the version of the note if the objects of the place are encrypted.
 const ENCRYPTED: u8 = 3;
 
 impl LocalCopy {
@@ -148,7 +148,7 @@ pub(crate) fn check_places(
     Ok(())
 }
 
-/// See [`super::parse`].
+/// Parses `data` for the fuzz targets. See [`super::parse`].
 #[cfg(any(test, fuzzing))]
 pub(super) fn parse(data: &[u8]) {
     let Ok(copy) = LocalCopy::decode(data) else { return };

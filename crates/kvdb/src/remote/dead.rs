@@ -60,7 +60,7 @@ fn decode(bytes: &[u8]) -> Result<Vec<Key>> {
     Ok(keys)
 }
 
-/// See [`super::parse`].
+/// Parses `data` for the fuzz targets. See [`super::parse`].
 #[cfg(any(test, fuzzing))]
 pub(super) fn parse(data: &[u8]) {
     let Ok(keys) = decode(&seal(MAGIC, data)) else { return };

@@ -192,7 +192,7 @@ pub(super) fn opened<'a>(magic: [u8; 8], what: &str, bytes: &'a [u8]) -> Result<
     Ok(body)
 }
 
-/// See [`super::parse`].
+/// Parses `data` for the fuzz targets. See [`super::parse`].
 #[cfg(any(test, fuzzing))]
 pub(super) fn parse(data: &[u8]) {
     let Ok(head) = Head::decode(&seal(MAGIC, data)) else { return };

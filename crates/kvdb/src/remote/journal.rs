@@ -160,7 +160,7 @@ fn changes_of(record: &Bytes) -> Result<Ops> {
     }
 }
 
-/// See [`super::parse`].
+/// Parses `data` for the fuzz targets. See [`super::parse`].
 #[cfg(any(test, fuzzing))]
 pub(super) fn parse(data: &[u8]) {
     let place = JournalPlace { chain: [0; 16], number: 0 };

@@ -32,7 +32,7 @@ use crate::error::{Error, Result};
 /// Number of times that a head is read again because it was replaced and the objects that it named
 /// no longer exist.
 const ATTEMPTS: u32 = 16;
-/// Number of registrations that are in memory at a time.
+/// Number of registrations that are read into memory at a time.
 const READ_TOGETHER: usize = 256;
 
 /// A head or fork that refers to an object.
@@ -65,11 +65,11 @@ pub(super) struct Need {
 /// The fate of an object, by its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// Something refers to it.
+    /// A head or fork refers to the object.
     Needed(Need),
-    /// Nothing that was read refers to it, but a publication in progress may have written it.
+    /// No head or fork refers to the object, but a publication in progress may have written it.
     Current,
-    /// Nothing refers to it, and nothing ever will.
+    /// Nothing refers to the object, and nothing ever will.
     Dead,
     /// The key has an unknown form.
     Unknown,
@@ -81,7 +81,7 @@ pub(super) struct Marks {
     /// The epoch of each head, by the name of its store and by its origin.
     names: HashMap<String, u32>,
     origins: HashMap<[u8; 16], u32>,
-    /// The place where the journal of each store continues, for stores that have one.
+    /// The place where the journal of each store continues, for stores that have a journal.
     journals: HashMap<String, JournalPlace>,
     /// States whose zones are marked, each with a hash of its name. The mark alone does not
     /// identify a state that is stored in a head, since that state has no unique object key.

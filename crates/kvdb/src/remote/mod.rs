@@ -72,11 +72,11 @@ use crate::error::{Error, Result};
 /// Options for opening a store whose zones are in object storage.
 #[derive(Clone, Debug)]
 pub struct RemoteZones {
-    /// The object storage that holds them.
+    /// The object storage that contains the zones.
     pub objects: Arc<dyn Objects>,
-    /// Bytes of the local file that cached parts of zones may take.
+    /// Maximum bytes of the local file for cached parts of zones.
     pub cache_bytes: u64,
-    /// A read fails if the place was unreachable for this long.
+    /// The time after which a read fails if the place is unreachable.
     pub timeout: Duration,
 }
 
@@ -179,9 +179,10 @@ impl RemoteStore {
         &self.name
     }
 
-    /// Limits the bytes of a state, or of changes to one, that are stored in a head. The maximum
-    /// and default is 32 KiB. A larger state is written as an object, which takes a put of its own.
-    /// Every reader of the newest state reads the head.
+    /// Limits the bytes of a state, or of changes to one, that are stored in the head. The maximum
+    /// and the default are 32 KiB. A larger state is written as an object, which needs an
+    /// additional put. A low limit keeps the head small, which every reader of the newest state
+    /// reads.
     #[must_use]
     pub fn with_state_in_head(self, bytes: usize) -> RemoteStore {
         RemoteStore { in_head: bytes.min(MOST_CHANGES), ..self }

@@ -31,7 +31,7 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// Returns the store's own file as owner.
+    /// Returns an owner that represents the store's own file.
     pub(super) fn itself(store: [u8; 16]) -> Owner {
         Owner { id: store, ..Owner::default() }
     }
@@ -76,13 +76,13 @@ pub(crate) struct Claimant {
 }
 
 impl Claimant {
-    /// Returns the store's own file as claimant.
+    /// Returns a claimant that represents the store's own file.
     pub fn itself(store: [u8; 16]) -> Claimant {
         let owner = Owner::itself(store);
         Claimant { store, owner, takes_up: false, takes: false, has: None }
     }
 
-    /// Fails unless the file may publish over `head`.
+    /// Fails unless the file may replace `head`.
     pub fn check(&self, head: &Head, to: &RemoteStore) -> Result<()> {
         head.check_store(self.store, to)?;
         let owner = &head.owner;
@@ -166,7 +166,7 @@ impl ClaimNote {
     }
 }
 
-/// See [`super::parse`].
+/// Parses `data` for the fuzz targets. See [`super::parse`].
 #[cfg(any(test, fuzzing))]
 pub(super) fn parse(data: &[u8]) {
     if let Ok(note) = ClaimNote::decode(data) {

@@ -1,5 +1,5 @@
-//! A local file that has all data of the newest state and is updated repeatedly, so that it can be
-//! read without access to the place.
+//! Maintains a local file that has all data of the newest state, so that it can be read without
+//! access to the place.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -141,7 +141,7 @@ impl Registration {
     }
 }
 
-/// See [`super::parse`].
+/// Parses `data` for the fuzz targets. See [`super::parse`].
 #[cfg(any(test, fuzzing))]
 pub(super) fn parse(data: &[u8]) {
     let Ok(fork) = Registration::decode(&seal(MAGIC, data)) else { return };

@@ -33,7 +33,7 @@ pub(crate) struct PublishedState {
     /// none.
     pub edits: Bytes,
     pub known: Known,
-    /// The bytes of the zones that a store opened from this state reads first.
+    /// The parts of the zones that a store opened from this state reads first.
     pub first: FirstReads,
 }
 
@@ -97,7 +97,7 @@ impl PublishedState {
     }
 }
 
-/// See [`super::parse`].
+/// Parses `data` for the fuzz targets. See [`super::parse`].
 #[cfg(any(test, fuzzing))]
 pub(super) fn parse(data: &[u8]) {
     let Ok(state) = PublishedState::decode(&seal(MAGIC, data).into()) else { return };

@@ -54,7 +54,7 @@ pub enum Remnant {
     Tuple {
         /// The key.
         key: Bytes,
-        /// Its value, which is read on request.
+        /// The value of the key, which is read on request.
         value: SalvagedValue,
         /// Whether something newer for this key may have been lost.
         stale: bool,
@@ -64,7 +64,7 @@ pub enum Remnant {
     Gap {
         /// The first key that may be lost.
         start: Bytes,
-        /// The first key after the gap; empty if there is none.
+        /// The first key after the gap, or empty if the gap has no upper bound.
         end: Bytes,
         /// A description of the damage.
         what: String,

@@ -19,7 +19,7 @@ enum Input {
     Nothing,
 }
 
-/// One source of a sweep.
+/// The state of one source in a sweep.
 struct Swept {
     input: Input,
     next: Option<Salvaged>,

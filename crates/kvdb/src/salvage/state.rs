@@ -116,7 +116,7 @@ fn find_state(
     let found = search(zones, false, progress);
     let mut all: Vec<ManifestState> = found.into_iter().chain(known).collect();
     if all.is_empty() {
-        // The first sector of the manifest's zone may be lost.
+        // The first sector of the manifest's zone may be unreadable, so look at all of its chunks.
         all = search(zones, true, progress);
     }
     // These numbers only increase, so the greatest are those of the newest state.

@@ -45,7 +45,7 @@ mod tests {
             let piece = 1 + i * 7919 % (64 << 10);
             pace.read(piece);
             read += piece;
-            // The device takes some of the time itself.
+            // Simulate the time that the device takes.
             now += Duration::from_micros(i % 300);
             now += pace.owed(now);
             let allowed = (now - Duration::from_secs(7)).as_secs_f64() * f64::from(1 << 20);

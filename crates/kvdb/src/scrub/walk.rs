@@ -53,7 +53,7 @@ impl Scrubber {
             .sum()
     }
 
-    /// Scrubs everything. Breaks when `read` asks to stop.
+    /// Scrubs everything. Breaks when `read` breaks.
     pub(super) fn scrub_all(&self, read: Read<'_>, find: Find<'_>) -> ControlFlow<()> {
         self.engine
             .zones
@@ -335,7 +335,7 @@ impl Scrubber {
     }
 }
 
-/// Returns the runs of a dictionary, with their descriptions.
+/// Returns the runs of a dictionary, each with its description.
 fn runs_of(tree: &Tree) -> impl Iterator<Item = (Arc<Run>, String)> {
     let branch = if tree.info().branch.is_empty() {
         String::new()

@@ -38,7 +38,7 @@ use crate::persistent_map::PersistentMap;
 /// this number.
 const OF_SNAPSHOT: u64 = u64::MAX;
 
-/// Dictionaries by number.
+/// Dictionaries keyed by number.
 pub(crate) type Trees = PersistentMap<DictionaryId, Arc<Tree>>;
 
 /// The content of the whole store. See the module documentation.
@@ -73,7 +73,7 @@ pub(crate) struct Version {
     pub limits: PersistentMap<String, u64>,
     /// The limits on the files that branches have of their own, for branches with such a limit.
     pub limits_of_files: PersistentMap<String, u64>,
-    /// The zone table of a store in object storage that follows published states.
+    /// The zone table, for a store that follows published states in object storage.
     pub table: TableHold,
 }
 

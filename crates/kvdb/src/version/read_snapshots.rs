@@ -27,7 +27,7 @@ const SLOTS: usize = 64;
 /// Number of slots that a view tries.
 const TRIES: usize = 4;
 
-/// A slot on a cache line of its own.
+/// A slot, which has its own cache line.
 #[derive(Default)]
 #[repr(align(64))]
 struct Slot {

@@ -113,7 +113,7 @@ pub(crate) struct Snapshots {
     all: Mutex<All>,
     /// The snapshots that wait for the flush of a generation, oldest first.
     pending: Mutex<VecDeque<(u64, Arc<Snapshot>)>>,
-    /// The generation of versions without memtables.
+    /// The generation used by versions without memtables.
     nothing: Arc<Generation>,
 }
 

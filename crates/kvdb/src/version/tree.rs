@@ -320,7 +320,7 @@ fn no_levels() -> Levels {
     NONE.clone()
 }
 
-/// Opens the runs that the manifest names.
+/// A source of open runs for the roots that the manifest names.
 pub(crate) trait OpenRuns {
     /// Returns the open run with this id and root.
     fn open(&mut self, id: RunId, root: &Bytes) -> Result<Arc<Run>>;

@@ -146,7 +146,7 @@ pub(crate) struct VersionSet {
     current: ArcSwap<Version>,
     /// Held during one read-modify-write of `current`.
     changing: Mutex<()>,
-    /// The newest commit that readers see.
+    /// The newest visible commit.
     pub visible: AtomicU64,
     /// [`Version::came_with`] of the current version. It is stored before `visible`, so a reader
     /// that sees that commit also sees this number, and knows which version it needs.
@@ -424,7 +424,7 @@ impl VersionSet {
 
     /// Returns the newest committed value. This is a view for a single lookup that pins no commit.
     pub(crate) fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
-        // Load the version first. See `pin_with`.
+        // Load the version before the visible commit, as in `pin_with`.
         let version = self.current.load();
         let at = self.visible.load(Ordering::Acquire);
         let found = version.tree(dict)?.get(&self.cache, key, at)?;

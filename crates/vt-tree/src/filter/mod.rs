@@ -61,7 +61,7 @@ const TOGETHER: u64 = 1 << 15;
 /// eighths of `rate`, and [`TOGETHER`] fingerprints at `rate`.
 fn bits_for(n: u64, rate: u16) -> u32 {
     let rate = u64::from(rate.clamp(1, 10_000));
-    // The factor is ten thousand divided by three eighths.
+    // The rate is 3/8 of `rate` / 10,000, and 10,000 / (3/8) is 80,000 / 3.
     let alone = (n.max(1) * 80_000).div_ceil(3 * rate);
     let merged = (TOGETHER * 10_000).div_ceil(rate);
     alone.max(merged).next_power_of_two().trailing_zeros().min(BITS_MAX)
@@ -81,7 +81,7 @@ fn mask(bits: u32) -> u64 {
 pub struct FilterBuilder {
     /// The hashes, and fingerprints that are shifted to the top bits like hashes.
     hashes: Vec<u64>,
-    /// The number of bits that are known of every hash, or 0 if all bits are known.
+    /// The number of leading bits that are known for every hash, or 0 if all bits are known.
     bits: u32,
     /// The rate of false positives. See [`FALSE_POSITIVES`].
     rate: u16,
@@ -186,8 +186,8 @@ fn encode(fingerprints: &[u64], bits: u32) -> Vec<u8> {
     out[8..12].copy_from_slice(&count.to_le_bytes());
     for (i, f) in fingerprints.iter().enumerate() {
         let at = i as u64 * low as u64;
-        // At most 48 bits, shifted by at most 7, fit into eight bytes. At least a word of the code
-        // lies after the remainders.
+        // At most 48 bits, shifted by at most 7, fit into eight bytes. Writing a whole word is safe
+        // because at least one word of the code follows the remainders.
         let byte = l.remainders + (at / 8) as usize;
         let word = &mut out[byte..byte + 8];
         let old = u64::from_le_bytes((&*word).try_into().expect("eight bytes"));
@@ -209,7 +209,7 @@ fn encode(fingerprints: &[u64], bits: u32) -> Vec<u8> {
     out
 }
 
-/// A set of fingerprints that is read in place.
+/// A set of fingerprints, which is read from its encoded bytes without decoding.
 #[derive(Clone, Debug)]
 pub struct Filter {
     bytes: Bytes,
@@ -309,7 +309,7 @@ impl Filter {
         let (rank, strides) = (self.rank(d), self.layout.quotients.div_ceil(STRIDE));
         let next = if d + 1 < strides { self.rank(d + 1) } else { u64::from(self.count) };
         let i = rank + next.saturating_sub(rank) * skip / STRIDE;
-        // The code is read from the beginning of the stride, which may lie in the previous cache
+        // The code is read from the beginning of the stride, which may be in the previous cache
         // line.
         prefetch(&self.bytes, self.layout.code + ((d * STRIDE + rank) / 8) as usize);
         prefetch(&self.bytes, self.layout.code + ((quotient + i) / 8) as usize);
@@ -414,7 +414,7 @@ fn prefetch(bytes: &[u8], at: usize) {
     #[cfg(target_arch = "x86_64")]
     if let Some(byte) = bytes.get(at) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch is a hint that does not access memory, and the address lies inside of
+        // SAFETY: a prefetch is a hint that does not access memory, and the address is inside
         // `bytes`.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(byte).cast()) };
     }

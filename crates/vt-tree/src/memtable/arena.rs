@@ -261,7 +261,7 @@ impl Arena {
         (self.get(key), self.newest(record, key, tag))
     }
 
-    /// Returns the newest version in a record, from its parts.
+    /// Decodes the newest version from the parts of a record.
     #[inline]
     fn newest(&self, record: &[u8], key: Place, tag: u16) -> NewestVersion {
         let word = |at: usize| {

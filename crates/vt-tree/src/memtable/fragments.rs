@@ -129,7 +129,7 @@ impl Fragments {
         self.map.insert(start, f);
     }
 
-    /// Makes sure that no fragment crosses `key`.
+    /// Cuts the fragment that crosses `key`, if there is one.
     fn cut(&mut self, key: &Bytes) {
         let Some((_, f)) =
             self.map.range_mut::<[u8], _>((Unbounded, Excluded(&key[..]))).next_back()

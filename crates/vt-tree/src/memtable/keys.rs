@@ -14,7 +14,7 @@ use std::cmp::Ordering;
 /// The number of keys per node. It is small in this crate's own tests, so that small tables have
 /// deep trees.
 pub(super) const FANOUT: usize = if cfg!(test) { 4 } else { 64 };
-/// Heads in a cache line.
+/// The number of heads in a cache line.
 const LINE: usize = if cfg!(test) { 2 } else { 8 };
 /// Maximum length of the shared prefix that is stored in the node, where it can be checked without
 /// another cache miss.

@@ -53,7 +53,7 @@ pub const KEEP_FROM: usize = 512;
 pub struct Memtable {
     state: RwLock<MemtableState>,
     pin: Mutex<ZonePin>,
-    // The following fields are written under the lock and read without it.
+    // The following fields are written under the lock, and read without it.
     bytes: AtomicUsize,
     placed: AtomicU64,
     len: AtomicUsize,
@@ -273,7 +273,8 @@ impl Memtable {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes on the device of the large values that are placed and not forgotten.
+    /// Returns the bytes of the large values that have an address on the device and are not
+    /// forgotten.
     pub fn placed_bytes(&self) -> u64 {
         self.placed.load(Ordering::Relaxed)
     }
@@ -546,7 +547,7 @@ impl Writer<'_> {
         s.write(key, seq, NewValue::Kept(slot));
     }
 
-    /// Changes the value of a key. See [`Memtable::update`].
+    /// Updates the value of a key. See [`Memtable::update`].
     pub fn update(&mut self, key: &[u8], seq: Seq, update: &Update) {
         match self.state.updated(key, update) {
             KeptValue::Own(value) => self.put(key, seq, value),

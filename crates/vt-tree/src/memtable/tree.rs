@@ -44,7 +44,7 @@ pub(super) struct Tree {
     /// The number of levels of inner nodes. If it is 0, `root` is a leaf.
     height: usize,
     root: u32,
-    /// The leaf of the last insertion.
+    /// The leaf of the last insertion, where the next search begins.
     finger: u32,
     /// The base to which sequence numbers in records are relative.
     base: Seq,
@@ -202,7 +202,7 @@ impl Tree {
         } else {
             let mid = left.keys.split_at(i);
             left.keys.split_off(arena, mid, &mut right.keys);
-            // This is an upper bound for the right half.
+            // The number of the whole leaf is an upper bound for its right half.
             right.newest = left.newest;
             if i <= mid {
                 left.keys.insert(arena, i, key, record);

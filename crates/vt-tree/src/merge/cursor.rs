@@ -234,7 +234,7 @@ impl MergeCursor {
     fn next_entry(&mut self) {
         if let MergeSource::Run { path, root, .. } = &mut self.source {
             if *root {
-                // The whole run was stitched or skipped.
+                // The whole run was stitched or skipped without opening its root.
                 *root = false;
             } else if let Some(step) = path.last_mut() {
                 step.at += 1;
@@ -243,7 +243,7 @@ impl MergeCursor {
         self.settle();
     }
 
-    /// Leaves exhausted nodes.
+    /// Leaves all nodes whose entries are exhausted.
     fn settle(&mut self) {
         if let MergeSource::Run { path, .. } = &mut self.source {
             while path.last().is_some_and(|s| s.at >= s.node.entries.len()) {
@@ -313,7 +313,8 @@ impl MergeCursor {
             } else {
                 match self.item().map(|i| i.body) {
                     Some(BodyRef::DeleteRange { .. }) => self.cut_range(key),
-                    // A point below `key` also ends at or below it.
+                    // This cannot happen: a point below `key` has ended before `key`, which is
+                    // checked above.
                     Some(_) => return Ok(()),
                     None => self.descend()?,
                 }

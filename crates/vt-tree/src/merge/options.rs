@@ -1,4 +1,4 @@
-//! The options of a merge: how a run is written, and which items may be dropped.
+//! The options of a merge, which determine how a run is written and which items may be dropped.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::filter::FALSE_POSITIVES;
 use crate::item::Seq;
 use crate::value::{ChooseCodec, Compression};
 
-/// The options of a merge: how a run is written, and which items may be dropped.
+/// The options of a merge, which determine how a run is written and which items may be dropped.
 #[derive(Clone, Debug)]
 pub struct MergeOptions {
     /// The policy that decides which data is stitched and which is copied.

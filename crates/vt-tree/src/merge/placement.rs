@@ -85,8 +85,8 @@ impl Placement {
         Placement::threshold(u64::MAX)
     }
 
-    /// Returns a placement with one threshold, in bytes, for blocks and values. [`ADAPTIVE`] leaves
-    /// values where they are.
+    /// Returns a placement with the same threshold, in bytes, for blocks and values. With
+    /// [`ADAPTIVE`], values stay where they are.
     pub fn threshold(stitch_at: u64) -> Self {
         let values_at = if stitch_at == ADAPTIVE { 0 } else { stitch_at };
         Placement { stitch_at, values_at, ..Placement::default() }

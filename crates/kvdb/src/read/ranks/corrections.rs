@@ -17,7 +17,7 @@ const LOOKED_AT: usize = 64 << 10;
 /// counts and the view does not have, with -1.
 #[derive(Default)]
 pub(super) struct Corrections {
-    /// Sorted by key.
+    /// The keys with their corrections, sorted by key.
     of: Vec<(Bytes, i64)>,
 }
 

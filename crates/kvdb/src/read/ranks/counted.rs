@@ -89,7 +89,7 @@ impl CountedRange {
     }
 }
 
-/// Identifies the state that an index of an older state counts.
+/// The state that an index of an older state counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Commit(Seq),
@@ -104,13 +104,13 @@ pub(super) struct OfOlderState {
 
 #[derive(Default)]
 pub(super) struct Counted {
-    /// Keyed by dictionary and first key; ranges do not overlap.
+    /// The counted ranges, keyed by dictionary and first key. They do not overlap.
     pub ranges: BTreeMap<(DictionaryId, Bytes), CountedRange>,
     pub older: VecDeque<OfOlderState>,
     pub clock: u64,
     /// Ranges that have too many waiting changes since the current commit.
     pub full: BTreeSet<(DictionaryId, Bytes)>,
-    /// Bytes that all changes may take.
+    /// Maximum bytes of the changes of all ranges.
     pub most_changes: usize,
 }
 

@@ -158,7 +158,7 @@ impl Ranks {
             return Ok(0);
         }
         let key = if !span.end.is_empty() && key > &span.end[..] { &span.end[..] } else { key };
-        // The index may cover a wider range.
+        // The index may cover a wider range than `span`, so subtract the keys before `span`.
         self.ask(env, view, span, |asked| {
             // A block whose count is wrong is counted only when the key lies inside it.
             Ok(asked.before(key)?.saturating_sub(asked.before(&span.start)?))
@@ -185,7 +185,7 @@ impl Ranks {
         n: u64,
     ) -> Result<Option<Bytes>> {
         self.ask(env, view, span, |asked| {
-            // The index may cover a wider range.
+            // The index may cover a wider range than `span`, so skip the keys before `span`.
             let skipped = asked.before(&span.start)?;
             let found = asked.nth(skipped.saturating_add(n))?;
             Ok(found.filter(|key| span.has(key)))

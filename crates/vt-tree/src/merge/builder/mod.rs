@@ -42,7 +42,7 @@ pub struct MergeStats {
     pub stitched: u64,
     /// Tuple blocks written.
     pub blocks_written: u64,
-    /// Large values written (placed for the first time or copied).
+    /// Large values written, either for the first time or as copies.
     pub values_written: u64,
     /// Index nodes and filters written.
     pub index_written: u64,

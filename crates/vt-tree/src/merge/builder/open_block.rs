@@ -13,7 +13,7 @@ use crate::index::frame::FrameKind;
 use crate::item::{BodyRef, Seq};
 use crate::value::{ExtentRef, ValueRef, contiguous};
 
-/// The open tuple block and its sums.
+/// The open tuple block, and the sums over its items.
 #[derive(Default)]
 pub(super) struct OpenBlock {
     pub builder: BlockBuilder,

@@ -88,7 +88,7 @@ impl RunBuilder {
                     Some(at) => &mut self.borrowed[at],
                     None => {
                         self.borrowed.push(BorrowedFilter { filter, taken: 0, blocks: Vec::new() });
-                        // The source exists: it was just pushed.
+                        // The index is valid, since the source was just pushed.
                         let last = self.borrowed.len() - 1;
                         &mut self.borrowed[last]
                     }

@@ -94,8 +94,8 @@ fn fingerprints_of_keys_that_are_gone_stay_few() {
     assert!(run.stats().items < 30_000);
 }
 
-/// Each run has blocks of one or two items, between those of the others: a merge that stitches them
-/// all reads none, and the filters have the keys and nothing else.
+/// The blocks of each run have one or two items, and alternate with the blocks of the other runs. A
+/// merge stitches all blocks and reads none, and the filters contain exactly the keys.
 #[test]
 fn blocks_of_one_or_two_items_are_stitched_unread() {
     let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default())
