@@ -4,8 +4,8 @@
 //! several sources have an item at the same key, the newest of them is in front. A tombstone in
 //! front makes older sources jump over the range that it covers, whatever its size. Such a jump
 //! takes a few comparisons if the end of the range is in the open block of the source, and one seek
-//! otherwise. Adjacent tombstones of one source are treated as one. An update in front is applied to
-//! the value that older sources have at its key.
+//! otherwise. Adjacent tombstones of one source are treated as one. An update in front is applied
+//! to the value that older sources have at its key.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
