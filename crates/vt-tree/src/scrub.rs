@@ -169,9 +169,10 @@ impl<'a> Scrub<'a> {
     }
 }
 
-/// Returns the key at which `run` has about `quota` bytes since `start`. Returns `None` if it has
-/// no more than that, or if `pace` ends the scrub. Subtrees are counted by their sums. Unreadable
-/// nodes count as empty, because the scrub itself will report them.
+/// Returns the end of a range that begins at `start` and has about `quota` bytes of `run`. Returns
+/// `None` if `run` has no more than that after `start`, or if `pace` ends the scrub. Subtrees are
+/// counted by their sums. Unreadable nodes count as empty, because the scrub itself will report
+/// them.
 pub fn scrub_end(
     run: &Arc<Run>,
     start: &[u8],

@@ -81,7 +81,7 @@ impl Iter {
         outcome
     }
 
-    /// Converts this into an iterator over the keys. Values are not read.
+    /// Converts the iterator into one over the keys only. Values are not read.
     pub fn keys(self) -> Keys {
         Keys(self)
     }

@@ -6,9 +6,9 @@
 //! - The head of each store is read before the objects that it names, and the registry is listed
 //!   after all heads. A fork is registered while a head names its base (see `registry`), so a base
 //!   that the head no longer names is found through its registration.
-//! - The objects named by a head that was read here include all existing objects that a publication
-//!   in progress, or a later one, may refer to. All other objects of such a publication have the
-//!   epoch of this head, or a higher one.
+//! - The objects named by a head that was read here include every older object that a publication
+//!   in progress, or a later one, may still refer to. All other objects of such a publication have
+//!   the epoch of this head, or a higher one.
 //! - A state or note that cannot be read might refer to any object. It is therefore an error, and
 //!   nothing is deleted.
 

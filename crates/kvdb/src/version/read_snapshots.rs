@@ -40,7 +40,8 @@ struct Slot {
 pub(crate) struct ReadSnapshots {
     slots: [Slot; SLOTS],
     more: Mutex<BTreeMap<Seq, usize>>,
-    /// The announced floor: data that only reads before this commit need may be forgotten.
+    /// The announced floor: data that is needed only by reads as of earlier commits may be
+    /// forgotten.
     announced_floor: AtomicU64,
 }
 

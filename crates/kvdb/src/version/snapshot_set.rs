@@ -366,8 +366,8 @@ impl Snapshots {
         self.pending.lock().iter().find(|(at, _)| *at == generation).map(|(_, s)| s.clone())
     }
 
-    /// Returns the oldest generations, at most `most`, up to `last` whose flush a snapshot waits
-    /// for.
+    /// Returns the generations up to `last` whose flush a snapshot waits for, oldest first and at
+    /// most `most` of them.
     pub(crate) fn pending_upto(&self, last: u64, most: usize) -> Vec<u64> {
         let pending = self.pending.lock();
         let upto = pending.iter().map(|(generation, _)| *generation).take_while(|g| *g <= last);

@@ -139,8 +139,8 @@ impl Keys {
             Ordering::Equal => {}
         }
         let h = head(key, self.skip as usize);
-        // Unused heads have the largest value. The comparisons are independent of one another, and
-        // the loops have no branches.
+        // Unused heads have the largest value, so they need no bounds check. The comparisons are
+        // independent of one another and compile to code without branches.
         let mut line = 0;
         for last in 0..FANOUT / LINE - 1 {
             line += usize::from(self.heads[last * LINE + LINE - 1] < h);

@@ -290,8 +290,8 @@ mod tests {
         }
     }
 
-    /// Each of the sequences extends over all keys and is long, but a scan reads only a little of
-    /// each at a time.
+    /// Each sequence of adjacent values is long, but extends over all keys, so a scan reads only a
+    /// little of each sequence at a time.
     #[test]
     fn values_of_many_sequences_by_turns_move_however_long_each_is() {
         let placement =

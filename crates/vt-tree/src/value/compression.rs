@@ -40,7 +40,7 @@ impl Compression {
 
 /// The Zstandard level. Higher levels make blocks of a few KiB only slightly smaller.
 const LEVEL: i32 = 1;
-/// The size of the length of the payload, in bytes, which precedes the compressed bytes.
+/// The size in bytes of the length field that precedes the compressed payload.
 const LENGTH: usize = 4;
 
 /// Compresses blocks and values, reusing its buffers.
