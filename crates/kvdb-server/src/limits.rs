@@ -20,6 +20,10 @@ pub struct Limits {
     /// The largest number of bytes of a string that is one tuple. Longer strings are kept in
     /// pages.
     pub tuple: usize,
+    /// The length of a string, in bytes, from which a write of at most half of it moves the string
+    /// from its tuple to pages. A merge that meets the write would otherwise rewrite the whole
+    /// string, and a read of a part would read all of it.
+    pub patched: usize,
     /// The number of bytes of one string in a reply.
     pub bulk: u64,
     /// The number of bytes of a key.
@@ -100,6 +104,7 @@ impl Default for Limits {
             argument: 31 << 20,
             value: 1 << 40,
             tuple: 256 << 10,
+            patched: 16 << 10,
             bulk: 512 << 20,
             key: 16 << 10,
             element: crate::names::LONGEST,

@@ -283,7 +283,8 @@ fn history(seed: u64) -> u64 {
     let options = CreateOptions { open, ..CreateOptions::default() };
     let db = Kvdb::create(Arc::new(MemoryDevice::new()), clock.clone(), options).expect("a store");
     let tuple = [8, 256 << 10][r.below(2) as usize];
-    let limits = Limits { tuple, ..Limits::default() };
+    let patched = [4, 16 << 10][r.below(2) as usize];
+    let limits = Limits { tuple, patched, ..Limits::default() };
     let served = serve_db(db, ServerOptions { limits, ..ServerOptions::default() });
     let (mut reader, writers) = (served.connect(), [served.connect(), served.connect()]);
     assert_eq!(reader.run("DEBUG SET-ACTIVE-EXPIRE 0"), "OK");

@@ -552,20 +552,62 @@ fn long_strings_go_with_a_stream() {
 }
 
 #[test]
-fn what_is_one_long_tuple_by_now_stays_it_until_it_grows() {
+fn a_long_tuple_moves_to_pages_when_a_part_of_it_changes() {
     let served = serve(ServerOptions::default());
     let dict = served.db.open_dictionary("0").expect("made");
     dict.insert("k", vec![b'v'; 1 << 20]).expect("put");
     let mut c = served.connect();
+    c.expect(&[("GETRANGE k 999 1003", "\"vvvvv\""), ("STRLEN k", "(integer) 1048576")]);
+    assert_eq!(tuples(&served.db), (1, 0));
     c.expect(&[
         ("SETRANGE k 1000 abc", "(integer) 1048576"),
         ("GETRANGE k 999 1003", "\"vabcv\""),
         ("STRLEN k", "(integer) 1048576"),
     ]);
-    assert_eq!(tuples(&served.db), (1, 0));
+    assert_eq!(tuples(&served.db), (0, 1 + 256));
     c.expect(&[("APPEND k x", "(integer) 1048577"), ("GETRANGE k -2 -1", "\"vx\"")]);
     assert_eq!(tuples(&served.db), (0, 1 + 257));
-    c.expect(&[("GETRANGE k 999 1003", "\"vabcv\"")]);
+}
+
+#[test]
+fn a_string_of_16_kib_moves_to_pages_when_a_small_part_of_it_changes() {
+    let served = serve(ServerOptions::default());
+    let mut client = Client::connect(&served.path).expect("connected");
+    let mut ask = |words: &[&[u8]]| client.call(words).expect("a reply");
+    let of = |len: usize| vec![b'v'; len];
+    for key in [&b"below"[..], b"whole", b"expires", b"at"] {
+        ask(&[b"SET", key, &of((16 << 10) - if key == b"below" { 3 } else { 0 })]);
+    }
+    assert_eq!(ask(&[b"EXPIRE", b"expires", b"1000"]), Reply::Integer(1));
+    // A string below 16 KiB, and one of which more than half is written, stay tuples.
+    assert_eq!(ask(&[b"SETRANGE", b"below", b"7", b"ab"]), Reply::Integer(16381));
+    assert_eq!(ask(&[b"SETRANGE", b"whole", b"1", &of(8193)]), Reply::Integer(16384));
+    assert_eq!(ask(&[b"APPEND", b"new", &of(20_000)]), Reply::Integer(20_000));
+    assert_eq!(tuples(&served.db).0, 5);
+    for (key, words) in [
+        (&b"below"[..], &[&b"APPEND"[..], b"below", b"xyz"][..]),
+        (b"whole", &[b"SETRANGE", b"whole", b"8192", &of(8192)]),
+        (b"expires", &[b"SETBIT", b"expires", b"5", b"1"]),
+        (b"at", &[b"BITFIELD", b"at", b"SET", b"u8", b"0", b"118"]),
+        (b"new", &[b"APPEND", b"new", b""]),
+        (b"sparse", &[b"SETBIT", b"sparse", b"1000000", b"1"]),
+    ] {
+        let before = tuples(&served.db).0;
+        let reply = ask(words);
+        assert!(!matches!(reply, Reply::Error(_)), "{reply:?}");
+        let moved = usize::from(key != b"new" && key != b"sparse");
+        assert_eq!(before - tuples(&served.db).0, moved, "{}", key.escape_ascii());
+    }
+    assert_eq!(ask(&[b"GET", b"below"]), {
+        let mut value = of(16381);
+        value[7..9].copy_from_slice(b"ab");
+        value.extend_from_slice(b"xyz");
+        Reply::Bulk(value)
+    });
+    assert_eq!(ask(&[b"GET", b"whole"]), Reply::Bulk(of(16384)));
+    assert_eq!(ask(&[b"STRLEN", b"sparse"]), Reply::Integer(125_001));
+    assert_eq!(ask(&[b"BITCOUNT", b"sparse"]), Reply::Integer(1));
+    assert!(matches!(ask(&[b"TTL", b"expires"]), Reply::Integer(1..=1000)));
 }
 
 #[test]

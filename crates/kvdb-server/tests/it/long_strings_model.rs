@@ -358,7 +358,8 @@ fn history(seed: u64) {
     let options = CreateOptions { open: open_options(), ..CreateOptions::default() };
     let db = Kvdb::create(device.clone(), clock.clone(), options).expect("a store");
     let tuple = [10, 4096, 5000, 20_000][r.below(4) as usize];
-    let limits = Limits { tuple, reply: 4096, ..Limits::default() };
+    let patched = [10, 5000, 16 << 10][r.below(3) as usize];
+    let limits = Limits { tuple, patched, reply: 4096, ..Limits::default() };
     let (served, client) = serve(db, &limits);
     let mut world = World { clock, device, served, client, limits, model: Model::new() };
     for _ in 0..r.below(40) + 20 {

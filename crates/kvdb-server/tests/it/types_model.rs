@@ -2,9 +2,9 @@
 //! on a clock that the test advances. The commands run in transactions that commit or are rolled
 //! back, in `EXEC`, and across flushes, snapshots and power cuts. After each history the dictionary
 //! of types must be consistent: each collection has as many elements as its counter says, each
-//! deadline has its entry in the order, and no tuple is orphaned. In half of the histories strings
-//! of more than three bytes are stored in pages. `KVFS_SEEDS=n` runs n seeds, `KVFS_SEED_BASE=n`
-//! sets the first seed.
+//! deadline has its entry in the order, and no tuple is orphaned. In two thirds of the histories
+//! strings of more than three bytes are stored in pages, at once or after the first change of a
+//! part. `KVFS_SEEDS=n` runs n seeds, `KVFS_SEED_BASE=n` sets the first seed.
 
 #[path = "types_model/sorting.rs"]
 mod sorting;
@@ -483,8 +483,7 @@ struct World {
     db: Kvdb,
     served: Served,
     client: Client,
-    /// Strings of more bytes are in pages.
-    tuple: usize,
+    limits: Limits,
     model: Model,
 }
 
@@ -492,8 +491,8 @@ fn open_options() -> OpenOptions {
     OpenOptions { memory: 4 << 20, zero_journal: false, ..OpenOptions::default() }
 }
 
-fn serve(db: &Kvdb, tuple: usize) -> (Served, Client) {
-    let limits = Limits { tuple, ..Limits::default() };
+fn serve(db: &Kvdb, limits: &Limits) -> (Served, Client) {
+    let limits = limits.clone();
     let served = serve_db(db.clone(), ServerOptions { limits, ..ServerOptions::default() });
     let mut client = Client::connect(&served.path).expect("connected");
     // Expired keys are removed only at steps of the history.
@@ -721,7 +720,7 @@ impl World {
         self.device = Arc::new(CrashDevice::over(image));
         self.db =
             Kvdb::open(self.device.clone(), self.clock.clone(), open_options()).expect("opens").0;
-        (self.served, self.client) = serve(&self.db, self.tuple);
+        (self.served, self.client) = serve(&self.db, &self.limits);
         check(&self.db);
     }
 }
@@ -732,9 +731,11 @@ fn history(seed: u64) {
     let device = Arc::new(CrashDevice::new());
     let options = CreateOptions { open: open_options(), ..CreateOptions::default() };
     let db = Kvdb::create(device.clone(), clock.clone(), options).expect("a store");
-    let tuple = [3, 256 << 10][r.below(2) as usize];
-    let (served, client) = serve(&db, tuple);
-    let mut world = World { clock, device, db, served, client, tuple, model: Model::new() };
+    let (tuple, patched) =
+        [(3, 16 << 10), (256 << 10, 3), (256 << 10, 16 << 10)][r.below(3) as usize];
+    let limits = Limits { tuple, patched, ..Limits::default() };
+    let (served, client) = serve(&db, &limits);
+    let mut world = World { clock, device, db, served, client, limits, model: Model::new() };
     for _ in 0..r.below(40) + 20 {
         match r.below(20) {
             0 => world.clock.advance(Duration::from_millis(r.below(30))),

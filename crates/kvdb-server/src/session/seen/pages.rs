@@ -262,14 +262,22 @@ impl Seen<'_> {
                 let head = Head { len: grown, mark, ..*head };
                 self.put_head_of_pages(types, key, &head, batch);
             }
-            // A string that is one tuple remains one tuple while it does not grow.
-            _ if grown > self.limits().tuple as u64 && grown > len => {
+            _ if self.moves_to_pages(len, grown, bytes.len() as u64) => {
                 let Some(types) = self.types else { return Ok(None) };
                 self.move_to_pages(types, key, live, grown, (at, bytes), batch)?;
             }
             _ => self.write_tuple(key, live, text, (at, bytes), batch)?,
         }
         Ok(Some(grown))
+    }
+    /// Returns whether a write of `written` bytes into a string of `len` bytes, which makes it
+    /// `grown` bytes long, moves the string from its tuple to pages. A write that replaces most of
+    /// the string leaves one tuple, unless the string becomes too long for that.
+    fn moves_to_pages(&self, len: u64, grown: u64, written: u64) -> bool {
+        let limits = self.limits();
+        let becomes_too_long = grown > limits.tuple as u64 && grown > len;
+        let is_small_part = (1..=grown / 2).contains(&written);
+        becomes_too_long || grown >= limits.patched as u64 && is_small_part
     }
     fn write_pages(
         &self,
