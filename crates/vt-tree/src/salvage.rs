@@ -80,7 +80,7 @@ struct SalvageNode {
 /// A cursor over the items and gaps of a damaged run, which are disjoint and ascend by key.
 pub struct SalvageCursor {
     run: Arc<Run>,
-    /// Whether the root has not been opened yet.
+    /// True if the root has not been opened yet.
     root: bool,
     path: Vec<SalvageNode>,
     /// Items and gaps of the open block, in descending order.

@@ -27,7 +27,7 @@ pub struct View {
     pub(crate) write_set: Option<Arc<WriteSet>>,
     /// The write sets of the enclosing transactions, below `write_set`.
     pub(crate) around: Option<Arc<WriteSet>>,
-    /// Whether the view belongs to a transaction, with or without its write set.
+    /// True if the view belongs to a transaction, with or without its write set.
     pub(crate) of_transaction: bool,
     /// The id of the snapshot that the view shows, if it shows one.
     pub(crate) snapshot: Option<[u8; 16]>,

@@ -22,7 +22,7 @@ pub struct Owner {
     /// The identity of the file: for the store's own file it is that of the store; each file
     /// through which the store is written at its address has a random one.
     pub id: [u8; 16],
-    /// Whether the file is open for writing.
+    /// True if the file is open for writing.
     pub open: bool,
     /// When the file was opened, nanoseconds since 1970 by the clock of its machine.
     pub since: u64,
@@ -65,7 +65,7 @@ pub(crate) struct Claimant {
     pub store: [u8; 16],
     /// The owner to put into the head.
     pub owner: Owner,
-    /// Whether the file will adopt the newest state after the claim, so that it lacks no commits.
+    /// True if the file will adopt the newest state after the claim, so that it lacks no commits.
     pub takes_up: bool,
     /// Makes the claim even if that discards commits that another file has published or has not
     /// published yet.
@@ -107,7 +107,7 @@ impl Claimant {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ClaimNote {
     pub right: Right,
-    /// Whether all commits are published and the store was closed.
+    /// True if all commits are published and the store was closed.
     pub settled: bool,
 }
 

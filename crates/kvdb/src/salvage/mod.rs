@@ -56,7 +56,7 @@ pub enum Remnant {
         key: Bytes,
         /// The value of the key, which is read on request.
         value: SalvagedValue,
-        /// Whether something newer for this key may have been lost.
+        /// True if something newer for this key may have been lost.
         stale: bool,
     },
     /// Keys from `start` up to `end` may be lost. An empty end means that the gap extends to the

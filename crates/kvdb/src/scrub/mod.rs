@@ -39,9 +39,9 @@ pub struct ScrubOptions {
 /// The progress of the current scrub, or of the last one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScrubProgress {
-    /// Whether a scrub is in progress.
+    /// True if a scrub is in progress.
     pub running: bool,
-    /// Whether the scrub has finished without leaving anything out.
+    /// True if the scrub has finished without leaving anything out.
     pub complete: bool,
     /// Bytes read.
     pub bytes: u64,

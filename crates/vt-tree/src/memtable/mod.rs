@@ -74,7 +74,7 @@ struct MemtableState {
     placed: u64,
     /// Bytes on the device of large values that were forgotten.
     forgotten: u64,
-    /// Whether any version was forgotten.
+    /// True if any version was forgotten.
     hides: bool,
     /// A sequence number at which every discarded value is hidden by another write.
     discarded_at: Seq,
@@ -101,9 +101,9 @@ enum KeptValue {
 
 struct Deferred {
     bytes: Bytes,
-    /// Whether an update was applied to the value, so that a replay of the writes needs it.
+    /// True if an update was applied to the value, so that a replay of the writes needs it.
     folded: bool,
-    /// Whether the value was forgotten. If so, it is included in `MemtableState::forgotten`.
+    /// True if the value was forgotten. If so, it is included in `MemtableState::forgotten`.
     forgotten: bool,
 }
 

@@ -48,7 +48,7 @@ struct OpenTupleBlock {
 enum MergeSource {
     Run {
         run: Arc<Run>,
-        /// Whether the cursor is before the root, which has not been opened.
+        /// True if the cursor is before the root, which has not been opened.
         root: bool,
         path: Vec<OpenNode>,
         block: Option<OpenTupleBlock>,

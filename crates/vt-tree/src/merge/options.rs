@@ -14,7 +14,7 @@ use crate::value::{ChooseCodec, Compression};
 pub struct MergeOptions {
     /// The policy that decides which data is stitched and which is copied.
     pub placement: Placement,
-    /// Whether to drop tombstones. Allowed only if there is no data older than the inputs.
+    /// True if tombstones are dropped. Allowed only if there is no data older than the inputs.
     pub drop_tombstones: bool,
     /// Values of at least this many bytes are stored outside their block.
     pub separate_at: u32,
@@ -36,8 +36,8 @@ pub struct MergeOptions {
     pub priority: Priority,
     /// The expected lifetime of the result. Data of the same lifetime shares zones.
     pub lifetime: Lifetime,
-    /// Whether to write large values while more input is read, for merges that a caller waits for.
-    /// See [`zones::ExtentWriter::write_behind`].
+    /// True if large values are written while more input is read, for merges that a caller waits
+    /// for. See [`zones::ExtentWriter::write_behind`].
     pub write_behind: bool,
 }
 

@@ -19,7 +19,7 @@ const WAITING: usize = 1 << 20;
 /// An item that is held back.
 pub(crate) struct HeldItem {
     pub item: Item,
-    /// Whether the merge itself has written the item's large value, so that the value stays where
+    /// True if the merge itself has written the item's large value, so that the value stays where
     /// it is.
     pub placed: bool,
 }

@@ -95,7 +95,7 @@ pub struct RunCursor {
     interval: usize,
     items: RestartInterval,
     at: usize,
-    /// Whether `aim` has set the path to the block of the next seek.
+    /// True if `aim` has set the path to the block of the next seek.
     aimed: bool,
     ahead: BlockReadAhead,
 }

@@ -74,9 +74,9 @@ pub struct RunStats {
     pub height: u16,
     /// The newest sequence number, or 0 if all items are old.
     pub max_seq: u64,
-    /// Whether the run has tombstones of single keys.
+    /// True if the run has tombstones of single keys.
     pub tombstones: bool,
-    /// Whether the run has range tombstones.
+    /// True if the run has range tombstones.
     pub range_tombstones: bool,
 }
 
@@ -324,7 +324,7 @@ pub struct Probe<'a> {
     at: usize,
     /// The filter, if it is not kept with the node.
     filter: Option<Arc<Filter>>,
-    /// Whether the filter is skipped.
+    /// True if the filter is skipped.
     sure: bool,
 }
 

@@ -86,7 +86,7 @@ pub(crate) struct RunBuilder {
     /// The hashes of the keys written to the open leaf.
     hashes: Vec<u64>,
     borrowed: Vec<BorrowedFilter>,
-    /// Whether the last block was closed because it was full.
+    /// True if the last block was closed because it was full.
     after_full: bool,
     pub stats: MergeStats,
 }

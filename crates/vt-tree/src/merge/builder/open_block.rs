@@ -27,7 +27,7 @@ pub(super) struct OpenBlock {
     value_spans: u64,
     last_extent: Option<ExtentRef>,
     zones: ZoneUse,
-    /// Whether the previous block was closed because it was full, so that this one continues it.
+    /// True if the previous block was closed because it was full, so that this one continues it.
     after_full: bool,
     /// The number of key hashes that were collected before this block.
     hashes_before: usize,
